@@ -12,13 +12,13 @@ from jaxtyping import Array, Float
 from ._internal.checks import check_choice
 from .backends import BACKENDS
 from .backends.choice import KERNELS, Explanation, Verdict, warn_if_slow
-from .backends.local import attend_locally, none_empty, weights_locally
+from .backends.local import attend_locally, no_row_is_empty, weights_locally
 from .backends.platform import platform_of
 from .dropout import Drop
 from .masks import FULL, Mask
 from .places import Places
 from .reference import Stats
-from .request import Request, bound, rules_of
+from .request import Request, bind_rules, rules_of
 from .rules import Rules, nan_beyond
 from .scores import IDENTITY, Score
 from .sharding import auto, explicit
@@ -31,13 +31,13 @@ FORWARD_MODE = (
     'own gradient. Ask for attend(..., backend="reference"), or put the call inside '
     'flax_attn.use_backend("reference").'
 )
-MIXED = (
+MIXED_DTYPES = (
     "attention over a mesh of Explicit axes beside others cannot be cut; make all its axes "
     "Explicit or all Auto, call attend inside a jax.shard_map over all of them, or ask for "
     'backend="reference".'
 )
 Empty = Literal["zero", "mean"]
-_wanted = jax.make_user_context(os.environ.get("FLAX_ATTN_BACKEND", "auto"))
+_requested = jax.make_user_context(os.environ.get("FLAX_ATTN_BACKEND", "auto"))
 
 
 @overload
@@ -176,11 +176,11 @@ def attend(
     check_choice("empty", empty, *get_args(Empty))
     parts = {"mask": mask, "score": score, "scale": scale, "sinks": sinks, "dropout": dropout}
     rules = rules_of(**parts, q_positions=q_positions, kv_positions=kv_positions)
-    o, stats = nan_beyond(rules, route(Request.of(q, k, v, rules, places), backend, empty))
+    o, stats = nan_beyond(rules, dispatch(Request.of(q, k, v, rules, places), backend, empty))
     return (o, jnp.moveaxis(stats.lse, -2, -1)) if return_lse else o
 
 
-def route(request: Request, backend: str, empty: Empty) -> tuple[jax.Array, Stats]:
+def dispatch(request: Request, backend: str, empty: Empty) -> tuple[jax.Array, Stats]:
     """The output `*B T N h` and the parts of the weights `*B N T`: who computes them, and where.
 
     Raises:
@@ -189,16 +189,16 @@ def route(request: Request, backend: str, empty: Empty) -> tuple[jax.Array, Stat
     where, sequence = kind_of_axes(request), None
     if where == "explicit":
         sequence, request = prepared(request)
-    rules = bound(request.q, request.k, request.rules, request.places)
+    rules = bind_rules(request.q, request.k, request.rules, request.places)
     name = _choose(backend, request, rules, sequence)
     attention = BACKENDS[name].attention
-    if empty == "mean" and none_empty(rules, request.sizes):
+    if empty == "mean" and no_row_is_empty(rules, request.sizes):
         empty = "zero"
     try:
         if where == "explicit":
             return explicit.attend(request, sequence, name, attention, empty)
         if where == "mixed" and name != "reference":
-            raise NotImplementedError(MIXED)
+            raise NotImplementedError(MIXED_DTYPES)
         if where == "auto" and name == "blockwise" and is_known(request):
             return auto.attend(request, empty)
         return attend_locally(attention, request.q, request.k, request.v, rules, empty)
@@ -247,9 +247,11 @@ def attention_weights(
 
 def _weights(request: Request) -> jax.Array:
     if kind_of_axes(request) != "explicit":
-        return weights_locally(request.q, request.k, bound(request.q, request.k, request.rules))
+        return weights_locally(
+            request.q, request.k, bind_rules(request.q, request.k, request.rules)
+        )
     sequence, request = prepared(request, "all_gather")
-    bound(request.q, request.k, request.rules)  # what does not fit is told of the whole
+    bind_rules(request.q, request.k, request.rules)  # what does not fit is told of the whole
     return explicit.weights(request, sequence)
 
 
@@ -275,7 +277,7 @@ def use_backend(name: str) -> AbstractContextManager[None]:
     """
     if name != "auto":
         _check_backend(name)
-    return _wanted(name)
+    return _requested(name)
 
 
 def explain(
@@ -329,7 +331,7 @@ def explain(
         known = [next(left) if _is_shape(x) else x for x in leaves]
         rules = rules_of(**structure.unflatten(known))
         sequence, request = prepared(Request.of(q, k, v, rules))
-        whole = bound(request.q, request.k, request.rules)
+        whole = bind_rules(request.q, request.k, request.rules)
         explanations.append(_verdicts(request, whole, sequence))
         explanations[0].work = work_of(request, sequence, positioned=q_positions is not None)
 
@@ -342,14 +344,14 @@ def _is_shape(x: Any) -> bool:
     return isinstance(x, jax.ShapeDtypeStruct)
 
 
-def asked_for(name: str) -> str:
+def requested_backend(name: str) -> str:
     """The backend of a name: for "auto" the one of `use_backend` or of the environment, if any."""
-    return _wanted.value if name == "auto" else name
+    return _requested.value if name == "auto" else name
 
 
 def _choose(name: str, request: Request, rules: Rules, sequence: Sequence | None) -> str:
     """The backend that is asked for, or for "auto" the first that serves and is not passed over."""
-    name = asked_for(name)
+    name = requested_backend(name)
     if name != "auto":
         _check_backend(name)
         reason = _refusal(name, request, rules, sequence)
@@ -388,7 +390,7 @@ def _verdict(name: str, request: Request, rules: Rules, sequence: Sequence | Non
 
 
 def _verdicts(request: Request, rules: Rules, sequence: Sequence | None) -> Explanation:
-    wanted = _wanted.value
+    wanted = _requested.value
     if wanted == "auto":
         verdicts = [_verdict(name, request, rules, sequence) for name in BACKENDS]
         return Explanation(verdicts, sequence)

@@ -14,10 +14,10 @@ from .backends.local import flat
 from .backends.platform import mesh_of
 from .dropout import Drop, DropoutMask
 from .masks import FULL, Dense, Mask
-from .masks.answers import block_starts
+from .masks.ranges import block_starts
 from .normalisers import Normaliser
-from .reference import pooled, scaled_logits, scored, softmax, zero_unseen
-from .request import Request, bound, rules_of
+from .reference import modify_logits, scaled_logits, softmax, weighted_sum, zero_masked
+from .request import Request, bind_rules, rules_of
 from .rules import Rules, sizes_of
 from .scores import IDENTITY, Score
 from .taps import listening, tap
@@ -72,7 +72,7 @@ def attend_by_weights(
     """
     rules = rules_of(mask=mask, score=score, scale=scale, dropout=dropout)
     request = Request.of(q, k, v, rules)
-    sizes, rules = request.sizes, bound(request.q, request.k, request.rules)
+    sizes, rules = request.sizes, bind_rules(request.q, request.k, request.rules)
     q, k, v = flat(sizes, request.q, request.k, request.v)  # B T N H, B S K H, B S K h
     q, k, v = tap("query", q), tap("key", k), tap("value", v)
     whole = partial(
@@ -113,9 +113,9 @@ def _of_queries(rules: Rules, sizes: Sizes, at: Array) -> Rules:
     """Bound rules for the queries `at`, asked at their places in the whole."""
     b, n, _, k = sizes.iotas()
     q, drop = at.reshape(1, 1, -1, 1), rules.dropout
-    seen = jnp.broadcast_to(rules.mask(b, n, q, k), (sizes.B, sizes.N, len(at), sizes.S))
+    visible = jnp.broadcast_to(rules.mask(b, n, q, k), (sizes.B, sizes.N, len(at), sizes.S))
     drop = None if drop is None else DropoutMask(drop.keep(b, n, q, k), drop.rate)
-    return replace(rules, mask=Dense(seen), score=_AtQueries(rules.score, q), dropout=drop)
+    return replace(rules, mask=Dense(visible), score=_AtQueries(rules.score, q), dropout=drop)
 
 
 @frozen
@@ -141,25 +141,28 @@ def _by_weights(
 ) -> Float[Array, "B T N h"]:
     """The plain formula by bound rules."""
     sizes = sizes_of(q, k)
-    seen = jnp.asarray(rules.mask.grid(sizes))
+    visible = jnp.asarray(rules.mask.grid(sizes))
     if mix_scores is None:
-        q, k, v = zero_unseen(q, k, v, rules)
+        q, k, v = zero_masked(q, k, v, rules)
     else:  # a head's logits are read by all heads, its values by itself alone
-        anybody = replace(rules, mask=Dense(_of_any_head(seen)).bind(sizes))
-        (q, k, _), (_, _, v) = zero_unseen(q, k, v, anybody), zero_unseen(q, k, v, rules)
+        anybody = replace(rules, mask=Dense(_visible_to_any_head(visible)).bind(sizes))
+        (q, k, _), (_, _, v) = zero_masked(q, k, v, anybody), zero_masked(q, k, v, rules)
     logits = _same_shape("mix_scores", mix_scores, scaled_logits(q, k, rules.scale))
-    scores = tap("scores", jnp.where(seen, scored(rules.score, logits, seen, sizes), -jnp.inf))
-    weights = jnp.where(seen, _same_shape("normalise", normalise, scores), 0)  # B N T S
-    weights = jnp.where(seen, _same_shape("mix_weights", mix_weights, tap("weights", weights)), 0)
+    scores = tap(
+        "scores", jnp.where(visible, modify_logits(rules.score, logits, visible, sizes), -jnp.inf)
+    )
+    weights = jnp.where(visible, _same_shape("normalise", normalise, scores), 0)  # B N T S
+    mixed = _same_shape("mix_weights", mix_weights, tap("weights", weights))
+    weights = jnp.where(visible, mixed, 0)
     if rules.dropout is not None:
         keep = jnp.broadcast_to(rules.dropout.grid(sizes), weights.shape)
         weights = rules.dropout.apply(weights, tap("keep", keep))
-    return pooled(weights, v).astype(q.dtype)
+    return weighted_sum(weights, v).astype(q.dtype)
 
 
-def _of_any_head(seen: Bool[Array, "..."]) -> Bool[Array, "#B 1 #T #S"]:
+def _visible_to_any_head(visible: Bool[Array, "..."]) -> Bool[Array, "#B 1 #T #S"]:
     """What some head may look at, of a grid that broadcasts to B N T S."""
-    return seen.reshape((1,) * (4 - seen.ndim) + seen.shape).any(axis=1, keepdims=True)
+    return visible.reshape((1,) * (4 - visible.ndim) + visible.shape).any(axis=1, keepdims=True)
 
 
 def _same_shape(name: str, function: Mix | None, x: Array) -> Array:

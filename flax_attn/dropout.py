@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.extend.random import threefry2x32_p
 
-from ._internal.arrays import check_boolean, look_up, to_grid, varying_alike
+from ._internal.arrays import check_boolean, look_up, to_grid, unify_varying
 from ._internal.checks import check_rate
 from ._internal.types import Sizes, frozen
 from .places import Places, Positions, in_whole
@@ -152,7 +152,7 @@ class DropoutMask(Drop):
 def _threefry(key1: jax.Array, key2: jax.Array, count1: Any, count2: Any) -> list[jax.Array]:
     words = [key1, key2, *(jnp.asarray(c).astype(jnp.uint32) for c in (count1, count2))]
     shape = jnp.broadcast_shapes(*(w.shape for w in words))
-    return threefry2x32_p.bind(*varying_alike([jnp.broadcast_to(w, shape) for w in words]))
+    return threefry2x32_p.bind(*unify_varying([jnp.broadcast_to(w, shape) for w in words]))
 
 
 def dropout_stream(rngs: nnx.Rngs) -> nnx.RngStream | None:

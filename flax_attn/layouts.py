@@ -45,21 +45,21 @@ class Named(NamedTuple):
 
 
 Axes = str | tuple[str, ...] | None  # of a mesh, along which one axis of an array is sharded
-asked = jax.make_user_context(Context())  # by `sharding.context_parallel`
+requested_context = jax.make_user_context(Context())  # by `sharding.context_parallel`
 named = jax.make_user_context(None)  # by `sharding.on`
 
 
 def named_for(x: Any) -> Named | None:
     """The mesh axes that were named, for an array whose type says nothing; None where it does."""
     axes = named.value
-    if axes is None or _says(x):
+    if axes is None or _type_is_sharded(x):
         return None
     if axes.mesh is not None:
         return axes
     return axes._replace(mesh=jax.sharding.get_abstract_mesh())
 
 
-def _says(x: Any) -> bool:
+def _type_is_sharded(x: Any) -> bool:
     """Whether an array's type says how it is sharded, or that it is a device's own part."""
     if isinstance(x, jax.ShapeDtypeStruct):
         return AxisType.Explicit in getattr(getattr(x.sharding, "mesh", None), "axis_types", ())
@@ -74,7 +74,7 @@ def names_in(entry: Any) -> tuple[str, ...]:
     return entry if isinstance(entry, tuple) else (entry,)
 
 
-def cutting(entry: Any, mesh: Any) -> list[str]:
+def partitioning(entry: Any, mesh: Any) -> list[str]:
     """Those of them that have several devices, and so cut it."""
     return [name for name in names_in(entry) if mesh.shape.get(name, 1) > 1]
 
@@ -163,7 +163,7 @@ def positions_of(x: Any, axis: int) -> np.ndarray | None:
     None where tokens lie in their own order: contiguous, or sharded over no axis that types or
     `sharding.on` tell of.
     """
-    layout = asked.value.layout
+    layout = requested_context.value.layout
     if layout == "contiguous":
         return None
     by_name, sharding = named_for(x), jax.typeof(x).sharding
@@ -171,7 +171,7 @@ def positions_of(x: Any, axis: int) -> np.ndarray | None:
         mesh, entry = by_name.mesh, by_name.length
     else:
         mesh, entry = sharding.mesh, sharding.spec[axis] if len(sharding.spec) == x.ndim else None
-    shards = math.prod(mesh.shape[name] for name in cutting(entry, mesh))
+    shards = math.prod(mesh.shape[name] for name in partitioning(entry, mesh))
     return positions(x.shape[axis], shards, layout) if shards > 1 else None
 
 
@@ -180,11 +180,11 @@ def check_length(name: str, length: int, shards: int, layout: str) -> None:
     parts = 2 * shards if layout == "zigzag" else shards
     if length % parts:
         less = length // parts * parts
-        near = f"{less} or {less + parts}" if less else str(parts)
+        suggestion = f"{less} or {less + parts}" if less else str(parts)
         of = f"twice the {shards} shards" if parts > shards else f"the {shards} shards"
         raise ValueError(
             f'layout "{layout}" needs a length that {of} divide; {name} has {length} tokens: '
-            f"pad or cut it to {near}."
+            f"pad or cut it to {suggestion}."
         )
 
 

@@ -13,7 +13,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._internal.arrays import FAR, check_integers, known_beyond, look_up, near, numbers_in_lists
+from ._internal.arrays import (
+    INT32_MAX,
+    check_integers,
+    lists_to_arrays,
+    look_up,
+    out_of_range,
+    saturate,
+)
 from ._internal.checks import check_choice
 from ._internal.types import Sizes, frozen, is_frozen, leaf_axes
 
@@ -60,14 +67,16 @@ class Places:
     def bind(self, sizes: Sizes) -> "Places":
         """One number for each batch entry, all batch axes as one, and one for each head."""
         numbers_of = {}
-        for name, asked, count in (("b", self.b, sizes.B), ("n", self.n, sizes.N)):
-            numbers = jnp.arange(count, dtype=jnp.int32) if asked is None else jnp.asarray(asked)
+        for name, requested, count in (("b", self.b, sizes.B), ("n", self.n, sizes.N)):
+            numbers = (
+                jnp.arange(count, dtype=jnp.int32) if requested is None else jnp.asarray(requested)
+            )
             whole = sizes.batch if name == "b" else (sizes.N,)
-            if asked is not None and not _broadcasts(numbers.shape, whole):
+            if requested is not None and not _broadcasts(numbers.shape, whole):
                 raise ValueError(
                     f"Places.{name} must broadcast to {whole}; got shape {numbers.shape}."
                 )
-            numbers = numbers if asked is None else jnp.broadcast_to(numbers, whole)
+            numbers = numbers if requested is None else jnp.broadcast_to(numbers, whole)
             numbers_of[name] = numbers.reshape(count).astype(jnp.int32)
         return Places(**numbers_of)
 
@@ -105,14 +114,14 @@ class Positions:
     AXES: ClassVar = {"q": "bq", "k": "bk"}
 
     def __post_init__(self):
-        numbers_in_lists(self, "q", "k")
+        lists_to_arrays(self, "q", "k")
         check_integers("attend", q_positions=self.q, kv_positions=self.k)
 
     def bind(self, sizes: Sizes) -> "Positions":
         """One position for each query and each key."""
         if self.is_bound:
             return self
-        least = -FAR if self.all_present else -1
+        least = -INT32_MAX if self.all_present else -1
         names = ("positions",) * 2 if self.all_present else ("q_positions", "kv_positions")
         return Positions(
             _rows(names[0], self.q, sizes, sizes.T, least),
@@ -135,18 +144,20 @@ class Positions:
 def _rows(name: str, positions: Any, sizes: Sizes, length: Any, least: int) -> jax.Array:
     if positions is None:
         return jnp.arange(length, dtype=jnp.int32)[None]
-    far, whole = known_beyond(positions, np.int32), (*sizes.batch, length)
-    if (far > 0).any():  # below, it is absent
-        raise ValueError(f"{name} must be less than {FAR + 1}, to fit int32; got {far.max()}.")
+    invalid, whole = out_of_range(positions, np.int32), (*sizes.batch, length)
+    if (invalid > 0).any():  # below, it is absent
+        raise ValueError(
+            f"{name} must be less than {INT32_MAX + 1}, to fit int32; got {invalid.max()}."
+        )
     if not _broadcasts(jnp.shape(positions), whole):
         raise ValueError(f"{name} must broadcast to {whole}; got shape {jnp.shape(positions)}.")
-    at = jnp.maximum(near(positions), least)
+    at = jnp.maximum(saturate(positions), least)
     if all(n == 1 for n in at.shape[:-1]):
         return jnp.broadcast_to(at.reshape(-1), (length,))[None]
     return jnp.broadcast_to(at, whole).reshape(sizes.B, length)
 
 
-def goes_by_slot(node: Any) -> bool:
+def is_indexed_by_slot(node: Any) -> bool:
     """Whether a mask or a score has an array along the queries or the keys, as its AXES say."""
     return any("q" in axes or "k" in axes for axes in leaf_axes(node))
 
@@ -160,12 +171,12 @@ def check_reads(node: Any) -> None:
     check_choice(f"{type(node).__name__}.reads", node.reads, *READS)
 
 
-def ended(node: Any, end: Any) -> Any:
+def with_end(node: Any, end: Any) -> Any:
     """A mask or a score with `end` in the place of `offset="end"`, which counts slots."""
     return replace(node, offset=end) if isinstance(getattr(node, "offset", None), str) else node
 
 
-def check_no_end(node: Any) -> None:
+def refuse_end(node: Any) -> None:
     """ValueError for a mask or a score with `offset="end"`, which counts slots."""
     if isinstance(getattr(node, "offset", None), str):
         name = type(node).__name__
@@ -175,4 +186,4 @@ def check_no_end(node: Any) -> None:
             f"where queries and keys stand in its place; take {instead}."
         )
     for part in vars(node).values() if is_dataclass(node) and is_frozen(type(node)) else ():
-        check_no_end(part)
+        refuse_end(part)

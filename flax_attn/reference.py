@@ -83,15 +83,15 @@ at_most.defjvp(lambda primals, tangents: (at_most(*primals), tangents[0]))
 def softmax_and_stats(
     scores: Float[Array, "*B T S"],
     sinks: Float[Array, "*#B #T"] | None = None,
-    seen: Bool[Array, "*#B #T #S"] | None = None,
+    visible: Bool[Array, "*#B #T #S"] | None = None,
 ) -> tuple[Float[Array, "*B T S"], Stats]:
     """The softmax over what is seen of the last axis, and its parts; float32 or wider.
 
     What is not seen weighs nothing, and no gradient comes back from there, be it infinite.
     """
     scores = scores.astype(wide(scores.dtype))
-    if seen is not None:
-        scores = jnp.where(seen, scores, -jnp.inf)
+    if visible is not None:
+        scores = jnp.where(visible, scores, -jnp.inf)
     m = jnp.max(scores, axis=-1, initial=-jnp.inf)
     if sinks is not None:
         sinks = sinks.astype(scores.dtype)
@@ -102,8 +102,8 @@ def softmax_and_stats(
     if sinks is not None:
         l = l + jnp.exp(sinks - m)
     weights = powers / jnp.where(l != 0, l, 1.0)[..., None]
-    if seen is not None:
-        weights = jnp.where(seen, weights, 0.0)
+    if visible is not None:
+        weights = jnp.where(visible, weights, 0.0)
     return weights, Stats(m, l)
 
 
@@ -112,12 +112,12 @@ def weights_and_stats(
 ) -> tuple[Float[Array, "B N T S"], Stats]:
     """The weights before dropout and their parts, by bound rules; head n reads key head n // G."""
     sizes = sizes_of(q, k)
-    seen = None if isinstance(rules.mask, Full) else rules.mask.grid(sizes)
-    scores = scored(rules.score, scaled_logits(q, k, rules.scale), seen, sizes)
+    visible = None if isinstance(rules.mask, Full) else rules.mask.grid(sizes)
+    scores = modify_logits(rules.score, scaled_logits(q, k, rules.scale), visible, sizes)
     if listening():
-        scores = tap("scores", scores if seen is None else jnp.where(seen, scores, -jnp.inf))
+        scores = tap("scores", scores if visible is None else jnp.where(visible, scores, -jnp.inf))
     sinks = None if rules.sinks is None else rules.sinks[None, :, None]  # 1 N 1
-    return softmax_and_stats(scores, sinks, seen)
+    return softmax_and_stats(scores, sinks, visible)
 
 
 def scaled_logits(
@@ -131,26 +131,30 @@ def scaled_logits(
     return logits.reshape(sizes.B, sizes.N, sizes.T, sizes.S) * jnp.asarray(scale, kind)
 
 
-def scored(score: Score, logits: jax.Array, seen: Any, sizes: Sizes) -> jax.Array:
+def modify_logits(score: Score, logits: jax.Array, visible: Any, sizes: Sizes) -> jax.Array:
     """The logits changed by the score; what is hidden, NaN included, reaches no gradient.
 
     A score whose derivative is one brings no gradient to where it is hidden.
     """
-    if seen is None or isinstance(score, Identity | Additive | Alibi | T5Bias):
+    if visible is None or isinstance(score, Identity | Additive | Alibi | T5Bias):
         return score.grid(logits, sizes)
-    hidden = jax.lax.stop_gradient(finite_unless(False, logits))
-    return _finite_where_hidden(score, seen).grid(jnp.where(seen, logits, hidden), sizes)
+    hidden = jax.lax.stop_gradient(zero_nonfinite_where_masked(False, logits))
+    return _finite_where_hidden(score, visible).grid(jnp.where(visible, logits, hidden), sizes)
 
 
-def _finite_where_hidden(score: Score, seen: Any) -> Score:
+def _finite_where_hidden(score: Score, visible: Any) -> Score:
     if isinstance(score, Chain):
-        return Chain(*(_finite_where_hidden(part, seen) for part in (score.first, score.then)))
-    return Additive(finite_unless(seen, score.array)) if isinstance(score, Additive) else score
+        return Chain(*(_finite_where_hidden(part, visible) for part in (score.first, score.then)))
+    return (
+        Additive(zero_nonfinite_where_masked(visible, score.array))
+        if isinstance(score, Additive)
+        else score
+    )
 
 
-def finite_unless(seen: Any, x: jax.Array) -> jax.Array:
-    """`x`, as wide as `seen`, with zeros in place of NaN and Inf where it is not seen."""
-    return jnp.where(seen | jnp.isfinite(x), x, jnp.zeros((), x.dtype))
+def zero_nonfinite_where_masked(visible: Any, x: jax.Array) -> jax.Array:
+    """`x`, as wide as `visible`, with zeros in place of NaN and Inf where it is not seen."""
+    return jnp.where(visible | jnp.isfinite(x), x, jnp.zeros((), x.dtype))
 
 
 def forward(
@@ -165,7 +169,7 @@ def attention(
     q: Float[Array, "B T N H"], k: Float[Array, "B S K H"], v: Float[Array, "B S K h"], rules: Rules
 ) -> tuple[Float[Array, "B T N h"], Stats]:
     """The output, in the dtype of q, and the parts of the weights, by bound rules."""
-    q, k, v = zero_unseen(q, k, v, rules)
+    q, k, v = zero_masked(q, k, v, rules)
     weights, stats = weights_and_stats(q, k, rules)
     hides = not (isinstance(rules.mask, Full) and isinstance(rules.score, Identity))
     dead = jnp.swapaxes((weights == 0).all(-1), 1, 2) if hides else None  # B T N
@@ -173,13 +177,15 @@ def attention(
     if rules.dropout is not None:
         keep = jnp.broadcast_to(rules.dropout.grid(sizes_of(q, k)), weights.shape)
         weights = rules.dropout.apply(weights, tap("keep", keep))
-    o = pooled(weights, v).astype(q.dtype)
+    o = weighted_sum(weights, v).astype(q.dtype)
     if dead is not None:  # no cotangent comes in there, be it NaN
         o = jnp.where(dead[..., None], 0, o)
     return o, stats
 
 
-def pooled(weights: Float[Array, "B N T S"], v: Float[Array, "B S K h"]) -> Float[Array, "B T N h"]:
+def weighted_sum(
+    weights: Float[Array, "B N T S"], v: Float[Array, "B S K h"]
+) -> Float[Array, "B T N h"]:
     """`weights . v` in the dtype of the weights; head n reads value head n // G."""
     B, N, T, S = weights.shape
     weights = weights.reshape(B, v.shape[2], N // v.shape[2], T, S)  # B K G T S
@@ -187,25 +193,25 @@ def pooled(weights: Float[Array, "B N T S"], v: Float[Array, "B S K h"]) -> Floa
     return o.reshape(B, T, N, v.shape[3])
 
 
-def zero_unseen(
+def zero_masked(
     q: Float[Array, "B T N H"], k: Float[Array, "B S K H"], v: Float[Array, "B S K h"], rules: Rules
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B S K H"], Float[Array, "B S K h"]]:
     """Zeros in place of queries that see nothing and of keys and values that nobody sees.
 
     NaN and Inf that stand there then reach neither outputs nor gradients.
     """
-    sizes, unseen = sizes_of(q, k), None
+    sizes, masked = sizes_of(q, k), None
     if isinstance(rules.mask, Full):
         return q, k, v
     if rules.mask.is_static and all(isinstance(n, int) for n in sizes[1:]):
-        unseen = static_unseen(rules.mask, sizes._replace(batch=(), N=1))
-    if unseen is not None:
-        sees, keys = unseen
+        masked = static_visible_rows_and_keys(rules.mask, sizes._replace(batch=(), N=1))
+    if masked is not None:
+        sees, keys = masked
         return _known(q, sees), _known(k, keys), _known(v, keys)
-    seen = jnp.asarray(rules.mask.grid(sizes))
-    seen = seen.reshape((1,) * (4 - seen.ndim) + seen.shape)  # B|1 N|1 T|1 S|1
-    sees = jnp.swapaxes(seen.any(axis=3), 1, 2)[..., None]  # B T N 1
-    keys = seen.any(axis=2)  # B N S
+    visible = jnp.asarray(rules.mask.grid(sizes))
+    visible = visible.reshape((1,) * (4 - visible.ndim) + visible.shape)  # B|1 N|1 T|1 S|1
+    sees = jnp.swapaxes(visible.any(axis=3), 1, 2)[..., None]  # B T N 1
+    keys = visible.any(axis=2)  # B N S
     if keys.shape[1] > 1:
         groups = (k.shape[2], sizes.N // k.shape[2])  # K, G
         keys = keys.reshape(keys.shape[0], *groups, keys.shape[2]).any(axis=2)  # B K S
@@ -213,12 +219,12 @@ def zero_unseen(
     return jnp.where(sees, q, 0), jnp.where(keys, k, 0), jnp.where(keys, v, 0)
 
 
-def _known(x: Float[Array, "B L M W"], seen: np.ndarray) -> Float[Array, "B L M W"]:
-    return x if seen.all() else jnp.where(seen[None, :, None, None], x, 0)
+def _known(x: Float[Array, "B L M W"], visible: np.ndarray) -> Float[Array, "B L M W"]:
+    return x if visible.all() else jnp.where(visible[None, :, None, None], x, 0)
 
 
 @lru_cache(maxsize=64)
-def static_unseen(mask: Mask, sizes: Sizes) -> tuple[np.ndarray, np.ndarray] | None:
+def static_visible_rows_and_keys(mask: Mask, sizes: Sizes) -> tuple[np.ndarray, np.ndarray] | None:
     """Which queries see a key, T, and which keys are seen, S; None where it would take long.
 
     XLA would fold a mask of T x S, known while it compiles, for seconds.
@@ -229,7 +235,7 @@ def static_unseen(mask: Mask, sizes: Sizes) -> tuple[np.ndarray, np.ndarray] | N
     for start in range(0, sizes.T, 256):
         q = np.arange(start, min(start + 256, sizes.T), dtype=np.int32)[:, None]
         with jax.ensure_compile_time_eval():  # a user's class may ask in jax.numpy
-            seen = np.asarray(mask(0, 0, q, np.arange(sizes.S, dtype=np.int32)[None]))
-        seen = np.broadcast_to(seen, (len(q), sizes.S))
-        sees[start : start + 256], keys = seen.any(1), keys | seen.any(0)
+            visible = np.asarray(mask(0, 0, q, np.arange(sizes.S, dtype=np.int32)[None]))
+        visible = np.broadcast_to(visible, (len(q), sizes.S))
+        sees[start : start + 256], keys = visible.any(1), keys | visible.any(0)
     return sees, keys

@@ -52,7 +52,7 @@ class Request:
         return sizes_of(self.q, self.k)
 
 
-def bound(q: jax.Array, k: jax.Array, rules: Rules, places: Places | None = None) -> Rules:
+def bind_rules(q: jax.Array, k: jax.Array, rules: Rules, places: Places | None = None) -> Rules:
     """The rules for the sizes of these arrays; `places` tells where a shard stands in the whole.
 
     Raises:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from ._internal.arrays import FAR, ids_dtype
+from ._internal.arrays import INT32_MAX, ids_dtype
 from ._internal.types import Sizes, frozen
 from .dropout import Drop
 from .masks import FULL, Mask, Segments
@@ -82,7 +82,7 @@ def nan_beyond(rules: Rules, result: Any) -> Any:
     """
     if rules.mask.is_static and rules.positions is None:
         return result
-    limits, factor = {Segments: jnp.iinfo(ids_dtype()).max, Positions: FAR}, None
+    limits, factor = {Segments: jnp.iinfo(ids_dtype()).max, Positions: INT32_MAX}, None
     for node in jax.tree.leaves(rules, is_leaf=lambda x: type(x) in limits):
         for x in jax.tree.leaves(node) if type(node) in limits else ():
             most = limits[type(node)]

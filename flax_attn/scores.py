@@ -16,18 +16,18 @@ from jax.core import Tracer
 
 from ._internal.arrays import (
     bound_offset,
-    by_entry,
     check_number,
     check_offset,
     dtype_of,
+    expand_per_entry,
+    lists_to_arrays,
     look_up,
-    numbers_in_lists,
-    of_entry,
-    plus,
+    saturating_add,
+    take_entry,
     to_grid,
 )
 from ._internal.types import Sizes, frozen, is_frozen
-from .places import Places, Positions, check_no_end, check_reads, goes_by_slot, in_whole
+from .places import Places, Positions, check_reads, in_whole, is_indexed_by_slot, refuse_end
 from .positions.relative import t5_buckets
 
 
@@ -76,9 +76,9 @@ class Score:
 
     def at_positions(self, positions: Positions) -> "Score":
         """This score, asked at bound positions; by slot if it has an array along q or k."""
-        if goes_by_slot(self):
+        if is_indexed_by_slot(self):
             return self
-        check_no_end(self)
+        refuse_end(self)
         return AtPositions(self, positions)
 
     def grid(self, logits: jax.Array, sizes: Sizes) -> jax.Array:
@@ -120,13 +120,13 @@ class AtPositions(Score):
         return AtPositions(self.score.bind(sizes), self.positions.bind(sizes))
 
     def __call__(self, logits, b, n, q, k):
-        return self.asked(logits, b, n, *self.positions.of(b, q, k))
+        return self.evaluate(logits, b, n, *self.positions.of(b, q, k))
 
     def grid(self, logits, sizes):
         b, n, _, _ = sizes.iotas()
-        return self.asked(logits, b, n, *self.positions.grid)
+        return self.evaluate(logits, b, n, *self.positions.grid)
 
-    def asked(self, logits: jax.Array, b: Any, n: Any, q: Any, k: Any) -> jax.Array:
+    def evaluate(self, logits: jax.Array, b: Any, n: Any, q: Any, k: Any) -> jax.Array:
         """The logits at these positions, changed."""
         if not self.positions.all_present:
             q, k = jnp.maximum(q, 0), jnp.maximum(k, 0)
@@ -249,7 +249,7 @@ class Alibi(Score):
     reads = "distance"
 
     def __post_init__(self):
-        numbers_in_lists(self, "slopes", "offset")
+        lists_to_arrays(self, "slopes", "offset")
         check_offset("Alibi", self.offset)
 
     def bind(self, sizes):
@@ -264,13 +264,13 @@ class Alibi(Score):
 
     def __call__(self, logits, b, n, q, k):
         slopes = self.slopes[n] if self.slopes.ndim == 1 else self.slopes[b, n]
-        return self._damped(logits, slopes, plus(q - k, of_entry(self.offset, b)))
+        return self._damped(logits, slopes, saturating_add(q - k, take_entry(self.offset, b)))
 
     def grid(self, logits, sizes):
         _, _, q, k = sizes.iotas()
         slopes = self.slopes[..., None, None]  # N 1 1 or B N 1 1
         slopes = slopes if slopes.ndim == 4 else slopes[None]
-        return self._damped(logits, slopes, plus(q - k, by_entry(self.offset)))
+        return self._damped(logits, slopes, saturating_add(q - k, expand_per_entry(self.offset)))
 
     def _damped(self, logits, slopes, distance):
         distance = jnp.abs(jnp.asarray(distance)).astype(logits.dtype)
@@ -314,7 +314,7 @@ class T5Bias(Score):
     reads = "distance"
 
     def __post_init__(self):
-        numbers_in_lists(self, "offset")
+        lists_to_arrays(self, "offset")
         check_offset("T5Bias", self.offset)
         kind = dtype_of(self.table)
         if not jnp.issubdtype(kind, jnp.floating):
@@ -331,11 +331,11 @@ class T5Bias(Score):
         return replace(self, table=table, offset=bound_offset("T5Bias", self.offset, sizes))
 
     def __call__(self, logits, b, n, q, k):
-        return self._biased(logits, n, plus(k - q, -of_entry(self.offset, b)))
+        return self._biased(logits, n, saturating_add(k - q, -take_entry(self.offset, b)))
 
     def grid(self, logits, sizes):
         _, n, q, k = sizes.iotas()
-        return self._biased(logits, n, plus(k - q, -by_entry(self.offset)))
+        return self._biased(logits, n, saturating_add(k - q, -expand_per_entry(self.offset)))
 
     def _biased(self, logits, n, distance):
         table = self.table.astype(logits.dtype)  # first, so that gradients add up in it

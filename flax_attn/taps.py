@@ -19,8 +19,8 @@ from jax.extend.core import get_opaque_trace_state
 __all__ = ["POINTS", "listen", "listening", "tap"]
 POINTS = ("query", "key", "value", "scores", "weights", "context")
 
-Hear = Callable[[str, jax.Array], jax.Array | None]
-_listener: ContextVar[Hear | None] = ContextVar("listener", default=None)
+TapHook = Callable[[str, jax.Array], jax.Array | None]
+_listener: ContextVar[TapHook | None] = ContextVar("listener", default=None)
 
 
 def tap(name: str, value: jax.Array) -> jax.Array:
@@ -38,7 +38,7 @@ def listening() -> bool:
 
 
 @contextmanager
-def listen(hear: Hear | None = None) -> Iterator[list[tuple[str, jax.Array]]]:
+def listen(hear: TapHook | None = None) -> Iterator[list[tuple[str, jax.Array]]]:
     """Collects `(name, value)` of every tap passed inside the block, or calls `hear` with them.
 
     If `hear` returns a value, it replaces the tap's value; None keeps it. Under `jax.jit`, in a
@@ -59,7 +59,7 @@ def listen(hear: Hear | None = None) -> Iterator[list[tuple[str, jax.Array]]]:
     >>> jax.vmap(weights)(jnp.asarray([[1.0, 3.0]])).tolist()
     [[0.25, 0.75]]
     """
-    heard: list[tuple[str, jax.Array]] = []
+    collected: list[tuple[str, jax.Array]] = []
     opened_in = get_opaque_trace_state()
 
     def collect(name: str, value: jax.Array) -> None:
@@ -70,11 +70,11 @@ def listen(hear: Hear | None = None) -> Iterator[list[tuple[str, jax.Array]]]:
                 "listen inside the function that is transformed, and return the values from there: "
                 "dict(heard)[name]."
             )
-        heard.append((name, value))
+        collected.append((name, value))
 
     token = _listener.set(hear or collect)
     try:
-        yield heard
+        yield collected
     finally:
         _listener.reset(token)
 

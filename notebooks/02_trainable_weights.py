@@ -704,9 +704,9 @@ weights_of_v2 = {  # (d_out, d_in)
 #     print(plan(original, v1, rules))
 #     report = compare(original, v1, np.asarray(x), rules=rules)
 # else:
-#     witness = "torch_ref.self_attention_v2.SelfAttentionV2"
+#     reference = "torch_ref.self_attention_v2.SelfAttentionV2"
 #     config = {"d_in": 3, "d_out": 2}
-#     report = Case(SelfAttentionV1, config, witness=witness, rules=rules, x=(6, 3)).report()
+#     report = Case(SelfAttentionV1, config, reference=reference, rules=rules, x=(6, 3)).report()
 # assert report.ok, report
 # ```
 #

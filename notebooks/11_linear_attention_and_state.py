@@ -548,8 +548,8 @@ if HAS_TRANSFORMERS:
 proof = Case(
     GatedDeltaAttention,
     SIZES,
-    witness=PUBLISHED,
-    witness_config=their_sizes,
+    reference=PUBLISHED,
+    reference_config=their_sizes,
     torch_call=lambda module, x: module(x),
     rules=RULES,
     dtypes=("float64",),

@@ -27,9 +27,9 @@ CASES = [
         AttentionPool,
         {**SIZES, "queries": 1},
         x=(2, 7, 12),
-        witness="transformers.models.siglip.modeling_siglip.SiglipMultiheadAttentionPoolingHead",
+        reference="transformers.models.siglip.modeling_siglip.SiglipMultiheadAttentionPoolingHead",
         made_by="parity_tests.witnesses.cut.siglip_pooling_attention",
-        witness_config=siglip,
+        reference_config=siglip,
         torch_call=lambda head, x: head(x)[:, None],
         rules=[
             Rule("probe -> probe", "a q d -> (a q) d", a=1),

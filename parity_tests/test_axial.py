@@ -16,8 +16,8 @@ def theirs(axes, summed):
     given = {"dim": 12, "num_dimensions": axes, "heads": 3, "sum_axial_out": summed}
     names = ("to_q", "to_kv", "to_out")
     return {
-        "witness": "axial_attention.AxialAttention",
-        "witness_config": given,
+        "reference": "axial_attention.AxialAttention",
+        "reference_config": given,
         "rules": [Rule(f"axial_attentions.*.fn.{name} -> {name}.*") for name in names],
         **ONE,
     }

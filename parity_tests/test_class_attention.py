@@ -20,9 +20,9 @@ def ask(layer, x):
 def cait():
     """The attention of vit-pytorch's CaiT over a class token and its context."""
     return {
-        "witness": "vit_pytorch.cait.Attention",
+        "reference": "vit_pytorch.cait.Attention",
         "made_by": "parity_tests.witnesses.vit.cait_class_attention",
-        "witness_config": {"dim": 12, "heads": 3, "dim_head": 4},
+        "reference_config": {"dim": 12, "heads": 3, "dim_head": 4},
         "torch_call": ask,
         "rules": [
             Rule("to_q -> q"),

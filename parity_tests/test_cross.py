@@ -47,8 +47,8 @@ def of(model, **more):
 
     name = model.lower()
     return {
-        "witness": f"transformers.models.{name}.modeling_{name}.{model}Attention",
-        "witness_config": config,
+        "reference": f"transformers.models.{name}.modeling_{name}.{model}Attention",
+        "reference_config": config,
         "torch_call": call,
         **ONE,
         **more,
@@ -76,10 +76,14 @@ def grouped():
 
         return both(lambda: nn.RMSNorm(4, eps=1e-5))
 
-    return {"config": flax, "witness_config": torch, "name": "num_kv_heads=2,norms,use_bias=False"}
+    return {
+        "config": flax,
+        "reference_config": torch,
+        "name": "num_kv_heads=2,norms,use_bias=False",
+    }
 
 
-def remembered(layer, x, memory, cache):
+def cache_memory(layer, x, memory, cache):
     """A step whose cache holds the memory's keys and values."""
     return layer(x, cache=layer.remember(memory) if cache is None else cache)
 
@@ -90,14 +94,14 @@ CASES = [
         {**SIZES, "memory_features": 7},
         x=(2, 9, 12),
         memory=(2, 13, 7),
-        decode=Decode(flax=remembered),
+        decode=Decode(flax=cache_memory),
     ),
     Case(
         CrossAttention,
         **grouped(),
         x=(2, 9, 24),
         memory=(2, 13, 24),
-        decode=Decode(flax=remembered),
+        decode=Decode(flax=cache_memory),
     ),
     Case(CrossAttention, SIZES, x=(9, 12), **ONE),
     Case(CrossAttention, SIZES, x=(2, 9, 12), valid=VALID, **ONE),

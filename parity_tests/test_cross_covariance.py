@@ -13,9 +13,9 @@ VALID = np.asarray([[True] * 7, [False] * 2 + [True] * 3 + [False] * 2, [False] 
 
 def xcit():
     return {
-        "witness": "vit_pytorch.xcit.XCAttention",
+        "reference": "vit_pytorch.xcit.XCAttention",
         "made_by": "parity_tests.witnesses.vit.xcit_attention",
-        "witness_config": {"dim": 12, "heads": 3, "dim_head": 4},
+        "reference_config": {"dim": 12, "heads": 3, "dim_head": 4},
         "rules": [
             Rule("to_qkv -> qkv"),
             Rule("temperature.weight -> temperature"),

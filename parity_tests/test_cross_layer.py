@@ -41,7 +41,7 @@ def placed():
 
         return {**SIZES, "rotary": Rotary(), "q_norm": RMSNorm(4, eps=1e-6), "sinks": True}
 
-    return {"config": flax, "witness_config": torch, "name": "rotary,q_norm,sinks=True"}
+    return {"config": flax, "reference_config": torch, "name": "rotary,q_norm,sinks=True"}
 
 
 def handed(x):
@@ -102,8 +102,8 @@ CASES = [
     Case(
         CrossLayerAttention,
         gemma,
-        witness="transformers.models.gemma3n.modeling_gemma3n.Gemma3nTextAttention",
-        witness_config=gemma3n,
+        reference="transformers.models.gemma3n.modeling_gemma3n.Gemma3nTextAttention",
+        reference_config=gemma3n,
         torch_call=reuse,
         flax_call=across,
         name="scale=1.0",

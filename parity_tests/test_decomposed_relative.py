@@ -22,8 +22,8 @@ def theirs():
         return {"config": given, "window_size": 3}
 
     return {
-        "witness": "transformers.models.sam.modeling_sam.SamVisionAttention",
-        "witness_config": config,
+        "reference": "transformers.models.sam.modeling_sam.SamVisionAttention",
+        "reference_config": config,
         "torch_call": lambda layer, x: layer(x)[0],
         **ONE,
     }

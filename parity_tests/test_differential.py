@@ -25,7 +25,7 @@ def turned():
         return {**SIZES, "rotary": Rotary(), "mask": from_numpy(near)}
 
     flax = {**SIZES, "rotary": Rotary(), "mask": CAUSAL & Window(2, 0)}
-    return {"config": flax, "witness_config": torch, "name": "rotary,mask=Window(2)"}
+    return {"config": flax, "reference_config": torch, "name": "rotary,mask=Window(2)"}
 
 
 def diffllama():
@@ -63,8 +63,8 @@ CASES = [
             **{"in_features": 40, "num_heads": 8, "num_kv_heads": 4, "head_dim": 6, "depth": 3},
             **{"rotary": Rotary(), "eps": 1e-2, "qkv_bias": True, "out_bias": True},
         },
-        witness="transformers.models.diffllama.modeling_diffllama.DiffLlamaAttention",
-        witness_config=diffllama,
+        reference="transformers.models.diffllama.modeling_diffllama.DiffLlamaAttention",
+        reference_config=diffllama,
         torch_call=by_diffllama,
         name="depth=3",
         **FLOAT64,

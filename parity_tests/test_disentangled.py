@@ -37,8 +37,8 @@ def theirs(**more):
         return layer(x, mask, rel_embeddings=rel_embeddings)[0]
 
     return {
-        "witness": "transformers.models.deberta_v2.modeling_deberta_v2.DisentangledSelfAttention",
-        "witness_config": config,
+        "reference": "transformers.models.deberta_v2.modeling_deberta_v2.DisentangledSelfAttention",
+        "reference_config": config,
         "torch_call": call,
         **ONE,
     }

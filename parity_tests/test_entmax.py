@@ -44,8 +44,8 @@ CASES = [
     Case(
         EntmaxAttention,
         {**SIZES, "num_kv_heads": 6},
-        witness="x_transformers.x_transformers.Attention",
-        witness_config=by_package("entmax15"),
+        reference="x_transformers.x_transformers.Attention",
+        reference_config=by_package("entmax15"),
         rules=NAMES,
         name="by x-transformers and entmax",
         dtypes=("float64",),
@@ -54,8 +54,8 @@ CASES = [
     Case(
         EntmaxAttention,
         {**SIZES, "num_kv_heads": 6, "alpha": 2},
-        witness="x_transformers.x_transformers.Attention",
-        witness_config=by_package("sparsemax"),
+        reference="x_transformers.x_transformers.Attention",
+        reference_config=by_package("sparsemax"),
         rules=NAMES,
         name="by x-transformers and entmax,alpha=2",
         dtypes=("float64",),

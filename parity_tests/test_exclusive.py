@@ -62,8 +62,8 @@ CASES = [
     Case(
         ExclusiveAttention,
         normed,
-        witness="transformers.models.neomme.modeling_neomme.NeoMMEAttention",
-        witness_config=neomme,
+        reference="transformers.models.neomme.modeling_neomme.NeoMMEAttention",
+        reference_config=neomme,
         torch_call=unturned,
         rules=NAMES,
         name="by NeoMME,gate,norms",

@@ -49,8 +49,8 @@ def published(module, model, config, rules, own=None, **more):
     return Case(
         GatedDeltaAttention,
         {**given, **({"negative": True, "eps": 1e-5} if own else {})},
-        witness=f"transformers.models.{module}.modeling_{module}.{model}GatedDeltaNet",
-        witness_config=witness,
+        reference=f"transformers.models.{module}.modeling_{module}.{model}GatedDeltaNet",
+        reference_config=witness,
         rules=rules,
         **FLOAT64,
         **call,

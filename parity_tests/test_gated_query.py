@@ -50,8 +50,8 @@ def published(name, model, *, norm, width=4, bias=False, rules=(), own=None, **g
     return Case(
         GatedQueryAttention,
         flax,
-        witness=f"transformers.models.{name}.modeling_{name}.{model}Attention",
-        witness_config=lambda: {"config": config(), **layer},
+        reference=f"transformers.models.{name}.modeling_{name}.{model}Attention",
+        reference_config=lambda: {"config": config(), **layer},
         torch_call=lambda module, x: module(x, **handed(x, width))[0],
         rules=rules,
         name=",".join(f"{key}={value}" for key, value in {**gate, "bias": bias}.items()),

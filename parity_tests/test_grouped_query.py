@@ -26,7 +26,7 @@ LOWER = np.tri(7, dtype=bool)
 VALID = np.asarray([[True] * 7, [False, False, True, True, True, False, False]])
 PACKED = np.asarray([[0, 0, 0, 1, 1, 2, 2]] * 2)[:, None, :, None]
 DOCUMENTS = PACKED == PACKED.mT
-FAR = np.asarray([3, 1021, 1024, 2048, 7, 7, 0])
+INT32_MAX = np.asarray([3, 1021, 1024, 2048, 7, 7, 0])
 
 
 def sizes(kv_heads):
@@ -43,7 +43,7 @@ def built(name, flax=None, torch=None, **both):
     def of(own):
         return lambda: {**sizes(3), **both, **(own() if own else {})}
 
-    return {"config": of(flax), "witness_config": of(torch), "name": name}
+    return {"config": of(flax), "reference_config": of(torch), "name": name}
 
 
 def normed(**both):
@@ -150,7 +150,7 @@ def turned(norms=False, **rotary):
 
     name = "norms," if norms else ""
     name += ",".join(f"{key}={value}" for key, value in rotary.items())
-    return {"config": flax, "witness_config": torch, "name": f"rotary,{name}"}
+    return {"config": flax, "reference_config": torch, "name": f"rotary,{name}"}
 
 
 def by_sdpa(layer, x):
@@ -204,7 +204,7 @@ CASES = [
     Case(GroupedQueryAttention, **turned(layout="half"), x=(2, 34, 11)),
     Case(GroupedQueryAttention, **turned(layout="interleaved", base=500.0), x=(2, 34, 11)),
     Case(GroupedQueryAttention, **turned(layout="half", width=2), x=(2, 34, 11)),
-    Case(GroupedQueryAttention, **turned(), x=(2, 7, 11), positions=FAR),
+    Case(GroupedQueryAttention, **turned(), x=(2, 7, 11), positions=INT32_MAX),
     Case(GroupedQueryAttention, **turned(norms=True), x=(2, 7, 11), mask=RAGGED),
     Case(GroupedQueryAttention, **normed(norm_after_rotary=True), x=(2, 7, 11)),
     Case(GroupedQueryAttention, {**sizes(3), "qkv_bias": True}, x=(2, 7, 11)),
@@ -220,7 +220,7 @@ CASES = [
     Case(
         GroupedQueryAttention,
         **tempered(),
-        witness_config=sizes(3),
+        reference_config=sizes(3),
         torch_call=by_temperature,
         name="score=temperature",
         dtypes=("float64",),

@@ -33,7 +33,7 @@ def turned():
 
         return {**SIZES, "rotary": Rotary(layout="interleaved"), "index_rotary": Rotary()}
 
-    return {"config": flax, "witness_config": torch, "name": "rotary,index_rotary"}
+    return {"config": flax, "reference_config": torch, "name": "rotary,index_rotary"}
 
 
 def published(name, model, index_layout, absorbed):
@@ -69,8 +69,8 @@ def published(name, model, index_layout, absorbed):
     return Case(
         IndexedSparseAttention,
         flax,
-        witness=f"transformers.models.{name}.modeling_{name}.{model}Attention",
-        witness_config=torch,
+        reference=f"transformers.models.{name}.modeling_{name}.{model}Attention",
+        reference_config=torch,
         torch_call=call,
         name=f"absorbed={absorbed}",
         **FLOAT64,

@@ -30,8 +30,8 @@ CASES = [
     Case(
         KimiDeltaAttention,
         {"in_features": 18, "num_heads": 3, "key_dim": 4, "value_dim": 4, "conv_size": 3},
-        witness="transformers.models.kimi_linear.modeling_kimi_linear.KimiLinearDeltaAttention",
-        witness_config=kimi_linear,
+        reference="transformers.models.kimi_linear.modeling_kimi_linear.KimiLinearDeltaAttention",
+        reference_config=kimi_linear,
         torch_call=lambda module, x: module(x),
         rules=(
             Rule("forget_gate.f_a_proj -> f_a_proj"),

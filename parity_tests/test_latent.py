@@ -17,7 +17,7 @@ SIZES = {**PLAIN, "q_rank": 10}
 RAGGED = np.random.RandomState(0).rand(2, 3, 7, 7) < 0.6
 RAGGED[1, 2, 3] = False
 VALID = np.asarray([[True] * 7, [False, False, True, True, True, False, False]])
-FAR = np.asarray([3, 1021, 1024, 2048, 7, 7, 0])
+INT32_MAX = np.asarray([3, 1021, 1024, 2048, 7, 7, 0])
 PADDED = np.tri(7, dtype=bool) & VALID[:, None, None, :]
 
 
@@ -32,7 +32,7 @@ def turned(name, given=SIZES, flax=None, torch=None, **rotary):
 
         return {**given, "rotary": Rotary(**rotary), **(torch or {})}
 
-    return {"config": of_flax, "witness_config": of_torch, "name": f"rotary,{name}"}
+    return {"config": of_flax, "reference_config": of_torch, "name": f"rotary,{name}"}
 
 
 def scored():
@@ -42,7 +42,7 @@ def scored():
     plain = {"scale": 0.4, "softcap": 2.5, "slopes": alibi_slopes(3)}
     return {
         "config": {**given, "rules": Rules(score=score, scale=0.4)},
-        "witness_config": {**given, **plain},
+        "reference_config": {**given, **plain},
         "name": "absorbed=True,scale=0.4,softcap=2.5,alibi",
     }
 
@@ -92,8 +92,8 @@ def published(name, model, layer, layout, *, q_rank=10, yarn=True, absorbed=Fals
     return Case(
         LatentAttention,
         flax,
-        witness=f"transformers.models.{name}.modeling_{name}.{model}{layer}",
-        witness_config=lambda: {"config": config(), "layer_idx": 0},
+        reference=f"transformers.models.{name}.modeling_{name}.{model}{layer}",
+        reference_config=lambda: {"config": config(), "layer_idx": 0},
         torch_call=call,
         dtypes=("float64",),
         name=f"absorbed={absorbed},q_rank={q_rank},yarn={yarn},bias={biased}",
@@ -121,7 +121,7 @@ CASES = [
         decode=Decode(),
     ),
     Case(LatentAttention, {**SIZES, "absorbed": True, "out_bias": True}, x=(2, 5, 1, 11)),
-    Case(LatentAttention, **turned("half", PLAIN), **FLOAT64, x=(2, 7, 11), positions=FAR),
+    Case(LatentAttention, **turned("half", PLAIN), **FLOAT64, x=(2, 7, 11), positions=INT32_MAX),
     Case(LatentAttention, **scored(), **FLOAT64, x=(2, 7, 11)),
     *(
         Case(LatentAttention, {**SIZES, "absorbed": absorbed}, **FLOAT64, x=(2, 7, 11), mask=RAGGED)

@@ -43,8 +43,8 @@ CASES = [
         LightningAttention,
         {"in_features": 18, "num_heads": 3, "key_dim": 4, "value_dim": 4}
         | {"slope_factor": 1 - 1 / (4 - 1 + 1e-5) + 1e-5},
-        witness="transformers.models.minimax.modeling_minimax.MiniMaxLightningAttention",
-        witness_config=minimax,
+        reference="transformers.models.minimax.modeling_minimax.MiniMaxLightningAttention",
+        reference_config=minimax,
         torch_call=in_float64,
         rules=(
             Rule("qkv_proj.weight -> {q,k,v}_proj.kernel", "(h n o) i -> n i (h o)", o=(4, 4, 4)),

@@ -43,8 +43,8 @@ def theirs():
         return y.masked_fill(~there[..., None], 0.0)
 
     return {
-        "witness": "transformers.models.longformer.modeling_longformer.LongformerSelfAttention",
-        "witness_config": config,
+        "reference": "transformers.models.longformer.modeling_longformer.LongformerSelfAttention",
+        "reference_config": config,
         "torch_call": call,
         **ONE,
     }

@@ -31,7 +31,7 @@ CASES = [
     Case(
         LuongAttention,
         DOT,
-        witness="torch.nn.functional.scaled_dot_product_attention",
+        reference="torch.nn.functional.scaled_dot_product_attention",
         torch_call=lambda sdpa, h, s: sdpa(s, h, h, scale=1.0),
         h=(3, 9, 7),
         s=(3, 5, 7),

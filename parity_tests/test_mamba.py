@@ -26,8 +26,8 @@ def published(folder, model, mixer, options=None, **fields):
     return Case(
         Mamba,
         {**SIZES, **(options or {})},
-        witness=f"transformers.models.{folder}.modeling_{folder}.{mixer}",
-        witness_config=witness,
+        reference=f"transformers.models.{folder}.modeling_{folder}.{mixer}",
+        reference_config=witness,
         torch_call=lambda module, x: module(x),
         rules=STEPS,
         x=(2, 7, 18),

@@ -45,8 +45,8 @@ CASES = [
         Mamba2,
         {"in_features": 18, "num_heads": 6, "key_dim": 4, "value_dim": 6, "groups": 2}
         | {"conv_size": 3},
-        witness="transformers.models.mamba2.modeling_mamba2.Mamba2Mixer",
-        witness_config=mixer,
+        reference="transformers.models.mamba2.modeling_mamba2.Mamba2Mixer",
+        reference_config=mixer,
         torch_call=lambda module, x: module(x),
         rules=(Rule("norm.weight -> norm.scale"),),
         x=(2, 13, 18),

@@ -54,8 +54,8 @@ def of_torch(width, heads, context_length, **given):
             "num_heads": heads,
             "qkv_bias": True,
         },
-        witness="torch.nn.MultiheadAttention",
-        witness_config={"embed_dim": width, "num_heads": heads, "batch_first": True},
+        reference="torch.nn.MultiheadAttention",
+        reference_config={"embed_dim": width, "num_heads": heads, "batch_first": True},
         torch_call=causal,
         rules=PACKED,
         **given,
@@ -94,8 +94,8 @@ CASES = [
         Case(
             MultiHeadAttention,
             {**config, "out_proj": False},
-            witness="torch_ref.multi_head_wrapper.MultiHeadAttentionWrapper",
-            witness_config={**config, "d_out": 4},  # the width of one head
+            reference="torch_ref.multi_head_wrapper.MultiHeadAttentionWrapper",
+            reference_config={**config, "d_out": 4},  # the width of one head
             rules=rules,
             x=(2, 5, 11),
         )

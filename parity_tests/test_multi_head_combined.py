@@ -16,7 +16,7 @@ def of_multi_head(config, **given):
     return Case(
         MultiHeadAttentionCombined,
         config,
-        witness="torch_ref.multi_head.MultiHeadAttention",
+        reference="torch_ref.multi_head.MultiHeadAttention",
         rules=[WEIGHTS, BIASES] if config.get("qkv_bias") else [WEIGHTS],
         **given,
     )

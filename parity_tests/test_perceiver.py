@@ -32,8 +32,8 @@ def theirs(cross, **more):
 
     names = ["layernorm1", "query", "key", "value", *(["layernorm2"] if cross else [])]
     return {
-        "witness": "transformers.models.perceiver.modeling_perceiver.PerceiverAttention",
-        "witness_config": config,
+        "reference": "transformers.models.perceiver.modeling_perceiver.PerceiverAttention",
+        "reference_config": config,
         "torch_call": call,
         "rules": [
             *(Rule(f"self.{name} -> {name}") for name in names),

@@ -56,9 +56,9 @@ def xlnet():
 
     rules = [Rule(f"{x} -> {x}_proj.kernel", "d n h -> d (n h)", n=3) for x in "qkvr"]
     return {
-        "witness": "transformers.models.xlnet.modeling_xlnet.XLNetRelativeAttention",
+        "reference": "transformers.models.xlnet.modeling_xlnet.XLNetRelativeAttention",
         "made_by": "parity_tests.witnesses.cut.xlnet_attention",
-        "witness_config": config,
+        "reference_config": config,
         "torch_call": xlnet_call,
         "rules": [*rules, Rule("o -> o_proj.kernel", "d n h -> (n h) d", n=3)],
         **ONE,
@@ -95,8 +95,8 @@ def speech():
     rules = [Rule(f"linear_{one} -> {other}") for one, other in names.items()]
     path = "transformers.models.wav2vec2_conformer.modeling_wav2vec2_conformer"
     return {
-        "witness": f"{path}.Wav2Vec2ConformerSelfAttention",
-        "witness_config": config,
+        "reference": f"{path}.Wav2Vec2ConformerSelfAttention",
+        "reference_config": config,
         "torch_call": speech_call,
         "rules": [*rules, Rule("pos_bias_u -> r_w_bias"), Rule("pos_bias_v -> r_r_bias")],
         **ONE,

@@ -37,9 +37,9 @@ CASES = [
     Case(
         RGLRU,
         {"in_features": 18, "num_heads": 3, "width": 15, "conv_size": 3},
-        witness="transformers.models.recurrent_gemma.modeling_recurrent_gemma."
+        reference="transformers.models.recurrent_gemma.modeling_recurrent_gemma."
         "RecurrentGemmaRecurrentBlock",
-        witness_config=griffin,
+        reference_config=griffin,
         torch_call=from_the_first_token,
         rules=(Rule("rg_lru.* -> *"),),
         x=(2, 7, 18),

@@ -29,8 +29,8 @@ CASES = [
     Case(
         SelectiveAttention,
         {**SIZES, "num_kv_heads": 6},
-        witness="x_transformers.x_transformers.Attention",
-        witness_config={**THEIRS, "selective": True},
+        reference="x_transformers.x_transformers.Attention",
+        reference_config={**THEIRS, "selective": True},
         rules=NAMES,
         name="by x-transformers",
         dtypes=("float64",),

@@ -23,7 +23,7 @@ CASES = [
         Case(
             SelfAttentionV1,
             config,
-            witness="torch_ref.self_attention_v2.SelfAttentionV2",
+            reference="torch_ref.self_attention_v2.SelfAttentionV2",
             rules=FROM_V2,
             x=shape,
         )

@@ -36,7 +36,7 @@ def placed():
         plain = RMSNorm(4, eps=1e-6, elementwise_affine=False)
         return {**SIZES, "rotary": Rotary(), "v_norm": plain, **norms}
 
-    return {"config": flax, "witness_config": torch, "name": "rotary,norms"}
+    return {"config": flax, "reference_config": torch, "name": "rotary,norms"}
 
 
 def handed(x):
@@ -101,8 +101,8 @@ CASES = [
     Case(
         SharedKeyValueAttention,
         gemma(),
-        witness=GEMMA4,
-        witness_config=gemma4(True),
+        reference=GEMMA4,
+        reference_config=gemma4(True),
         torch_call=alone,
         name="scale=1.0",
         **FLOAT64,
@@ -111,8 +111,8 @@ CASES = [
     Case(
         SharedKeyValueAttention,
         gemma(own_values=True),
-        witness=GEMMA4,
-        witness_config=gemma4(False),
+        reference=GEMMA4,
+        reference_config=gemma4(False),
         torch_call=alone,
         name="own_values=True,scale=1.0",
         **FLOAT64,

@@ -31,8 +31,8 @@ CASES = [
     Case(
         GatedShortConvolution,
         {"in_features": 18, "use_bias": True},
-        witness="transformers.models.lfm2.modeling_lfm2.Lfm2ShortConv",
-        witness_config=lfm2,
+        reference="transformers.models.lfm2.modeling_lfm2.Lfm2ShortConv",
+        reference_config=lfm2,
         torch_call=lambda module, x: module(x),
         x=(2, 7, 18),
         **FLOAT64,

@@ -30,8 +30,8 @@ CASES = [
     Case(
         SigmoidAttention,
         {**SIZES, "num_kv_heads": 6, "logit_bias": 0.0},
-        witness="x_transformers.x_transformers.Attention",
-        witness_config={**THEIRS, "sigmoid": True},
+        reference="x_transformers.x_transformers.Attention",
+        reference_config={**THEIRS, "sigmoid": True},
         rules=NAMES,
         name="by x-transformers,plain",
         dtypes=("float64",),

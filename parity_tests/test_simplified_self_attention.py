@@ -27,8 +27,8 @@ CASES = [
         Case(
             SimplifiedSelfAttention,
             {},
-            witness=SDPA,
-            witness_config={},
+            reference=SDPA,
+            reference_config={},
             torch_call=lambda attention, x: attention(x, x, x, scale=1.0),
             x=shape,
         )

@@ -36,8 +36,8 @@ def pvt(bias):
 
     return {
         "config": {**SIZES, "qkv_bias": bias, "eps": 1e-3},
-        "witness": "transformers.models.pvt.modeling_pvt.PvtAttention",
-        "witness_config": config,
+        "reference": "transformers.models.pvt.modeling_pvt.PvtAttention",
+        "reference_config": config,
         "torch_call": call,
         "rules": [Rule("self.* -> *"), Rule("output.dense -> dense")],
     }
@@ -53,9 +53,9 @@ def twins(ratio):
     ]
     return {
         "config": {**PLAIN, "ratio": ratio, "eps": 1e-5},
-        "witness": "vit_pytorch.twins_svt.GlobalAttention",
+        "reference": "vit_pytorch.twins_svt.GlobalAttention",
         "made_by": "parity_tests.witnesses.vit.twins_attention",
-        "witness_config": {"dim": 12, "heads": 3, "dim_head": 4, "ratio": ratio},
+        "reference_config": {"dim": 12, "heads": 3, "dim_head": 4, "ratio": ratio},
         "torch_call": lambda layer, x: layer(x.movedim(-1, 1)).movedim(1, -1),
         "rules": [
             Rule("to_q.weight -> query.kernel", "o i 1 1 -> i o"),

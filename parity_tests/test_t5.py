@@ -43,8 +43,8 @@ def theirs(decoder, has_bias):
         return layer(x, mask=mask, key_value_states=memory, position_bias=bias)[0]
 
     return {
-        "witness": "transformers.models.t5.modeling_t5.T5Attention",
-        "witness_config": config,
+        "reference": "transformers.models.t5.modeling_t5.T5Attention",
+        "reference_config": config,
         "torch_call": call,
         "flax_call": (lambda layer, x, **more: layer(x, mask=CAUSAL)) if decoder else None,
         **ONE,
@@ -65,7 +65,7 @@ def causal():
 
     return {
         "config": lambda: {**decoder(), "mask": CAUSAL},
-        "witness_config": torch,
+        "reference_config": torch,
         "name": "bidirectional=False,mask=CAUSAL",
     }
 

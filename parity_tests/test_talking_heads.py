@@ -19,9 +19,9 @@ def cait(head_dim):
     width = 3 * head_dim
     return {
         "config": {**SIZES, "head_dim": head_dim, "mix_bias": False},
-        "witness": "vit_pytorch.cait.Attention",
+        "reference": "vit_pytorch.cait.Attention",
         "made_by": "parity_tests.witnesses.vit.cait_attention",
-        "witness_config": {"dim": 12, "heads": 3, "dim_head": head_dim},
+        "reference_config": {"dim": 12, "heads": 3, "dim_head": head_dim},
         "rules": [
             Rule("{to_q,to_kv}.weight -> qkv.kernel", "n o i -> i (n o)", o=(width, 2 * width)),
             Rule("mix_heads_pre_attn -> proj_l.kernel"),
@@ -42,7 +42,7 @@ def causal():
 
     return {
         "config": lambda: {**SIZES, "mask": CAUSAL},
-        "witness_config": torch,
+        "reference_config": torch,
         "name": "mask=CAUSAL",
     }
 

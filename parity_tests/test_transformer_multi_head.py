@@ -42,8 +42,8 @@ def both(config, **inputs):
         Case(
             TransformerMultiHeadAttention,
             config,
-            witness=WITNESS,
-            witness_config=given(**config),
+            reference=WITNESS,
+            reference_config=given(**config),
             torch_call=theirs(need_weights="mask" in inputs),
             **inputs,
         ),

@@ -20,8 +20,8 @@ CASES = [
         Case(
             UniformCausalAverage,
             {},
-            witness=SDPA,
-            witness_config={},
+            reference=SDPA,
+            reference_config={},
             torch_call=equal_scores,
             x=shape,
         )

@@ -27,8 +27,8 @@ def published(learned):
     return Case(
         ValueResidualAttention,
         {**SIZES, "num_kv_heads": 6, "learned_mix": learned},
-        witness="x_transformers.x_transformers.Attention",
-        witness_config={**THEIRS, "learned_value_residual_mix": learned},
+        reference="x_transformers.x_transformers.Attention",
+        reference_config={**THEIRS, "learned_value_residual_mix": learned},
         torch_call=theirs,
         rules=[*NAMES, *mix],
         name=f"by x-transformers,learned_mix={learned}",

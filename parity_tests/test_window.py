@@ -64,8 +64,8 @@ def of(version, shift):
         return torch.roll(out, (shift, shift), (1, 2))[:, : x.shape[1], : x.shape[2]]
 
     return {
-        "witness": f"{path}.{model}Attention",
-        "witness_config": config,
+        "reference": f"{path}.{model}Attention",
+        "reference_config": config,
         "torch_call": call,
         "rules": RULES[version],
         **ONE,

@@ -49,10 +49,10 @@ def ids_per_entry(who: str, sizes: Sizes, **ids: Any) -> tuple[jax.Array, ...]:
       ValueError: if their shapes do not fit, or for known ids that the dtype does not hold.
     """
     for name, x in ids.items():
-        far = known_beyond(x, ids_dtype())
-        if far.size:
+        outside = out_of_range(x, ids_dtype())
+        if outside.size:
             raise ValueError(
-                f"{who}.{name} must fit {ids_dtype()}; got {far[0]}. Number the documents: "
+                f"{who}.{name} must fit {ids_dtype()}; got {outside[0]}. Number the documents: "
                 "np.unique(ids, return_inverse=True)."
             )
     lengths = (sizes.T, sizes.S)
@@ -68,14 +68,14 @@ def ids_dtype() -> np.dtype:
     return jax.dtypes.canonicalize_dtype(np.int64)
 
 
-def known_beyond(x: Any, dtype: Any) -> np.ndarray:
+def out_of_range(x: Any, dtype: Any) -> np.ndarray:
     """Those of known whole numbers that a dtype does not hold."""
     unsure = not isinstance(x, Tracer) and not np.can_cast(dtype_of(x), dtype)
     known, limits = np.asarray(x if unsure else ()), jnp.iinfo(dtype)
     return known[(known < limits.min) | (known > limits.max)]
 
 
-def numbers_in_lists(node: Any, *names: str) -> None:
+def lists_to_arrays(node: Any, *names: str) -> None:
     """Makes lists of numbers arrays, since a list is several leaves of a pytree."""
     for name in names:
         if isinstance(getattr(node, name), list | tuple):
@@ -94,8 +94,8 @@ def for_each_row(x: jax.Array, rows: jax.Array) -> jax.Array:
     """
     mesh, spec = jax.typeof(rows).sharding.mesh, jax.typeof(rows).sharding.spec
     batch = spec[: rows.ndim - 2]
-    lies = jax.NamedSharding(mesh, jax.P(*batch)) if any(batch) else None
-    return jnp.broadcast_to(x, (*rows.shape[:-2], *x.shape), out_sharding=lies)
+    row_sharding = jax.NamedSharding(mesh, jax.P(*batch)) if any(batch) else None
+    return jnp.broadcast_to(x, (*rows.shape[:-2], *x.shape), out_sharding=row_sharding)
 
 
 def reshaped(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -105,27 +105,27 @@ def reshaped(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """
     sharding = jax.typeof(x).sharding
     spec = [*sharding.spec, *[None] * (x.ndim - len(sharding.spec))]
-    first = _alike(x.shape, shape)
-    last = _alike(x.shape[first:][::-1], shape[first:][::-1])
+    first = _common_prefix(x.shape, shape)
+    last = _common_prefix(x.shape[first:][::-1], shape[first:][::-1])
     before, between, after = spec[:first], spec[first : x.ndim - last], spec[x.ndim - last :]
     if any(between) or not any(before + after):
         return x.reshape(shape)
-    kept = jax.P(*before, *[None] * (len(shape) - first - last), *after)
-    return jax.lax.reshape(x, shape, out_sharding=jax.NamedSharding(sharding.mesh, kept))
+    kept_spec = jax.P(*before, *[None] * (len(shape) - first - last), *after)
+    return jax.lax.reshape(x, shape, out_sharding=jax.NamedSharding(sharding.mesh, kept_spec))
 
 
-def _alike(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+def _common_prefix(a: tuple[int, ...], b: tuple[int, ...]) -> int:
     """How many of the first sizes are the same."""
     least = min(len(a), len(b))
     return next((i for i in range(least) if a[i] != b[i]), least)
 
 
-def up_to(length: Any) -> Any:
+def iota(length: Any) -> Any:
     """0 ... length - 1: by numpy, or by jax where `jax.export` left the length open."""
     return jnp.arange(length) if is_symbolic_dim(length) else np.arange(length)
 
 
-def mapped(fn: Callable[..., Any], axes: int) -> Callable[..., Any]:
+def vmap_leading(fn: Callable[..., Any], axes: int) -> Callable[..., Any]:
     """`fn`, mapped over so many first axes of all that it is given."""
     for _ in range(axes):
         fn = jax.vmap(fn)
@@ -150,14 +150,14 @@ def bounded_loop(first: Any, end: Any, most: int, body: Callable, carry: Any) ->
         )
     )
 
-    def all_turns(consts: list, first: jax.Array, end: jax.Array, leaves: list) -> list:
+    def run_iterations(consts: list, first: jax.Array, end: jax.Array, leaves: list) -> list:
         def one(leaves: list, i: jax.Array) -> tuple[list, None]:
-            turn = lambda leaves: of(consts)(i + first, *leaves)  # noqa: E731
-            return jax.lax.cond(i + first < end, turn, lambda leaves: leaves, leaves), None
+            body_at = lambda leaves: of(consts)(i + first, *leaves)  # noqa: E731
+            return jax.lax.cond(i + first < end, body_at, lambda leaves: leaves, leaves), None
 
         return jax.lax.scan(one, leaves, jnp.arange(most, dtype=jnp.int32))[0]
 
-    run.defjvp(partial(jax.jvp, all_turns))
+    run.defjvp(partial(jax.jvp, run_iterations))
     return structure.unflatten(run(program.consts, first, end, leaves))
 
 
@@ -171,7 +171,7 @@ def look_up(array: jax.Array, *indices: Any) -> jax.Array:
 def check_integers(what: str, **arrays: Any) -> None:
     """Raises TypeError unless every array given is of integers."""
     for name, array in arrays.items():
-        kind = None if array is None or is_whole(array) else dtype_of(array)
+        kind = None if array is None or is_integer(array) else dtype_of(array)
         if kind is not None and not jnp.issubdtype(kind, jnp.integer):
             raise TypeError(f"{what}.{name} must hold integers; got {kind}.")
 
@@ -193,25 +193,25 @@ def clip(x: Any, most: int) -> Any:
     return min(max(x, 0), most) if isinstance(x, int) else jnp.clip(x, 0, most)
 
 
-FAR = 2**31 - 1  # the end of int32: no key stands further
+INT32_MAX = 2**31 - 1  # the end of int32: no key stands further
 
 
-def near(x: Any, lowest: int = -FAR) -> Any:
+def saturate(x: Any, lowest: int = -INT32_MAX) -> Any:
     """A distance within +-`lowest`, beyond which it hides or shows all the same; arrays in int32.
 
     Cut off in the array's own dtype, before a cast could wrap, and inside what that dtype holds.
-    The offset of a mask may be -FAR - 1, by which the query at `FAR` sees no key; the sign of such
-    an array must not be turned, since int32 would wrap.
+    The offset of a mask may be -2**31, by which the query at `INT32_MAX` sees no key; such an array
+    must not be negated, since int32 would wrap.
     """
-    if is_whole(x):
+    if is_integer(x):
         return min(max(int(x), lowest), -lowest)
     x = x if isinstance(x, jax.Array) else np.asarray(x)  # jax would narrow it first
     least, most = (int(n) for n in (jnp.iinfo(x.dtype).min, jnp.iinfo(x.dtype).max))
-    return jnp.asarray(x.clip(max(least, lowest), min(most, FAR)).astype(np.int32))
+    return jnp.asarray(x.clip(max(least, lowest), min(most, INT32_MAX)).astype(np.int32))
 
 
-def plus(a: Any, b: Any, lowest: int = -FAR) -> Any:
-    """`a + b`, cut off at `lowest` and `FAR`, where an array would wrap; numpy's stay numpy's.
+def saturating_add(a: Any, b: Any, lowest: int = -INT32_MAX) -> Any:
+    """`a + b`, clipped to `lowest` and `INT32_MAX` where an array would wrap; numpy's stay numpy's.
 
     Where one is a number, those elements of the array that could wrap are looked for, if any can.
     """
@@ -221,33 +221,33 @@ def plus(a: Any, b: Any, lowest: int = -FAR) -> Any:
     if isinstance(a, number):
         return int(a) + int(b)
     if not isinstance(b, number):
-        return jnp.clip(a, lowest - jnp.minimum(b, 0), FAR - jnp.maximum(b, 0)) + b
-    by = min(max(int(b), -FAR), FAR)
+        return jnp.clip(a, lowest - jnp.minimum(b, 0), INT32_MAX - jnp.maximum(b, 0)) + b
+    by = min(max(int(b), -INT32_MAX), INT32_MAX)
     if by:
-        a = (a.clip(None, FAR - by) if by > 0 else a.clip(lowest - by, None)) + by
-    return plus(a, b - by, lowest) if b != by else a
+        a = (a.clip(None, INT32_MAX - by) if by > 0 else a.clip(lowest - by, None)) + by
+    return saturating_add(a, b - by, lowest) if b != by else a
 
 
-def is_whole(x: Any) -> bool:
+def is_integer(x: Any) -> bool:
     """Whether `x` is a whole number, Python's or numpy's; no array, neither True nor False."""
     return isinstance(x, int | np.integer) and not isinstance(x, bool)
 
 
-def pick(condition: Any, a: Any, b: Any) -> Any:
+def select(condition: Any, a: Any, b: Any) -> Any:
     """`a` if the condition holds, else `b`; Python's own values stay Python's."""
     if isinstance(condition, bool | np.bool_):
         return a if condition else b
     return jnp.where(condition, a, b)
 
 
-def smaller(a: Any, b: Any) -> Any:
+def minimum(a: Any, b: Any) -> Any:
     """The smaller of two indices; Python numbers stay Python numbers."""
     return min(a, b) if isinstance(a, int) and isinstance(b, int) else jnp.minimum(a, b)
 
 
-def larger(a: Any, b: Any) -> Any:
+def maximum(a: Any, b: Any) -> Any:
     """The larger of two indices; Python numbers stay Python numbers."""
-    return -smaller(-a, -b)
+    return -minimum(-a, -b)
 
 
 def dtype_of(array: Any) -> np.dtype:
@@ -257,7 +257,7 @@ def dtype_of(array: Any) -> np.dtype:
 
 def is_count(n: Any, least: int) -> bool:
     """Whether `n` is a whole number of at least `least`; True and False are none."""
-    return is_whole(n) and n >= least
+    return is_integer(n) and n >= least
 
 
 def check_offset(who: str, offset: Any) -> None:
@@ -265,7 +265,7 @@ def check_offset(who: str, offset: Any) -> None:
     if isinstance(offset, str) or offset is None:
         fits = offset == "end"
     else:
-        fits = is_whole(offset) or jnp.issubdtype(dtype_of(offset), jnp.integer)
+        fits = is_integer(offset) or jnp.issubdtype(dtype_of(offset), jnp.integer)
     if not fits:
         raise ValueError(
             f'{who}.offset must be an integer or "end"; got {offset!r}. An array of integers gives '
@@ -273,13 +273,13 @@ def check_offset(who: str, offset: Any) -> None:
         )
 
 
-def bound_offset(who: str, offset: Any, sizes: Sizes, lowest: int = -FAR) -> Any:
+def bound_offset(who: str, offset: Any, sizes: Sizes, lowest: int = -INT32_MAX) -> Any:
     """An offset for these sizes: a number, a traced number, or one for each batch entry, B."""
     if isinstance(offset, str):  # "end"
         return sizes.S - sizes.T
-    if is_whole(offset) or jnp.ndim(offset) == 0:
-        return near(offset, lowest)
-    return per_entry(f"{who}.offset", near(offset, lowest), sizes)
+    if is_integer(offset) or jnp.ndim(offset) == 0:
+        return saturate(offset, lowest)
+    return per_entry(f"{who}.offset", saturate(offset, lowest), sizes)
 
 
 def is_float(x: Any) -> bool:
@@ -287,12 +287,12 @@ def is_float(x: Any) -> bool:
     return x is not None and jnp.issubdtype(x.dtype, jnp.floating)
 
 
-def by_entry(x: Any) -> Any:
+def expand_per_entry(x: Any) -> Any:
     """A number that all batch entries share, or an array `B` as `B 1 1 1`."""
     return x.reshape(-1, 1, 1, 1) if jnp.ndim(x) else x
 
 
-def of_entry(x: Any, b: Any) -> Any:
+def take_entry(x: Any, b: Any) -> Any:
     """A number that all batch entries share, or the part of an array `B` that belongs to b."""
     return jnp.asarray(x)[b] if jnp.ndim(x) else x
 
@@ -306,16 +306,16 @@ def check_number(what: str, x: Any) -> None:
         raise ValueError(f"{what} must be one number for all heads; got shape {jnp.shape(x)}.")
 
 
-def varying_alike(tree: Any) -> Any:
+def unify_varying(tree: Any) -> Any:
     """All leaves as arrays that vary over the same axes of a `shard_map`; nothing outside one."""
     tree = jax.tree.map(jnp.asarray, tree)
     axes = frozenset().union(
         *(jax.typeof(x).manual_axis_type.varying for x in jax.tree.leaves(tree))
     )
-    return jax.tree.map(lambda x: varying(x, axes), tree)
+    return jax.tree.map(lambda x: as_varying(x, axes), tree)
 
 
-def varying(x: jax.Array, axes: frozenset) -> jax.Array:
+def as_varying(x: jax.Array, axes: frozenset) -> jax.Array:
     """`x`, varying over these axes of a `shard_map` too."""
     more = tuple(axes - jax.typeof(x).manual_axis_type.varying)
     return jax.lax.pcast(x, more, to="varying") if more else x

@@ -99,10 +99,10 @@ def valid_tokens(name: str, valid: Any, shape: tuple[int, ...]) -> jax.Array:
         raise TypeError(
             f"{name} must be boolean, True for a token that is there; got {is_valid.dtype}."
         )
-    return of_tokens(name, is_valid, shape)
+    return per_token(name, is_valid, shape)
 
 
-def of_tokens(name: str, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def per_token(name: str, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """`x` for each token, of shape `*B T`; ValueError if it does not broadcast to that shape."""
     sizes = zip(x.shape[::-1], shape[::-1], strict=False)
     if x.ndim > len(shape) or any(n not in (1, of) for n, of in sizes):

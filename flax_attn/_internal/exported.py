@@ -27,7 +27,7 @@ def register(cls: type) -> None:
     `importlib.reload`, takes the name over.
     """
     name = _name(cls)
-    _forget(name)
+    _unregister(name)
     with contextlib.suppress(ValueError):  # of a name that jax did not forget
         export.register_pytree_node_serialization(
             cls,
@@ -37,7 +37,7 @@ def register(cls: type) -> None:
         )
 
 
-def _forget(name: str) -> None:
+def _unregister(name: str) -> None:
     """Takes a name out of jax's own table, for which there is no public way, if it is there."""
     with contextlib.suppress(ImportError):
         table = import_module("jax._src.export._export")

@@ -24,7 +24,7 @@ def cells(text: str) -> list[list[str]]:
     return [*rows[:1], *rows[2:]]
 
 
-def between(first: str, last: str) -> re.Pattern[str]:
+def text_between(first: str, last: str) -> re.Pattern[str]:
     """Finds what stands between two marks, each a pattern, as the group "table"."""
     return re.compile(rf"{first}\n(?P<table>.*?){last}", re.DOTALL)
 
@@ -32,7 +32,7 @@ def between(first: str, last: str) -> re.Pattern[str]:
 def fill(page: str, marks: re.Pattern[str], text: str) -> str:
     """The page with `text` between these marks, which it must have.
 
-    >>> fill("<!-- a -->\\nold\\n<!-- b -->", between("<!-- a -->", "<!-- b -->"), "new\\n")
+    >>> fill("<!-- a -->\\nold\\n<!-- b -->", text_between("<!-- a -->", "<!-- b -->"), "new\\n")
     '<!-- a -->\\nnew\\n<!-- b -->'
     """
     match = marks.search(page)

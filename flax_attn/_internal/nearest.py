@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-MOST = 10
-ALIKE = 0.7  # the least likeness of two names, of 1
+MAX_NAMES = 10
+MIN_SIMILARITY = 0.7  # the least likeness of two names, of 1
 
 
 def did_you_mean(name: str, known: Iterable[str], what: str) -> str:
@@ -23,14 +23,16 @@ def did_you_mean(name: str, known: Iterable[str], what: str) -> str:
     """
     names = list(dict.fromkeys(known))
     by_letters = {known_name.lower(): known_name for known_name in reversed(names)}
-    near = get_close_matches(name, names, 3, ALIKE)
-    near = near or [by_letters[x] for x in get_close_matches(name.lower(), by_letters, 3, ALIKE)]
-    if near:
-        return f"did you mean {' or '.join(near)}?"
+    nearest_names = get_close_matches(name, names, 3, MIN_SIMILARITY)
+    nearest_names = nearest_names or [
+        by_letters[x] for x in get_close_matches(name.lower(), by_letters, 3, MIN_SIMILARITY)
+    ]
+    if nearest_names:
+        return f"did you mean {' or '.join(nearest_names)}?"
     return f"{what} {listed(names)}."
 
 
-def listed(names: Iterable[str], most: int = MOST) -> str:
+def listed(names: Iterable[str], most: int = MAX_NAMES) -> str:
     """At most ten names, or so many, and how many more there are.
 
     >>> listed("abc"), listed("abcdefghijklmn")

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.progress import TextColumn, TimeElapsedColumn
 
-EVERY = 10.0  # seconds between two lines where nobody sees a bar
+SECONDS_BETWEEN_LINES = 10.0  # seconds between two lines where nobody sees a bar
 
 
 class Progress:
@@ -42,7 +42,7 @@ class Progress:
         shares: dict[str, Any] = {"redirect_stdout": shown is console}
         self._bar = Bar(*columns, console=shown, transient=True, **shares)
         self._shows_bar = shown.is_terminal
-        self._thread = threading.Thread(target=self._speak, daemon=True)
+        self._thread = threading.Thread(target=self._write_status, daemon=True)
 
     def __enter__(self) -> "Progress":
         if self._shows_bar:
@@ -75,7 +75,7 @@ class Progress:
         self.done += 1
         self._draw()
 
-    def say(self, line: str) -> None:
+    def write_line(self, line: str) -> None:
         """A line of the result, above the bar."""
         self.console.out(line, highlight=False)
 
@@ -89,7 +89,7 @@ class Progress:
         if self._shows_bar and not self._ended.is_set():
             self._bar.update(self._line, description=self.text)
 
-    def _speak(self) -> None:
-        while not self._ended.wait(EVERY):
+    def _write_status(self) -> None:
+        while not self._ended.wait(SECONDS_BETWEEN_LINES):
             seconds = time.monotonic() - self._start
             print(f"{self.name}: {self.text} ({seconds:.0f} s)", file=sys.stderr, flush=True)

@@ -154,9 +154,9 @@ def leaf_axes(node: Any) -> list[str]:
     return axes
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain_value(value: Any) -> bool:
     if isinstance(value, tuple):  # of sizes, say
-        return all(map(_is_plain, value))
+        return all(map(_is_plain_value, value))
     return isinstance(value, _PLAIN) or (callable(value) and not dataclasses.is_dataclass(value))
 
 
@@ -164,7 +164,7 @@ def _flatten(self: Any) -> tuple[list[tuple[Any, Any]], tuple]:
     fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
     names = vars(self).get("_children")  # of a rebuilt object, whose leaves may be anything
     if names is None:
-        names = tuple(name for name, value in fields.items() if not _is_plain(value))
+        names = tuple(name for name, value in fields.items() if not _is_plain_value(value))
     plain = tuple((name, value) for name, value in fields.items() if name not in names)
     return [(jax.tree_util.GetAttrKey(name), fields[name]) for name in names], (names, plain)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from .platform import platform_of
-from .protocol import PAIRS
+from .protocol import MAX_REFERENCE_PAIRS
 
 KERNELS = {"gpu": ("cudnn", "tokamax"), "tpu": ("splash",)}  # the fast ways, by platform
 
@@ -60,19 +60,19 @@ class Explanation(tuple[Verdict, ...]):
         return next(fit, None)
 
     def __str__(self) -> str:
-        said = ("chosen" if v.backend == self.chosen else str(v) for v in self)
-        rows = [("backend", "verdict"), *zip((v.backend for v in self), said, strict=True)]
+        verdict_text = ("chosen" if v.backend == self.chosen else str(v) for v in self)
+        rows = [("backend", "verdict"), *zip((v.backend for v in self), verdict_text, strict=True)]
         if self.sequence is not None:
             rows += [("length", str(self.sequence)), ("sends", self.sequence.sends)]
         if self.work is not None:
             rows.append(("blocks", str(self.work)))
         width = max(len(name) for name, _ in rows)
-        return "\n".join(f"{name:<{width}}  {said}" for name, said in rows)
+        return "\n".join(f"{name:<{width}}  {verdict_text}" for name, verdict_text in rows)
 
     __repr__ = __str__
 
 
-def slow_path(platform: str, verdicts: Explanation, pairs: int) -> str | None:
+def slow_path_message(platform: str, verdicts: Explanation, pairs: int) -> str | None:
     """The sentence that tells of a slow choice where the platform has kernels, or None.
 
     Args:
@@ -81,15 +81,15 @@ def slow_path(platform: str, verdicts: Explanation, pairs: int) -> str | None:
       pairs: T * S; up to `PAIRS` of them the plain formula is a good choice.
 
     >>> found = Explanation([Verdict("splash", "the mask is not static"), Verdict("plain", None)])
-    >>> slow_path("tpu", found, 4096 * 4096)
+    >>> slow_path_message("tpu", found, 4096 * 4096)
     "attend takes the backend 'plain', slow on a tpu, since no kernel serves the request (splash: \
 the mask is not static); backend='plain' asks for it without this warning."
-    >>> slow_path("cpu", found, 4096 * 4096), slow_path("tpu", found, 128 * 128)
+    >>> slow_path_message("cpu", found, 4096 * 4096), slow_path_message("tpu", found, 128 * 128)
     (None, None)
     """
     kernels, chosen = KERNELS.get(platform, ()), verdicts.chosen
     refusals = {v.backend: v.refusal for v in verdicts if v.backend in kernels}
-    if not kernels or None in refusals.values() or pairs <= PAIRS:
+    if not kernels or None in refusals.values() or pairs <= MAX_REFERENCE_PAIRS:
         return None  # a kernel serves, or is passed over for a better choice
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
     return (
@@ -102,7 +102,9 @@ def warn_if_slow(q: jax.Array, k: jax.Array, verdicts: Explanation) -> None:
     """Warns, once for each reason, if "auto" has but a slow path for these B T N H arrays."""
     pairs = q.shape[-3] * k.shape[-3]
     known = isinstance(pairs, int)  # else `jax.export` left a length open
-    sentence = slow_path(platform_of(q), verdicts, pairs if known else PAIRS + 1)
+    sentence = slow_path_message(
+        platform_of(q), verdicts, pairs if known else MAX_REFERENCE_PAIRS + 1
+    )
     if sentence is not None:
         _warn(sentence)
 

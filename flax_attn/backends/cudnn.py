@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 
 from .. import reference
-from .._internal.arrays import near
+from .._internal.arrays import saturate
 from ..masks import Band
 from ..masks.algebra import parts_of
-from ..masks.answers import band_of
+from ..masks.ranges import as_known_band
 from ..rules import Rules, sizes_of
 from ..scores import Identity
 from .platform import capability_of, platform_of
@@ -34,9 +34,9 @@ from .protocol import (
     zero_gradient,
 )
 
-HOME = "jax._src.cudnn.fused_attention_stablehlo"
-NEEDED = ("_dot_product_attention_fwd_p_wrapper", "_dot_product_attention_bwd_p_wrapper")
-KINDS = (jnp.float16, jnp.bfloat16)
+MODULE = "jax._src.cudnn.fused_attention_stablehlo"
+REQUIRED_NAMES = ("_dot_product_attention_fwd_p_wrapper", "_dot_product_attention_bwd_p_wrapper")
+DTYPES = (jnp.float16, jnp.bfloat16)
 
 
 def forward(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> tuple[jax.Array, jax.Array]:
@@ -52,7 +52,7 @@ def forward(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> tuple[jax
     )
     padded = band.rows is not None or band.kv is not None
     causal = band.hi is not None
-    window = None if band.lo is None else near(1 - band.lo)
+    window = None if band.lo is None else saturate(1 - band.lo)
     kernel = Cudnn(float(rules.scale), padded, causal, window)
     return serve(kernel, q, k, v, rules, lengths if padded else ())
 
@@ -72,21 +72,23 @@ class Cudnn(NamedTuple):
     causal: bool
     window: int | None
 
-    blind = False
+    fully_masked = False
 
     def run(self, q, k, v, extras):
         o, lse = self._call("fwd", q, k, v, extras, is_training=True)
         return o, of_lse(lse)
 
-    def back(self, q, k, v, extras, o, stats, do, dlse):
-        def back(v, o, do) -> Grads:
+    def backward(self, q, k, v, extras, o, stats, do, dlse):
+        def backward(v, o, do) -> Grads:
             return tuple(self._call("bwd", q, k, v, extras, stats.lse, o, do))
 
-        return *with_dlse(back, v, o, do, dlse), jax.tree.map(zero_gradient, extras)
+        return *with_dlse(backward, v, o, do, dlse), jax.tree.map(zero_gradient, extras)
 
-    def _call(self, phase: str, q: Any, k: Any, v: Any, extras: Any, *more: Any, **how: Any) -> Any:
+    def _call(
+        self, phase: str, q: Any, k: Any, v: Any, extras: Any, *more: Any, **options: Any
+    ) -> Any:
         """jax's own call of cuDNN: bias, offsets and pages are none."""
-        home = importlib.import_module(HOME)
+        home = importlib.import_module(MODULE)
         none = jnp.zeros(0, q.dtype)
         rows, kv = extras or (none, none)
         kind = ("PADDING_CAUSAL" if self.causal else "PADDING") if self.padded else "NO_MASK"
@@ -94,7 +96,7 @@ class Cudnn(NamedTuple):
         if (
             "score_mod" in inspect.signature(home.dot_product_attention).parameters
         ):  # of a later jax
-            how["score_mod"] = None
+            options["score_mod"] = None
         return getattr(home, f"_dot_product_attention_{phase}_p_wrapper").bind(
             *(q, k, v, none, rows, kv, none, none, none, none, *more),
             scale=self.scale,
@@ -104,7 +106,7 @@ class Cudnn(NamedTuple):
             mask_type=home.MaskType[kind],
             layout=home.AttentionLayout.BTNH.value,
             sliding_window_length=self.window,
-            **how,
+            **options,
         )
 
 
@@ -116,7 +118,7 @@ def refusal(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | Non
     if capability < (8, 0):
         at = ".".join(map(str, capability))
         return f"needs an NVIDIA GPU of compute capability 8.0 or later; this one has {at}"
-    if q.dtype not in KINDS:
+    if q.dtype not in DTYPES:
         return f"needs float16 or bfloat16, since it would round {q.dtype}"
     most = 256 if capability >= (9, 0) else 128
     if q.shape[-1] % 8 or q.shape[-1] > most:
@@ -135,7 +137,7 @@ def _of_rules(rules: Rules, T: int, S: int) -> str | None:
         return f"takes no score; {type(rules.score).__name__} is asked for"
     if not is_number(rules.scale):
         return "needs scale as a number, not as an array; multiply q by it and give scale=1.0"
-    others = [type(x).__name__ for x in parts_of(rules.mask) if band_of(x) is None]
+    others = [type(x).__name__ for x in parts_of(rules.mask) if as_known_band(x) is None]
     if others:
         return f"takes causal, left-window and length masks; {', '.join(others)} is asked for"
     return _of_band(_band(rules), T, S)
@@ -152,12 +154,12 @@ def _of_band(band: Band, T: int, S: int) -> str | None:
 
 
 def _of_version() -> str | None:
-    home = importlib.import_module(HOME)
-    missing = [name for name in NEEDED if not hasattr(home, name)]
+    home = importlib.import_module(MODULE)
+    missing = [name for name in REQUIRED_NAMES if not hasattr(home, name)]
     return f"does not know this version of jax, {jax.__version__}" if missing else None
 
 
 def _band(rules: Rules) -> Band:
-    band = band_of(rules.mask)
+    band = as_known_band(rules.mask)
     assert band is not None
     return band

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from .._internal.arrays import varying, varying_alike
+from .._internal.arrays import as_varying, unify_varying
 from .._internal.types import frozen
 from ..masks import Mask, MaskFn
 from ..places import Places, in_whole
@@ -103,12 +103,12 @@ def hoist(rules: Any, logit: Any, axes: frozenset = frozenset()) -> Any:
 
     `axes` are those of a `jax.shard_map` around, over which indices and logits vary.
     """
-    return _pure(rules, varying(jnp.zeros((), logit), axes))
+    return _as_pure_function(rules, as_varying(jnp.zeros((), logit), axes))
 
 
 def has_functions(rules: Any) -> bool:
     """Whether hoisted rules hold a function of the user's."""
-    if isinstance(rules, Traced | _OnBlock):
+    if isinstance(rules, Traced | _BlockScore):
         return True
     return is_dataclass(rules) and any(has_functions(getattr(rules, f.name)) for f in fields(rules))
 
@@ -118,41 +118,41 @@ def _index(logit: jax.Array) -> list[jax.Array]:
 
 
 @singledispatch
-def _pure(node: Any, logit: jax.Array) -> Any:
+def _as_pure_function(node: Any, logit: jax.Array) -> Any:
     if not is_dataclass(node):
         return node
     parts = {field.name: getattr(node, field.name) for field in fields(node)}
-    pure = {name: _pure(part, logit) for name, part in parts.items()}
+    pure = {name: _as_pure_function(part, logit) for name, part in parts.items()}
     changed = {name: part for name, part in pure.items() if part is not parts[name]}
     return replace(node, **changed) if changed else node  # pyright: ignore[reportArgumentType]
 
 
-@_pure.register
+@_as_pure_function.register
 def _(node: MaskFn, logit):
     run = Run(node.fn, MaskFn(node.fn), *_index(logit))
     return Traced(run, run.consts, node.places)
 
 
-@_pure.register
+@_as_pure_function.register
 def _(node: ScoreFn, logit):
-    if isinstance(node.fn, _OnBlock):
+    if isinstance(node.fn, _BlockScore):
         return node
 
     def one(params, x, b, n, q, k):
         return ScoreFn(node.fn, params)(x, b, n, q, k)
 
     run = Run(node.fn, one, node.params, logit, *_index(logit))
-    return ScoreFn(_OnBlock(run), (node.params, run.consts), node.places)
+    return ScoreFn(_BlockScore(run), (node.params, run.consts), node.places)
 
 
-class _OnBlock:
+class _BlockScore:
     """A score function, traced, as `ScoreFn` calls it: on a block's logits and open indices."""
 
     def __init__(self, run: Run):
         self.run = run
 
     def __eq__(self, other: Any) -> bool:
-        return isinstance(other, _OnBlock) and self.run == other.run
+        return isinstance(other, _BlockScore) and self.run == other.run
 
     def __hash__(self) -> int:
         return hash(self.run)
@@ -171,19 +171,19 @@ def _over_block(run: Any, consts: tuple, index: tuple, *arrays: Any) -> jax.Arra
     """
     axes = (3, 2, 1, 0) if jnp.ndim(index[3]) == 4 else (3, 2, 1)
     index = tuple(jnp.asarray(x) for x in index)
-    by_entry = [i > 1 and 0 in axes and x.shape[0] != 1 for i, x in enumerate(index)]
+    expand_per_entry = [i > 1 and 0 in axes and x.shape[0] != 1 for i, x in enumerate(index)]
     flat = [
         x.reshape((x.shape[0], -1) if deep else -1 if i in axes else ())
-        for i, (x, deep) in enumerate(zip(index, by_entry, strict=True))
+        for i, (x, deep) in enumerate(zip(index, expand_per_entry, strict=True))
     ]
     consts, arrays, flat = jax.tree.map(
-        lambda x: varying(x, run.axes), varying_alike((consts, arrays, flat))
+        lambda x: as_varying(x, run.axes), unify_varying((consts, arrays, flat))
     )
 
     def one(index: list, *logits: jax.Array) -> jax.Array:
         return run(consts, *arrays[:1], *logits, *index)
 
     for axis in axes:
-        along = [0 if i == axis or (axis == 0 and by_entry[i]) else None for i in range(4)]
+        along = [0 if i == axis or (axis == 0 and expand_per_entry[i]) else None for i in range(4)]
         one = jax.vmap(one, (along, *(0,) * len(arrays[1:])))
     return one(flat, *arrays[1:])

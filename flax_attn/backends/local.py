@@ -8,16 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._internal.arrays import varying_alike
+from .._internal.arrays import unify_varying
 from .._internal.types import Sizes, wide
 from ..masks import FULL
-from ..masks.answers import band_of
 from ..masks.at_positions import presence_in
-from ..reference import Stats, static_unseen, weights_and_stats, zero_unseen
+from ..masks.ranges import as_known_band
+from ..reference import Stats, static_visible_rows_and_keys, weights_and_stats, zero_masked
 from ..rules import Rules, sizes_of
 from ..scores import IDENTITY, Alibi, Chain, Identity, Score, Softcap
 from ..taps import listen, listening, tap
-from .protocol import alive_in
+from .protocol import visible_in_band
 
 
 def flat(sizes: Sizes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -65,7 +65,7 @@ def mean_where_empty(
         # Who listens hears one attention; where nobody does, nothing of T x S is made to be heard.
         with listen(lambda name, value: None) if listening() else nullcontext():
             mean, _ = attention(jnp.zeros_like(q), jnp.zeros_like(k), v, equal)
-    return jnp.where(*varying_alike((dead, mean.astype(o.dtype), o)))
+    return jnp.where(*unify_varying((dead, mean.astype(o.dtype), o)))
 
 
 def _for_query_heads(x: jax.Array, heads: int) -> jax.Array:
@@ -75,26 +75,26 @@ def _for_query_heads(x: jax.Array, heads: int) -> jax.Array:
     return x.reshape(*batch, 1, heads, width)
 
 
-def none_empty(rules: Rules, sizes: Sizes) -> bool:
+def no_row_is_empty(rules: Rules, sizes: Sizes) -> bool:
     """Whether no row can be empty, or none has values to average, as bound rules tell by now."""
     if isinstance(sizes.S, int) and sizes.S == 0:
         return True
     known = all(isinstance(n, int) for n in (sizes.T, sizes.S))
-    if not known or not _is_finite(rules.score):
+    if not known or not _is_finite_score(rules.score):
         return False
-    band, sees = band_of(rules.mask), None
+    band, sees = as_known_band(rules.mask), None
     if band is not None and all(x is None or isinstance(x, int) for x in (band.rows, band.kv)):
-        sees = alive_in(band, sizes)[0]
+        sees = visible_in_band(band, sizes)[0]
     elif rules.mask.is_static:
-        unseen = static_unseen(rules.mask, sizes._replace(batch=(), N=1))
-        sees = None if unseen is None else unseen[0]
+        masked = static_visible_rows_and_keys(rules.mask, sizes._replace(batch=(), N=1))
+        sees = None if masked is None else masked[0]
     return sees is not None and bool(np.all(sees))
 
 
-def _is_finite(score: Score) -> bool:
+def _is_finite_score(score: Score) -> bool:
     """Whether no logit can become -inf by a score; one with numbers of a user's may hide a row."""
     if isinstance(score, Chain):
-        return _is_finite(score.first) and _is_finite(score.then)
+        return _is_finite_score(score.first) and _is_finite_score(score.then)
     return isinstance(score, Identity | Softcap | Alibi)
 
 
@@ -102,5 +102,5 @@ def weights_locally(q: jax.Array, k: jax.Array, rules: Rules) -> jax.Array:
     """The weights `*B N T S` by the plain formula and bound rules."""
     sizes = sizes_of(q, k)
     q, k = flat(sizes, q, k)
-    q, k, _ = zero_unseen(q, k, k, rules)
+    q, k, _ = zero_masked(q, k, k, rules)
     return weights_and_stats(q, k, rules)[0].reshape(sizes.shape)

@@ -19,20 +19,20 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero, custom_vjp_primal_tree_values
 
 from .. import taps
-from .._internal.arrays import plus, varying_alike
+from .._internal.arrays import saturating_add, unify_varying
 from .._internal.types import Sizes
 from ..layouts import named_for
 from ..masks import Band, Mask
-from ..masks.answers import band_of, runs_of
+from ..masks.ranges import as_known_band, runs_of
 from ..reference import Stats
 from ..rules import Rules, sizes_of
 from .platform import mesh_of
-from .sinks import gradient, joined, share
+from .sinks import add_sinks, gradient, output_share
 
-PAIRS = 256 * 256  # queries times keys of a head, for which no kernel is quicker
-COPIED = 2**20  # bytes of keys and values a query, which the plain formula copies
-FEW = 64  # queries of all heads that share a key head
-ROWS = 256  # queries that are asked at once what they see
+MAX_REFERENCE_PAIRS = 256 * 256  # queries times keys of a head, for which no kernel is quicker
+MAX_COPIED_BYTES = 2**20  # bytes of keys and values a query, which the plain formula copies
+MAX_DECODE_ROWS = 64  # queries of all heads that share a key head
+MASK_ROWS = 256  # queries that are asked at once what they see
 NO_POSITIONS = "takes no q_positions and kv_positions; blockwise and reference do"
 Grads = tuple[jax.Array, jax.Array, jax.Array]
 
@@ -42,8 +42,8 @@ def passed_over(
     k: jax.Array,
     v: jax.Array,
     rules: Rules,
-    pairs: int = PAIRS,
-    copied: int = COPIED,
+    pairs: int = MAX_REFERENCE_PAIRS,
+    copied: int = MAX_COPIED_BYTES,
 ) -> str | None:
     """Why the plain formula is the better choice although a backend could serve, or None.
 
@@ -52,16 +52,16 @@ def passed_over(
     """
     if taps.listening():
         return "somebody listens to the weights"
-    if q.shape[-3] * k.shape[-3] <= pairs and not long_cache(q, k, v, copied):
+    if q.shape[-3] * k.shape[-3] <= pairs and not is_long_cache(q, k, v, copied):
         return f"a simpler way is as fast for {q.shape[-3]} x {k.shape[-3]} weights"
     return None
 
 
-def long_cache(q: jax.Array, k: jax.Array, v: jax.Array, copied: int = COPIED) -> bool:
+def is_long_cache(q: jax.Array, k: jax.Array, v: jax.Array, copied: int = MAX_COPIED_BYTES) -> bool:
     """Whether so few queries look at so many keys and values that a copy of these is what costs.
 
     >>> cache, queries = (jax.ShapeDtypeStruct((1, n, 8, 64), "float32") for n in (4096, 1))
-    >>> long_cache(queries, cache, cache), long_cache(cache, cache, cache)
+    >>> is_long_cache(queries, cache, cache), is_long_cache(cache, cache, cache)
     (True, False)
     """
     counts = ([n for n in x.shape if isinstance(n, int)] for x in (k, v))  # the rest is left open
@@ -69,9 +69,9 @@ def long_cache(q: jax.Array, k: jax.Array, v: jax.Array, copied: int = COPIED) -
     return size > copied * q.shape[-3]
 
 
-def are_few(sizes: Sizes, key_heads: int) -> bool:
+def is_decode_step(sizes: Sizes, key_heads: int) -> bool:
     """Whether so few queries share a key head that reading the keys is what costs."""
-    return isinstance(sizes.T, int) and sizes.T * (sizes.N // key_heads) <= FEW
+    return isinstance(sizes.T, int) and sizes.T * (sizes.N // key_heads) <= MAX_DECODE_ROWS
 
 
 def is_number(x: Any) -> bool:
@@ -98,42 +98,46 @@ def of_mesh(x: jax.Array) -> str | None:
 # Who is alive.
 
 
-def alive(mask: Mask, sizes: Sizes) -> tuple[Any, Any]:
+def visible_rows_and_keys(mask: Mask, sizes: Sizes) -> tuple[Any, Any]:
     """Which queries see a key, `B|1 T`, and which keys are seen, `B|1 S`; None where all.
 
     For a bound mask that asks neither for the head nor for an array of weights.
     """
-    band = band_of(mask)
+    band = as_known_band(mask)
     if band is None:
         runs = runs_of(mask, np.arange(sizes.T, dtype=np.int32)[None])
-        return _alive_by_rows(mask, sizes) if runs is None else _alive_in_runs(mask, runs, sizes)
+        return (
+            _visible_by_rows(mask, sizes) if runs is None else _visible_in_runs(mask, runs, sizes)
+        )
     rows, keys = (
         None if isinstance(x, np.ndarray) and x.all() else jnp.asarray(x)
-        for x in alive_in(band, sizes)
+        for x in visible_in_band(band, sizes)
     )
     return rows, keys
 
 
-def _alive_by_rows(mask: Mask, sizes: Sizes) -> tuple[jax.Array, jax.Array]:
+def _visible_by_rows(mask: Mask, sizes: Sizes) -> tuple[jax.Array, jax.Array]:
     """The same for any mask, a few queries at a time: never an array of T x S."""
     b, n, _, k = sizes._replace(N=1).iotas()
-    rows = min(ROWS, sizes.T)
+    rows = min(MASK_ROWS, sizes.T)
 
     def step(keys: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
         q = jnp.minimum(at * rows, sizes.T - rows) + jnp.arange(rows, dtype=jnp.int32)
-        seen = jnp.asarray(mask(b, n, q.reshape(1, 1, rows, 1), k))
-        seen = jnp.broadcast_to(seen, (sizes.B, 1, rows, sizes.S))[:, 0]
-        return keys | seen.any(axis=1), seen.any(axis=2)
+        visible = jnp.asarray(mask(b, n, q.reshape(1, 1, rows, 1), k))
+        visible = jnp.broadcast_to(visible, (sizes.B, 1, rows, sizes.S))[:, 0]
+        return keys | visible.any(axis=1), visible.any(axis=2)
 
     count = -(-sizes.T // rows)
-    keys = varying_alike((jnp.zeros((sizes.B, sizes.S), bool), mask))[0]
+    keys = unify_varying((jnp.zeros((sizes.B, sizes.S), bool), mask))[0]
     keys, seeing = jax.lax.scan(step, keys, jnp.arange(count, dtype=jnp.int32))
     whole = jnp.moveaxis(seeing[:-1], 0, 1).reshape(sizes.B, (count - 1) * rows)
     last = seeing[-1][:, count * rows - sizes.T :]  # which reaches back into the one before
     return jnp.concatenate([whole, last], axis=1), keys
 
 
-def _alive_in_runs(mask: Mask, runs: tuple[Any, Any], sizes: Sizes) -> tuple[jax.Array, jax.Array]:
+def _visible_in_runs(
+    mask: Mask, runs: tuple[Any, Any], sizes: Sizes
+) -> tuple[jax.Array, jax.Array]:
     """The same where each query sees one run of keys, if any: asked at its first key.
 
     The keys that are seen are counted: 1 where runs begin, less 1 where they end.
@@ -153,13 +157,13 @@ def _alive_in_runs(mask: Mask, runs: tuple[Any, Any], sizes: Sizes) -> tuple[jax
     return rows, jnp.cumsum(steps, axis=1)[:, : sizes.S] > 0
 
 
-def alive_in(band: Band, sizes: Sizes) -> tuple[Any, Any]:
+def visible_in_band(band: Band, sizes: Sizes) -> tuple[Any, Any]:
     """The same for a band: numpy arrays where it has no lengths."""
     q, k = (np.arange(n, dtype=np.int32)[None] for n in (sizes.T, sizes.S))
     rows, kv = (_column(n, most) for n, most in ((band.rows, sizes.T), (band.kv, sizes.S)))
-    first, last = _moved(q, band.lo, 0), _moved(q, band.hi, sizes.S)
+    first, last = _shifted(q, band.lo, 0), _shifted(q, band.hi, sizes.S)
     sees = (q < rows) & (np.maximum(first, 0) <= _least(last, kv - 1))
-    first, last = _moved(k, band.hi, 0, -1), _moved(k, band.lo, sizes.T, -1)
+    first, last = _shifted(k, band.hi, 0, -1), _shifted(k, band.lo, sizes.T, -1)
     return sees, (k < kv) & (np.maximum(first, 0) <= _least(last, rows - 1))
 
 
@@ -169,8 +173,8 @@ def _column(count: Any, most: int) -> Any:
     return jnp.clip(count, 0, most)[:, None]
 
 
-def _moved(at: np.ndarray, by: int | None, otherwise: int, sign: int = 1) -> np.ndarray:
-    return np.full_like(at, otherwise) if by is None else plus(at, sign * by)
+def _shifted(at: np.ndarray, by: int | None, default: int, sign: int = 1) -> np.ndarray:
+    return np.full_like(at, default) if by is None else saturating_add(at, sign * by)
 
 
 def _least(a: np.ndarray, b: Any) -> Any:
@@ -189,18 +193,18 @@ def of_lse(lse: jax.Array) -> Stats:
 class Kernel(Protocol):
     """A kernel for one kind of request; hashable, so that it compiles once.
 
-    `extras` are the arrays that it takes besides: lengths, ids, biases. A `blind` one may find, by
-    an lse of -inf, that a query sees nothing although the mask shows it something.
+    `extras` are its other arrays: lengths, ids, biases. `fully_masked` says whether a query may be
+    fully masked although the mask shows it a key, as by a bias of -inf; its lse is -inf then.
     """
 
     @property
-    def blind(self) -> bool: ...
+    def fully_masked(self) -> bool: ...
 
     def run(self, q: Any, k: Any, v: Any, extras: Any) -> tuple[jax.Array, "Stats"]:
         """The output in the dtype of q, and m and l of each row."""
         ...
 
-    def back(
+    def backward(
         self, q: Any, k: Any, v: Any, extras: Any, o: Any, stats: "Stats", do: Any, dlse: Any
     ) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
         """The gradients of q, k, v and of `extras`; `dlse` is None where there is none."""
@@ -211,12 +215,12 @@ def serve(
     kernel: Kernel, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules, extras: Any = ()
 ) -> tuple[jax.Array, jax.Array]:
     """Output and lse by a kernel, as `attend` promises them; sinks and silence are added here."""
-    rows, keys = alive(rules.mask, sizes_of(q, k))
+    rows, keys = visible_rows_and_keys(rules.mask, sizes_of(q, k))
     if rows is not None:
         q = jnp.where(rows[:, :, None, None], q, 0)
     if keys is not None:
         k, v = (jnp.where(keys[:, :, None, None], x, 0) for x in (k, v))
-    return _run(kernel, *varying_alike((q, k, v, extras, rules.sinks, rows)))
+    return _run(kernel, *unify_varying((q, k, v, extras, rules.sinks, rows)))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -231,47 +235,49 @@ def _serve(kernel: Kernel, *args: Any) -> tuple[jax.Array, jax.Array]:
 
 def _forward(kernel: Kernel, q, k, v, extras, sinks, rows) -> Any:
     o, stats = kernel.run(q, k, v, extras)  # B T N h, B N T
-    dead = stats.m == -jnp.inf if kernel.blind or rows is not None else None
+    dead = stats.m == -jnp.inf if kernel.fully_masked or rows is not None else None
     if rows is not None:
         dead = dead | ~rows[:, None]
     if dead is not None:
-        o = jnp.where(_last(dead), 0, o)
+        o = jnp.where(_rows_last(dead), 0, o)
         stats = Stats(jnp.where(dead, -jnp.inf, stats.m), jnp.where(dead, 0, stats.l))
     if sinks is not None:
-        without_sinks, stats = stats, joined(stats, sinks)
-        o = (o.astype(without_sinks.m.dtype) * _last(share(without_sinks, stats))).astype(o.dtype)
+        without_sinks, stats = stats, add_sinks(stats, sinks)
+        o = (
+            o.astype(without_sinks.m.dtype) * _rows_last(output_share(without_sinks, stats))
+        ).astype(o.dtype)
     return (o, stats.lse), (q, k, v, extras, sinks, rows, dead, o, stats)
 
 
-def _kept(kernel: Kernel, *args: Any) -> Any:
+def _residuals(kernel: Kernel, *args: Any) -> Any:
     return _forward(kernel, *custom_vjp_primal_tree_values(args))
 
 
-def _backward(kernel: Kernel, kept: tuple, cotangents: tuple) -> tuple:
-    q, k, v, extras, sinks, rows, dead, o, stats = kept
+def _backward(kernel: Kernel, residuals: tuple, cotangents: tuple) -> tuple:
+    q, k, v, extras, sinks, rows, dead, o, stats = residuals
     do, dlse = cotangents
     dlse = None if isinstance(dlse, SymbolicZero) else dlse
     do = jnp.zeros_like(o) if isinstance(do, SymbolicZero) else do
     if dead is not None:
-        do = jnp.where(_last(dead), 0, do)
+        do = jnp.where(_rows_last(dead), 0, do)
     dsinks = None if sinks is None else gradient(sinks, stats, _delta(o, stats, do, dlse))
     if dead is not None:
         dlse = None if dlse is None else jnp.where(dead, 0, dlse)
         stats = Stats(jnp.where(dead, 0, stats.m), jnp.where(dead, 1, stats.l))
-    *grads, dgiven = kernel.back(q, k, v, extras, o, stats, do, dlse)
+    *grads, dgiven = kernel.backward(q, k, v, extras, o, stats, do, dlse)
     return *grads, dgiven, dsinks, jax.tree.map(zero_gradient, rows)
 
 
-_serve.defvjp(_kept, _backward, symbolic_zeros=True)
+_serve.defvjp(_residuals, _backward, symbolic_zeros=True)
 
 
-def with_dlse(back: Any, v: jax.Array, o: jax.Array, do: jax.Array, dlse: Any) -> Grads:
-    """`dq, dk, dv` of a kernel `back(v, o, do)` that takes no dlse: by a second call, if there is.
+def with_dlse(vjp: Any, v: jax.Array, o: jax.Array, do: jax.Array, dlse: Any) -> Grads:
+    """`dq, dk, dv` of a kernel `vjp(v, o, do)` that takes no dlse: by a second call, if there is.
 
     With no values and a `do` of ones, do.v vanishes, and rowsum(do * o) is -dlse if that is what
     stands in `o`: in several columns, whose sum has all of its bits in a narrow dtype too.
     """
-    dq, dk, dv = back(v, o, do)
+    dq, dk, dv = vjp(v, o, do)
     if dlse is None:
         return dq, dk, dv
     rest, parts = -jnp.swapaxes(dlse, 1, 2), []  # B T N
@@ -282,7 +288,7 @@ def with_dlse(back: Any, v: jax.Array, o: jax.Array, do: jax.Array, dlse: Any) -
     stands = jnp.stack(parts, axis=-1)  # B T N 3
     wide = ((0, 0),) * 3 + ((0, o.shape[-1] - len(parts)),)
     ones = jnp.pad(jnp.ones_like(stands), wide)
-    more = back(jnp.zeros_like(v), jnp.pad(stands, wide), ones)
+    more = vjp(jnp.zeros_like(v), jnp.pad(stands, wide), ones)
     return dq + more[0], dk + more[1], dv
 
 
@@ -301,6 +307,6 @@ def _delta(o: Any, stats: Stats, do: Any, dlse: Any) -> jax.Array:
     return delta if dlse is None else delta - dlse
 
 
-def _last(x: jax.Array) -> jax.Array:
+def _rows_last(x: jax.Array) -> jax.Array:
     """B N T as B T N 1."""
     return jnp.swapaxes(x, 1, 2)[..., None]

@@ -12,32 +12,32 @@ from jaxtyping import Array, Float
 from ..reference import Stats
 
 
-def joined(stats: Stats, sinks: Float[Array, " N"] | None) -> Stats:
+def add_sinks(stats: Stats, sinks: Float[Array, " N"] | None) -> Stats:
     """m' and l' of each row, `B N T`, with its head's sink; as they are if there is none."""
     if sinks is None:
         return stats
-    sinks = over_rows(sinks, stats)
+    sinks = broadcast_to_rows(sinks, stats)
     m = jnp.maximum(stats.m, sinks)
     m = jnp.where(m == -jnp.inf, 0, m)  # a sink of -inf in a row that sees nothing
     return Stats(m, stats.l * jnp.exp(stats.m - m) + jnp.exp(sinks - m))
 
 
-def share(before: Stats, after: Stats) -> Float[Array, "B N T"]:
+def output_share(before: Stats, after: Stats) -> Float[Array, "B N T"]:
     """What a row keeps of its output: `l * exp(m - m') / l'`."""
-    return before.l * jnp.exp(before.m - after.m) / nonzero(after.l)
+    return before.l * jnp.exp(before.m - after.m) / zero_to_one(after.l)
 
 
 def gradient(sinks: Float[Array, " N"], after: Stats, delta: jax.Array) -> Float[Array, " N"]:
     """The gradient of the sinks from each row's `delta`, `B N T`."""
-    weight = jnp.exp(over_rows(sinks, after) - after.m) / nonzero(after.l)
+    weight = jnp.exp(broadcast_to_rows(sinks, after) - after.m) / zero_to_one(after.l)
     return -jnp.sum(weight * delta, axis=(0, 2)).astype(sinks.dtype)
 
 
-def over_rows(sinks: Float[Array, " N"], stats: Stats) -> Float[Array, "B N T"]:
+def broadcast_to_rows(sinks: Float[Array, " N"], stats: Stats) -> Float[Array, "B N T"]:
     """Each row's sink, as wide as its m."""
     return jnp.broadcast_to(sinks.astype(stats.m.dtype)[None, :, None], stats.m.shape)
 
 
-def nonzero(l: jax.Array) -> jax.Array:
+def zero_to_one(l: jax.Array) -> jax.Array:
     """`l`, with 1 for rows that see nothing, so that they may be divided by it."""
     return jnp.where(l == 0, 1, l)

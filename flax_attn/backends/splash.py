@@ -18,15 +18,27 @@ from .. import reference
 from .._internal.types import Sizes
 from ..masks import FULL, Full, Mask
 from ..masks.algebra import parts_of
-from ..masks.answers import band_of, segments_of
+from ..masks.ranges import as_known_band, segments_of
 from ..rules import Rules, sizes_of
 from ..scores import Identity, Score, Softcap
 from .platform import platform_of
-from .protocol import NO_POSITIONS, alive_in, is_number, of_lse, of_mesh, serve, zero_gradient
+from .protocol import (
+    NO_POSITIONS,
+    is_number,
+    of_lse,
+    of_mesh,
+    serve,
+    visible_in_band,
+    zero_gradient,
+)
 
-HOME = "jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_"
-NEEDED = ("_splash_attention_forward", "_splash_attention_bwd_dkv", "_splash_attention_bwd_dq")
-KINDS = (jnp.float32, jnp.bfloat16)
+MODULE = "jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_"
+REQUIRED_NAMES = (
+    "_splash_attention_forward",
+    "_splash_attention_bwd_dkv",
+    "_splash_attention_bwd_dq",
+)
+DTYPES = (jnp.float32, jnp.bfloat16)
 LANES = 128
 BLOCKS = (512, 384, 256, LANES)
 
@@ -69,28 +81,28 @@ class Splash(NamedTuple):
     precision: Any
     interpret: bool
 
-    blind = False
+    fully_masked = False
 
     def run(self, q, k, v, extras):
-        home, plan = _home("kernel"), _plan(self.mask, self.sizes)
-        ids, (q, k, v) = self._ids(extras), map(self._inside, (q, k, v))
+        home, plan = _kernel_module("kernel"), _plan(self.mask, self.sizes)
+        ids, (q, k, v) = self._ids(extras), map(self._to_kernel_layout, (q, k, v))
 
         def one(q, k, v, ids):
             return home._splash_attention_forward(
-                plan.forward, q, k, v, ids, None, save_residuals=True, **self._how(plan)
+                plan.forward, q, k, v, ids, None, save_residuals=True, **self._block_options(plan)
             )
 
         with jax.default_matmul_precision(self.precision):
             o, (lse,) = jax.vmap(one)(q, k, v, ids)
         return jnp.swapaxes(o, 1, 2)[:, : self.sizes.T], of_lse(lse[:, :, : self.sizes.T])
 
-    def back(self, q, k, v, extras, o, stats, do, dlse):
+    def backward(self, q, k, v, extras, o, stats, do, dlse):
         plan, T, lse = _plan(self.mask, self.sizes), self.sizes.T, stats.lse
         delta = jnp.sum(do.astype(lse.dtype) * o.astype(lse.dtype), axis=-1)
         delta = jnp.swapaxes(delta, 1, 2) - (0.0 if dlse is None else dlse)  # B N T
         rows = ((0, 0), (0, 0), (0, -T % LANES))
         lse, delta = (jnp.pad(x, rows) for x in (lse, delta))
-        q, k, v, do = map(self._inside, (q, k, v, do))
+        q, k, v, do = map(self._to_kernel_layout, (q, k, v, do))
 
         with jax.default_matmul_precision(self.precision):
             grads = jax.vmap(lambda *args: self._grads(plan, *args))(
@@ -101,31 +113,35 @@ class Splash(NamedTuple):
         return dq[:, :T], dk[:, :S], dv[:, :S], jax.tree.map(zero_gradient, extras)
 
     def _grads(self, plan: "Plan", q: Any, k: Any, v: Any, ids: Any, lse: Any, do: Any, di: Any):
-        home, layout = _home("kernel"), _home("kernel").QKVLayout.HEAD_DIM_MINOR
+        home, layout = _kernel_module("kernel"), _kernel_module("kernel").QKVLayout.HEAD_DIM_MINOR
         args = (q, k, v, ids, None, lse, do, di)
-        how = self._how(plan)
-        how |= {"q_layout": layout, "k_layout": layout, "v_layout": layout}
+        block_options = self._block_options(plan)
+        block_options |= {"q_layout": layout, "k_layout": layout, "v_layout": layout}
         for unknown in ("block_sizes", "residual_checkpoint_name"):
-            del how[unknown]
-        how |= {"bq": plan.rows, "bkv": plan.cols}
+            del block_options[unknown]
+        block_options |= {"bq": plan.rows, "bkv": plan.cols}
         _, dk, dv = home._splash_attention_bwd_dkv(
-            *args, mask_info=plan.back, bkv_compute=plan.cols, use_fused_bwd_kernel=False, **how
+            *args,
+            mask_info=plan.backward,
+            bkv_compute=plan.cols,
+            use_fused_bwd_kernel=False,
+            **block_options,
         )
-        return home._splash_attention_bwd_dq(*args, mask_info=plan.forward, **how), dk, dv
+        return home._splash_attention_bwd_dq(*args, mask_info=plan.forward, **block_options), dk, dv
 
-    def _how(self, plan: "Plan") -> dict[str, Any]:
-        home = _home("kernel")
+    def _block_options(self, plan: "Plan") -> dict[str, Any]:
+        home = _kernel_module("kernel")
         return {
             "mask_value": home.DEFAULT_MASK_VALUE,
             "is_mqa": False,
             "block_sizes": home.BlockSizes(plan.rows, plan.cols),
             "residual_checkpoint_name": None,
-            "mask_function": plan.seen,
+            "mask_function": plan.visible,
             "attn_logits_soft_cap": self.cap,
             "interpret": self.interpret,
         }
 
-    def _inside(self, x: jax.Array) -> jax.Array:
+    def _to_kernel_layout(self, x: jax.Array) -> jax.Array:
         """B T N H as the kernel has it: B N, padded length, H."""
         x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % LANES), (0, 0), (0, 0)))
         return jnp.swapaxes(x, 1, 2)
@@ -133,7 +149,7 @@ class Splash(NamedTuple):
     def _ids(self, extras: Any) -> Any:
         if not extras:
             return None
-        return _home("kernel").SegmentIds(
+        return _kernel_module("kernel").SegmentIds(
             *(jnp.pad(x, ((0, 0), (0, -x.shape[1] % LANES))) for x in extras)
         )
 
@@ -142,8 +158,8 @@ class Plan(NamedTuple):
     """What splash attention makes of a static mask: which blocks run, and what they hide."""
 
     forward: Any
-    back: Any
-    seen: Any
+    backward: Any
+    visible: Any
     rows: int
     cols: int
 
@@ -152,18 +168,20 @@ class Plan(NamedTuple):
 def _plan(mask: Mask, sizes: Sizes) -> Plan:
     T, S = (n + -n % LANES for n in (sizes.T, sizes.S))
     rows, cols = (next(b for b in BLOCKS if n % b == 0) for n in (T, S))
-    masks, info = _home("mask"), _home("mask_info")
+    masks, info = _kernel_module("mask"), _kernel_module("mask_info")
     if isinstance(mask, Full) and S == sizes.S:
         one = masks.FullMask((T, S))
     else:
-        one = _computed((T, S), Seen(mask, sizes, _seeing(mask, sizes) or (0, T)))
+        one = _computable_mask(
+            (T, S), VisibleMask(mask, sizes, _visible_queries(mask, sizes) or (0, T))
+        )
     heads = masks.MultiHeadMask([one] * sizes.N)
-    forward, seen = info.process_mask(heads, (rows, cols))
-    back, _ = info.process_mask_dkv(heads, (rows, cols))
-    return Plan(forward, back, seen, rows, cols)
+    forward, visible = info.process_mask(heads, (rows, cols))
+    backward, _ = info.process_mask_dkv(heads, (rows, cols))
+    return Plan(forward, backward, visible, rows, cols)
 
 
-class Seen(NamedTuple):
+class VisibleMask(NamedTuple):
     """The static part of a mask on indices, with the keys that pad hidden.
 
     Each query must see one key, so those that see none see the first; the output hides them.
@@ -174,32 +192,32 @@ class Seen(NamedTuple):
     seeing: tuple[int, int]
 
     def __call__(self, q: Any, k: Any) -> Any:
-        seen = _asked(self.mask, q, k)
-        if seen.shape != np.broadcast_shapes(q.shape, k.shape):
-            seen = seen & (q >= 0) & (k >= 0)
+        visible = _evaluate_mask(self.mask, q, k)
+        if visible.shape != np.broadcast_shapes(q.shape, k.shape):
+            visible = visible & (q >= 0) & (k >= 0)
         first, end = self.seeing
         if self.sizes.S % LANES:
-            seen = seen & (k < self.sizes.S)
+            visible = visible & (k < self.sizes.S)
         if first > 0:
-            seen = seen | ((k == 0) & (q < first))
-        return seen | ((k == 0) & (q >= end)) if end % LANES or end < self.sizes.T else seen
+            visible = visible | ((k == 0) & (q < first))
+        return visible | ((k == 0) & (q >= end)) if end % LANES or end < self.sizes.T else visible
 
 
-def _computed(shape: tuple[int, int], seen: Seen) -> Any:
+def _computable_mask(shape: tuple[int, int], visible: VisibleMask) -> Any:
     """A mask of splash attention that is computed, told apart by what computes it."""
 
-    class Computed(_home("mask")._ComputableMask):
+    class Computed(_kernel_module("mask")._ComputableMask):
         def __eq__(self, other: Any) -> bool:
-            return (self.shape, seen) == (other.shape, getattr(other, "mask_function", None))
+            return (self.shape, visible) == (other.shape, getattr(other, "mask_function", None))
 
         def __hash__(self) -> int:
-            return hash((self.shape, seen))
+            return hash((self.shape, visible))
 
-    return Computed(shape, seen)
+    return Computed(shape, visible)
 
 
 @cache
-def _seeing(mask: Mask, sizes: Sizes) -> tuple[int, int] | None:
+def _visible_queries(mask: Mask, sizes: Sizes) -> tuple[int, int] | None:
     """`first, end` of the queries that see a key, or None if they are no run."""
     seeing = _rows(mask, sizes)
     if not seeing.any():
@@ -208,7 +226,7 @@ def _seeing(mask: Mask, sizes: Sizes) -> tuple[int, int] | None:
     return (first, end) if seeing[first:end].all() else None
 
 
-def _asked(mask: Mask, q: Any, k: Any) -> Any:
+def _evaluate_mask(mask: Mask, q: Any, k: Any) -> Any:
     """The static mask of these queries and keys; of numpy's indices in numpy."""
     if not isinstance(q, np.ndarray):  # inside the kernel
         return mask(0, 0, q, k)
@@ -218,12 +236,12 @@ def _asked(mask: Mask, q: Any, k: Any) -> Any:
 
 def _rows(mask: Mask, sizes: Sizes) -> np.ndarray:
     """Which queries see a key, T, by a static mask."""
-    band = band_of(mask)
+    band = as_known_band(mask)
     if band is not None:
-        return np.broadcast_to(alive_in(band, sizes)[0][0], sizes.T)
+        return np.broadcast_to(visible_in_band(band, sizes)[0][0], sizes.T)
     k = np.arange(sizes.S, dtype=np.int32)[None]
     parts = [np.arange(q, min(q + 512, sizes.T)) for q in range(0, sizes.T, 512)]
-    tables = [_asked(mask, q.astype(np.int32)[:, None], k) for q in parts]
+    tables = [_evaluate_mask(mask, q.astype(np.int32)[:, None], k) for q in parts]
     rows = [
         np.broadcast_to(x, (len(q), sizes.S)).any(1) for x, q in zip(tables, parts, strict=True)
     ]
@@ -244,7 +262,7 @@ def _ids(mask: Mask, sizes: Sizes) -> tuple[jax.Array, jax.Array] | tuple[()]:
         q, k = (q, k) if ids is None else map(jnp.broadcast_to, ids, (q.shape, k.shape))
     nobodys = q.min() - 1
     for part in parts:
-        band = band_of(part)
+        band = as_known_band(part)
         if band is not None and band.kv is not None:
             lengths = jnp.asarray(band.kv, jnp.int32).reshape(-1, 1)
             k = jnp.where(jnp.arange(sizes.S, dtype=jnp.int32)[None] < lengths, k, nobodys)
@@ -268,12 +286,12 @@ def refusal(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | Non
     platform = platform_of(q)
     if platform != "tpu":
         return f"needs a TPU; the platform is {platform}"
-    return unable(q, k, v, rules)
+    return unsupported_reason(q, k, v, rules)
 
 
-def unable(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
+def unsupported_reason(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
     """Why it cannot serve a request wherever it runs, or None."""
-    if q.dtype not in KINDS:
+    if q.dtype not in DTYPES:
         return f"needs float32 or bfloat16; q is {q.dtype}"
     if rules.positions is not None:
         return NO_POSITIONS
@@ -295,21 +313,21 @@ def _of_mask(mask: Mask, sizes: Sizes) -> str | None:
         return f"takes static masks, Segments, Documents and Lengths; {names} is asked for"
     if len(segments) > 1:
         return "takes one Segments or Documents; combine their ids into one"
-    if _seeing(_static(mask), sizes._replace(batch=())) is None:
+    if _visible_queries(_static(mask), sizes._replace(batch=())) is None:
         return "needs queries that see nothing to stand at the ends; this mask has some between"
     return None
 
 
 def _is_lengths(part: Mask) -> bool:
-    band = band_of(part)
+    band = as_known_band(part)
     return band is not None and band.lo is None and band.hi is None
 
 
 def _of_version() -> str | None:
-    missing = [name for name in NEEDED if not hasattr(_home("kernel"), name)]
+    missing = [name for name in REQUIRED_NAMES if not hasattr(_kernel_module("kernel"), name)]
     return f"does not know this version of jax, {jax.__version__}" if missing else None
 
 
 @cache
-def _home(part: str) -> Any:
-    return importlib.import_module(HOME + part)
+def _kernel_module(part: str) -> Any:
+    return importlib.import_module(MODULE + part)

@@ -21,21 +21,21 @@ from .. import reference
 from .._internal.types import Sizes
 from ..masks import Mask
 from ..masks.algebra import parts_of
-from ..masks.answers import runs_of
+from ..masks.ranges import runs_of
 from ..rules import Rules, sizes_of
 from ..scores import IDENTITY, Additive, Chain, Identity, Score, Softcap
 from .platform import capability_of, platform_of
 from .protocol import NO_POSITIONS, Stats, is_number, of_mesh, serve, with_dlse, zero_gradient
 
-HOME = "tokamax._src.ops.attention."
-OLDEST = (0, 0, 12)
-KINDS = (jnp.float16, jnp.bfloat16)
+MODULE = "tokamax._src.ops.attention."
+MIN_VERSION = (0, 0, 12)
+DTYPES = (jnp.float16, jnp.bfloat16)
 PRESETS = {
     "bfloat16": jax.lax.DotAlgorithmPreset.BF16_BF16_F32,
     "float16": jax.lax.DotAlgorithmPreset.F16_F16_F32,
 }
-WIDEST = 256
-LEAST = -1e30  # stands for a bias of -inf, which would make a row NaN
+MAX_HEAD_DIM = 256
+FINITE_MINUS_INF = -1e30  # stands for a bias of -inf, which would make a row NaN
 Ends = tuple[Any, Any]
 
 
@@ -49,31 +49,35 @@ def forward(
     if 0 in (*q.shape, *k.shape, *v.shape):
         return reference.forward(q, k, v, rules)
     bias, cap = _bias_and_cap(rules.score) or (None, None)
-    bias = None if bias is None else jnp.maximum(bias, jnp.asarray(LEAST, bias.dtype))
-    extras = {"ends": _ends(rules.mask, sizes_of(q, k)), "bias": bias}
+    bias = None if bias is None else jnp.maximum(bias, jnp.asarray(FINITE_MINUS_INF, bias.dtype))
+    extras = {"ends": _run_ends(rules.mask, sizes_of(q, k)), "bias": bias}
     return serve(Tokamax(float(rules.scale), cap, bias is not None, kernel), q, k, v, rules, extras)
 
 
 class Tokamax(NamedTuple):
     """One kernel: the factor of q.k, the bound of the logits or None, and whose kernel it is.
 
-    With a bias, which may be -inf throughout a row, it is `blind`.
+    With a bias, which may be -inf throughout a row, it is `fully_masked`.
     """
 
     scale: float
     cap: float | None
-    blind: bool
+    fully_masked: bool
     kernel: Any
 
     def run(self, q, k, v, extras):
-        with _lenient():
-            o, (m, l) = self._op()(q, k, v, return_residuals=True, **self._how(q, extras))
-        return o, Stats(jnp.where(m < LEAST / 2, -jnp.inf, m) if self.blind else m, l)
+        with _implicit_promotion():
+            o, (m, l) = self._op()(
+                q, k, v, return_residuals=True, **self._kernel_options(q, extras)
+            )
+        return o, Stats(
+            jnp.where(m < FINITE_MINUS_INF / 2, -jnp.inf, m) if self.fully_masked else m, l
+        )
 
-    def back(self, q, k, v, extras, o, stats, do, dlse):
+    def backward(self, q, k, v, extras, o, stats, do, dlse):
         bias, dbias = extras["bias"], []
 
-        def back(v, o, do):
+        def backward(v, o, do):
             gradients = self._op().vjp(
                 tuple(stats),
                 o,
@@ -88,34 +92,34 @@ class Tokamax(NamedTuple):
                 q_indices=None,
                 k_indices=None,
                 normalize_output=True,
-                **self._how(q, extras),
+                **self._kernel_options(q, extras),
             )
             dbias.append(gradients.get("bias"))
             return gradients["q"], gradients["k"], gradients["v"]
 
-        with _lenient():
-            grads = with_dlse(back, v, o, do, dlse)
+        with _implicit_promotion():
+            grads = with_dlse(backward, v, o, do, dlse)
         more = None if bias is None else sum(dbias[1:], start=dbias[0]).astype(bias.dtype)
         return *grads, {"ends": jax.tree.map(zero_gradient, extras["ends"]), "bias": more}
 
     def _op(self) -> Any:
-        return self.kernel or _home("pallas_mosaic_gpu").PallasMosaicGpuFlashAttention()
+        return self.kernel or _kernel_module("pallas_mosaic_gpu").PallasMosaicGpuFlashAttention()
 
-    def _how(self, q: jax.Array, extras: Any) -> dict[str, Any]:
+    def _kernel_options(self, q: jax.Array, extras: Any) -> dict[str, Any]:
         first, end = extras["ends"]
         return {
             "precision": (PRESETS.get(q.dtype.name, jax.lax.DotAlgorithmPreset.F32_F32_F32),) * 2,
             "logits_scale": self.scale,
             "logits_soft_cap": self.cap,
             "bias": extras["bias"],
-            "mask": _home("base").Mask(k_start=first, k_end=end),
+            "mask": _kernel_module("base").Mask(k_start=first, k_end=end),
         }
 
 
 # The run of keys of each query.
 
 
-def _ends(mask: Mask, sizes: Sizes) -> Ends:
+def _run_ends(mask: Mask, sizes: Sizes) -> Ends:
     """The runs as Tokamax reads them, B|1 1 T; what no query sees is hidden around the kernel."""
     run = runs_of(mask, jnp.arange(sizes.T, dtype=jnp.int32)[None])
     assert run is not None, mask
@@ -153,16 +157,16 @@ def refusal(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | Non
     if capability[0] not in (9, 10):
         at = ".".join(map(str, capability))
         return f"needs an NVIDIA GPU of compute capability 9 or 10; this one has {at}"
-    if q.dtype not in KINDS:
+    if q.dtype not in DTYPES:
         return f"needs float16 or bfloat16, since it would round {q.dtype}"
-    return unable(q, k, v, rules) or of_mesh(q) or _of_version()
+    return unsupported_reason(q, k, v, rules) or of_mesh(q) or _of_version()
 
 
-def unable(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
+def unsupported_reason(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
     """Why it cannot serve a request wherever it runs, or None."""
-    if any(x.shape[-1] % 8 or x.shape[-1] > WIDEST for x in (q, v)):
+    if any(x.shape[-1] % 8 or x.shape[-1] > MAX_HEAD_DIM for x in (q, v)):
         return (
-            f"needs widths that are multiples of 8 and at most {WIDEST}; "
+            f"needs widths that are multiples of 8 and at most {MAX_HEAD_DIM}; "
             f"keys are {q.shape[-1]} and values {v.shape[-1]} wide"
         )
     if rules.positions is not None:
@@ -188,24 +192,24 @@ def unable(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None
 def _of_version() -> str | None:
     installed = metadata.version("tokamax")
     numbers = tuple(int(x) for x in installed.split(".")[:3] if x.isdigit())
-    if numbers < OLDEST:
-        return f"needs tokamax {'.'.join(map(str, OLDEST))} or later; {installed} is installed"
+    if numbers < MIN_VERSION:
+        return f"needs tokamax {'.'.join(map(str, MIN_VERSION))} or later; {installed} is installed"
     try:
-        known = hasattr(_home("pallas_mosaic_gpu"), "PallasMosaicGpuFlashAttention")
+        known = hasattr(_kernel_module("pallas_mosaic_gpu"), "PallasMosaicGpuFlashAttention")
     except ImportError as error:  # of what it needs itself, xprof say, or of a file that has moved
         return f"cannot import tokamax {installed}: {error}"
     return None if known else f"does not know this version of tokamax, {installed}"
 
 
 @contextlib.contextmanager
-def _lenient() -> Iterator[None]:
+def _implicit_promotion() -> Iterator[None]:
     """The promotion of ranks and dtypes that tokamax's code counts on, whatever the caller's."""
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         yield
 
 
-def _home(part: str) -> Any:
+def _kernel_module(part: str) -> Any:
     flags = importlib.import_module("absl.flags").FLAGS
     if not flags.is_parsed():
         flags.mark_as_parsed()  # or tokamax reads the program's own arguments as its flags
-    return importlib.import_module(HOME + part)
+    return importlib.import_module(MODULE + part)

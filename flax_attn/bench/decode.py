@@ -19,11 +19,11 @@ from ..cache import Cache, Int8
 from ..layers import GroupedQueryAttention, LatentAttention
 from ..masks import CAUSAL
 from ..parity import judge
-from .contender import OURS, Contender
+from .competitor import OWN_FAMILY, Competitor
 from .decode_torch import grown, static
 from .program import TorchProgram
 from .proof import Proof
-from .settings import memory_at_hand
+from .settings import available_memory
 from .workload import Workload
 
 RECOMPUTED = 2**11  # tokens: a prefix of more takes seconds a step
@@ -31,20 +31,20 @@ COPIES = 5  # of all tokens and their keys and values, while a contender is made
 ONES = 1024  # columns of the matrix whose product with a vector reads as many bytes as a cache
 
 
-def contenders() -> list[Contender]:
+def competitors() -> list[Competitor]:
     """This library's step first, then the others', and the limit."""
 
-    def one(name: str, family: str, make: Callable, refusal: Callable = _too_large) -> Contender:
+    def one(name: str, family: str, make: Callable, refusal: Callable = _too_large) -> Competitor:
         build = cache(partial(_built, make))
-        return Contender(name, family, build, refusal, prove=partial(_prove, build))
+        return Competitor(name, family, build, refusal, prove=partial(_prove, build))
 
     return [
-        one(OURS, OURS, _ours),
+        one(OWN_FAMILY, OWN_FAMILY, _flax_attn),
         one("torch, static cache", "torch", static, _no_twin),
         one("torch, growing cache", "torch", grown, _no_twin),
         one("flax.nnx", "flax.nnx", _nnx, _nnx_refusal),
-        one("prefix recomputed", OURS, _recomputed, _recomputed_refusal),
-        Contender("cache read once", OURS, _read, _too_large, prove=_no_proof),
+        one("prefix recomputed", OWN_FAMILY, _recomputed, _recomputed_refusal),
+        Competitor("cache read once", OWN_FAMILY, _read, _too_large, prove=_no_proof),
     ]
 
 
@@ -69,7 +69,7 @@ def latent_widths(w: Workload) -> tuple[int, int]:
 def _too_large(w: Workload, which: str) -> str | None:
     tokens = 4 * w.batch * w.length
     need = COPIES * tokens * (w.features + 2 * (w.kv_heads or w.heads) * w.width)
-    if need > memory_at_hand():
+    if need > available_memory():
         return f"its tokens, keys and values would take {need / 2**30:.0f} GiB while it is proven"
     return None
 
@@ -168,15 +168,15 @@ def tokens_of(w: Workload, arrays: Any) -> np.ndarray:
     return arrays["x"][np.arange(w.batch), lengths(w) - 1][:, None]
 
 
-def _ours(w: Workload) -> StepProgram:
+def _flax_attn(w: Workload) -> StepProgram:
     def pack(arrays: Any) -> Any:
         graph, params = nnx.split(layer_of(w, arrays))
         store = Int8() if w.store == "int8" else None
         layer = nnx.merge(graph, params)
         empty = layer.init_cache(w.batch, w.length, window=w.window, store=store)
         past, places = lengths(w)[:, None] - 1, np.arange(w.stored)[None]
-        kept = (places < past) & (places >= past - (w.window or w.length))
-        places = jnp.asarray(np.where(kept, places, -1), jnp.int32)
+        in_window = (places < past) & (places >= past - (w.window or w.length))
+        places = jnp.asarray(np.where(in_window, places, -1), jnp.int32)
         full = jax.jit(Cache.append)(empty, *keys_and_values(w, arrays), places)
         graphs.append(graph)
         return (params, jnp.asarray(tokens_of(w, arrays)), jnp.asarray(past[:, 0], jnp.int32)), full
@@ -199,10 +199,10 @@ def _nnx(w: Workload) -> StepProgram:
             kernel[...] = jnp.asarray(arrays[f"{name}.weight"]).reshape(kernel.shape)
         module.init_cache((w.batch, w.length, w.features))
         past = w.stored - 1
-        for kept, new in zip(
+        for slots, new in zip(
             (module.cached_key, module.cached_value), keys_and_values(w, arrays), strict=True
         ):
-            kept[...] = kept[...].at[:, :past].set(new[:, :past])
+            slots[...] = slots[...].at[:, :past].set(new[:, :past])
         graph, params, state = nnx.split(module, nnx.Param, ...)
         graphs.append(graph)
         return (params, jnp.asarray(tokens_of(w, arrays))), state
@@ -262,16 +262,18 @@ def references(w: Workload) -> tuple[np.ndarray, np.ndarray]:
     arrays = w.arrays()
     rows = np.unique([0, w.batch // 2, w.batch - 1])
     few = {**arrays, "x": arrays["x"][rows]}
-    kept = keys_and_values(w, few) if w.store == "int8" else None
-    if kept is not None:  # what is stored is rounded, and the formula is asked of that
-        rounded = (Int8().quantize(x) for x in kept)
-        kept = tuple(np.asarray(x.dequantized(jnp.float32)) for x in rounded)
-    plain = _formula(w, few, rows, kept, np.float32)
+    keys_values = keys_and_values(w, few) if w.store == "int8" else None
+    if keys_values is not None:  # what is stored is rounded, and the formula is asked of that
+        rounded = (Int8().quantize(x) for x in keys_values)
+        keys_values = tuple(np.asarray(x.dequantized(jnp.float32)) for x in rounded)
+    plain = _formula(w, few, rows, keys_values, np.float32)
     with jax.enable_x64(True):
-        return plain, _formula(w, few, rows, kept, np.float64)
+        return plain, _formula(w, few, rows, keys_values, np.float64)
 
 
-def _formula(w: Workload, arrays: Any, rows: np.ndarray, kept: Any, dtype: Any) -> np.ndarray:
+def _formula(
+    w: Workload, arrays: Any, rows: np.ndarray, keys_values: Any, dtype: Any
+) -> np.ndarray:
     """`softmax(q k / sqrt(H)) v` of the last token of each row, projected."""
     outputs = []
     wide = {name: jnp.asarray(x, dtype) for name, x in arrays.items()}
@@ -289,7 +291,11 @@ def _formula(w: Workload, arrays: Any, rows: np.ndarray, kept: Any, dtype: Any) 
             shape = (1, x.shape[1], -1, w.width)
             q = (x[:, -1] @ wide["query.weight"]).reshape(1, -1, w.width)
             new = ((x @ wide[f"{name}.weight"]).reshape(shape) for name in ("key", "value"))
-            k, v = new if kept is None else (jnp.asarray(y[i : i + 1, part], dtype) for y in kept)
+            k, v = (
+                new
+                if keys_values is None
+                else (jnp.asarray(y[i : i + 1, part], dtype) for y in keys_values)
+            )
             k, v = (jnp.repeat(y, w.heads // y.shape[2], 2) for y in (k, v))
             out = wide["out.weight"]
         logits = jnp.einsum("bnh,bsnh->bns", q, k) / np.sqrt(q.shape[-1]).astype(dtype)

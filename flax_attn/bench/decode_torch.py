@@ -19,23 +19,28 @@ def static(w: Workload) -> TorchProgram:
 
     def pack(tensors: Any) -> Any:
         x, weights, keys, values = _projected(w, tensors)
-        kept = [y.new_zeros(*y.shape[:2], slots, y.shape[3]) for y in (keys, values)]
+        keys_values = [y.new_zeros(*y.shape[:2], slots, y.shape[3]) for y in (keys, values)]
         for b, n in enumerate(past):
             places = np.arange(max(0, n - slots), n)
-            for new, old in zip((keys, values), kept, strict=True):
+            for new, old in zip((keys, values), keys_values, strict=True):
                 old[b, :, places % slots] = new[b, :, places]
-        seen = torch.arange(slots)[None] <= torch.from_numpy(past)[:, None]
-        return x, weights, kept, None if seen.all() else seen[:, None, None].to(x.device)
+        visible = torch.arange(slots)[None] <= torch.from_numpy(past)[:, None]
+        return (
+            x,
+            weights,
+            keys_values,
+            None if visible.all() else visible[:, None, None].to(x.device),
+        )
 
     def call(packed: Any) -> Any:
-        x, weights, kept, seen = packed
+        x, weights, keys_values, visible = packed
         q, k, v = _heads(w, x, weights)
-        for new, old in zip((k, v), kept, strict=True):
+        for new, old in zip((k, v), keys_values, strict=True):
             if w.batch == 1:
                 old[:, :, at[0]] = new[:, :, 0]
             else:
                 old[rows, :, at] = new[:, :, 0]
-        return _attended(w, q, kept[0], kept[1], seen, weights)
+        return _attended(w, q, keys_values[0], keys_values[1], visible, weights)
 
     return _program(call, pack)
 
@@ -48,18 +53,23 @@ def grown(w: Workload) -> TorchProgram:
     def pack(tensors: Any) -> Any:
         x, weights, keys, values = _projected(w, tensors)
         most = past.max()
-        kept = [y.new_zeros(*y.shape[:2], most, y.shape[3]) for y in (keys, values)]
+        keys_values = [y.new_zeros(*y.shape[:2], most, y.shape[3]) for y in (keys, values)]
         for b, (n, end) in enumerate(zip(past, _last_slots(w), strict=True)):
-            for new, old in zip((keys, values), kept, strict=True):
+            for new, old in zip((keys, values), keys_values, strict=True):
                 old[b, :, most - n :] = new[b, :, end - n : end]
-        seen = torch.arange(most + 1)[None] >= torch.from_numpy(most - past)[:, None]
-        return x, weights, kept, None if seen.all() else seen[:, None, None].to(x.device)
+        visible = torch.arange(most + 1)[None] >= torch.from_numpy(most - past)[:, None]
+        return (
+            x,
+            weights,
+            keys_values,
+            None if visible.all() else visible[:, None, None].to(x.device),
+        )
 
     def call(packed: Any) -> Any:
-        x, weights, kept, seen = packed
+        x, weights, keys_values, visible = packed
         q, k, v = _heads(w, x, weights)
-        k, v = (torch.cat(both, dim=2) for both in zip(kept, (k, v), strict=True))
-        return _attended(w, q, k, v, seen, weights)
+        k, v = (torch.cat(both, dim=2) for both in zip(keys_values, (k, v), strict=True))
+        return _attended(w, q, k, v, visible, weights)
 
     return _program(call, pack)
 
@@ -103,8 +113,8 @@ def _heads(w: Workload, x: Any, weights: Any) -> list[Any]:
     return [_split(w, linear(x, y)) for y in weights[:3]]
 
 
-def _attended(w: Workload, q: Any, k: Any, v: Any, seen: Any, weights: Any) -> Any:
+def _attended(w: Workload, q: Any, k: Any, v: Any, visible: Any, weights: Any) -> Any:
     function = import_module("torch").nn.functional
     shared = k.shape[1] != q.shape[1]
-    o = function.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=shared)
+    o = function.scaled_dot_product_attention(q, k, v, attn_mask=visible, enable_gqa=shared)
     return function.linear(o.transpose(1, 2).flatten(2), weights[3])

@@ -13,7 +13,7 @@ from flax import nnx
 from .._internal.types import Sizes
 from ..attend import attend, explain
 from ..backends import BACKENDS
-from .contender import OURS, Contender
+from .competitor import OWN_FAMILY, Competitor
 from .program import JaxProgram, Program, TorchProgram, device
 from .workload import Workload, platform
 
@@ -22,21 +22,21 @@ LAYER = "it is a layer with projections: --preset book and --variant time it"
 Call = Callable[[Any], Any]
 
 
-def ours(backends: Sequence[str]) -> list[Contender]:
+def flax_attn_competitors(backends: Sequence[str]) -> list[Competitor]:
     """This library, once for each backend asked for; "auto" is its own choice."""
-    return [_ours(name) for name in backends]
+    return [_flax_attn(name) for name in backends]
 
 
-def _ours(backend: str) -> Contender:
+def _flax_attn(backend: str) -> Competitor:
     def make(w: Workload) -> Call:
         return lambda inputs: attend(*inputs, mask=w.rule, backend=backend, **w.options)
 
     def refusal(w: Workload, which: str) -> str | None:
         return None if backend == "auto" else _verdict(w, backend)
 
-    return Contender(
-        OURS if backend == "auto" else f"{OURS}:{backend}",
-        OURS,
+    return Competitor(
+        OWN_FAMILY if backend == "auto" else f"{OWN_FAMILY}:{backend}",
+        OWN_FAMILY,
         partial(_jax, make),
         refusal,
         chosen if backend == "auto" else lambda w: backend,
@@ -81,18 +81,18 @@ def _no_cudnn(w: Workload, which: str) -> str | None:
 
 
 def _jax_nn(function: Callable, w: Workload) -> Call:
-    seen: dict[str, Any] = {"is_causal": w.mask != "full"}
+    mask_kwargs: dict[str, Any] = {"is_causal": w.mask != "full"}
     if w.window is not None:
-        seen["local_window_size"] = (w.window - 1, 0)
-    return lambda inputs: function(*inputs, **seen)
+        mask_kwargs["local_window_size"] = (w.window - 1, 0)
+    return lambda inputs: function(*inputs, **mask_kwargs)
 
 
 def _nnx(w: Workload) -> Call:
     def call(inputs: Any) -> Any:
-        seen: dict[str, Any] = {"is_causal": w.mask == "causal"}
+        mask_kwargs: dict[str, Any] = {"is_causal": w.mask == "causal"}
         if w.window is not None:
-            seen = {"mask": _seen(w)[None, None]}
-        return nnx.dot_product_attention(*inputs, deterministic=True, **seen)
+            mask_kwargs = {"mask": _boolean_mask(w)[None, None]}
+        return nnx.dot_product_attention(*inputs, deterministic=True, **mask_kwargs)
 
     return call
 
@@ -101,14 +101,14 @@ def _equinox(w: Workload) -> Call:
     one = import_module("equinox.nn._attention").dot_product_attention
 
     def call(inputs: Any) -> Any:
-        seen = None if w.mask == "full" else _seen(w)
-        heads = jax.vmap(partial(one, mask=seen), in_axes=1, out_axes=1)
+        mask = None if w.mask == "full" else _boolean_mask(w)
+        heads = jax.vmap(partial(one, mask=mask), in_axes=1, out_axes=1)
         return jax.vmap(heads)(*inputs)
 
     return call
 
 
-def _seen(w: Workload) -> jax.Array:
+def _boolean_mask(w: Workload) -> jax.Array:
     """The mask as T S booleans made in the program, as users of such masks make them."""
     t = jnp.arange(w.length)
     return w.rule(0, 0, t[:, None], t[None, :])
@@ -180,7 +180,7 @@ def _no_program(w: Workload, which: str) -> Program:
     raise NotImplementedError(LAYER)
 
 
-def others() -> list[Contender]:
+def others() -> list[Competitor]:
     """Everybody else's attention of q, k and v."""
     jax_nn = partial(_jax_nn, jax.nn.dot_product_attention)
     by_cudnn = partial(_jax_nn, partial(jax.nn.dot_product_attention, implementation="cudnn"))
@@ -202,7 +202,7 @@ def others() -> list[Contender]:
         "tokamax": lambda w, which: "it has no sinks" if w.extra == "sinks" else None,
     }
     return [
-        Contender(
+        Competitor(
             name,
             name.partition(":")[0],
             build,

@@ -19,7 +19,7 @@ from .. import layers as flax_layers
 from ..masks import CAUSAL
 from ..weights.plan import Plan
 from . import torch_layers
-from .contender import OURS, Contender, always, lookup
+from .competitor import OWN_FAMILY, Competitor, always, lookup
 from .program import JaxProgram, Program, TorchProgram
 from .torch_layers import config
 from .weights import NOTEBOOK, by_heads, combined, einsum, paths, separate, wrapper
@@ -31,7 +31,7 @@ Run = Callable[[Any, Any], Any]
 Make = Callable[[Workload], tuple[Run, Plan]]
 
 
-def book() -> list[Contender]:
+def book() -> list[Competitor]:
     """Every implementation, this library's first."""
     return [*map(_flax, OWN), *_other_jax(), *_torch()]
 
@@ -108,9 +108,9 @@ OWN: dict[str, tuple[str, Make]] = {
 }
 
 
-def _flax(variant: str) -> Contender:
+def _flax(variant: str) -> Competitor:
     name, make = OWN[variant]
-    return Contender(f"{OURS}.{name}", OURS, partial(_program, make))
+    return Competitor(f"{OWN_FAMILY}.{name}", OWN_FAMILY, partial(_program, make))
 
 
 def _nnx(w: Workload) -> tuple[Run, Plan]:
@@ -158,11 +158,11 @@ def _causal_mask(w: Workload) -> jax.Array:
     return jnp.tril(jnp.ones((w.length, w.length), bool))
 
 
-def _other_jax() -> list[Contender]:
+def _other_jax() -> list[Competitor]:
     return [
-        Contender("flax.nnx.MultiHeadAttention", "flax.nnx", partial(_program, _nnx)),
-        Contender("equinox.nn.MultiheadAttention", "equinox", partial(_program, _equinox)),
-        Contender("jax.nn.dot_product_attention", "jax.nn", partial(_program, _jax_nn)),
+        Competitor("flax.nnx.MultiHeadAttention", "flax.nnx", partial(_program, _nnx)),
+        Competitor("equinox.nn.MultiheadAttention", "equinox", partial(_program, _equinox)),
+        Competitor("jax.nn.dot_product_attention", "jax.nn", partial(_program, _jax_nn)),
     ]
 
 
@@ -170,27 +170,31 @@ def _in_torch(
     build: Callable[[Workload], Any], layout: Callable[[Workload], Plan], w: Workload, which: str
 ) -> Program:
     """A torch module, built anew for each set of weights."""
-    laid = layout(w)
+    plan = layout(w)
 
     def pack(tensors: Any) -> Any:
         arrays = {name: np.asarray(x.float().cpu()) for name, x in tensors.items()}
-        module = torch_layers.with_weights(build(w), laid.forward(arrays), tensors["x"])
+        module = torch_layers.with_weights(build(w), plan.forward(arrays), tensors["x"])
         return module, tensors["x"]
 
     def leaves(packed: Any) -> list[Any]:
         named = dict(packed[0].named_parameters())
-        return [packed[1], *(named[path] for path in paths(laid))]
+        return [packed[1], *(named[path] for path in paths(plan))]
 
     def unpack(grads: Any) -> Any:
-        return {**laid.back(dict(zip(paths(laid), grads[1:], strict=True))), "x": grads[0]}
+        return {**plan.back(dict(zip(paths(plan), grads[1:], strict=True))), "x": grads[0]}
 
     return TorchProgram(lambda packed: packed[0](packed[1]), pack, leaves, unpack, which)
 
 
-def _torch() -> list[Contender]:
-    contenders = []
-    for number, (name, family, build, layout, kept) in enumerate(torch_layers.NINE, start=1):
+def _torch() -> list[Competitor]:
+    competitors = []
+    for number, (name, family, build, layout, num_arrays) in enumerate(
+        torch_layers.BOOK_LAYERS, start=1
+    ):
         refusal = torch_layers.no_backward_of_flex if "FlexAttention" in name else always
         program = partial(_in_torch, build, layout)
-        contenders.append(Contender(f"{number}. {name}", family, program, refusal, quadratic=kept))
-    return contenders
+        competitors.append(
+            Competitor(f"{number}. {name}", family, program, refusal, quadratic=num_arrays)
+        )
+    return competitors

@@ -20,9 +20,9 @@ import numpy as np
 
 from ..recurrence import linear_recurrence
 from . import functions, proof
-from .contender import OURS, Contender
+from .competitor import OWN_FAMILY, Competitor
 from .program import JaxProgram, Program, TorchProgram
-from .proof import Found, Proof
+from .proof import Arrays, Proof
 from .workload import BOTH, GATED, Workload
 
 PROVEN = 1000  # tokens of two heads: sixteen chunks, the last of them not whole
@@ -31,19 +31,19 @@ FLA = "ops/gated_delta_rule/naive.py"  # beside the kernels, which need a GPU
 Call = Callable[..., Any]
 
 
-def contenders() -> list[Contender]:
+def competitors() -> list[Competitor]:
     """This library's chunked form first."""
 
-    def torch(name: str, load: Callable[[], Call], refusal: Callable) -> Contender:
+    def torch(name: str, load: Callable[[], Call], refusal: Callable) -> Competitor:
         build = partial(_torch, load)
-        return Contender(name, "torch", build, refusal, prove=partial(_prove, build))
+        return Competitor(name, "torch", build, refusal, prove=partial(_prove, build))
 
     return [
-        Contender(OURS, OURS, _chunked, prove=partial(_prove, _chunked)),
+        Competitor(OWN_FAMILY, OWN_FAMILY, _chunked, prove=partial(_prove, _chunked)),
         torch("transformers, chunked", _transformers, _without("transformers")),
         torch("fla, chunked", _fla, _without("fla")),
-        Contender(f"{OURS}, scan", OURS, _steps, prove=partial(_prove, _steps)),
-        Contender(f"{OURS}, softmax", OURS, _softmax, prove=_prove_softmax),
+        Competitor(f"{OWN_FAMILY}, scan", OWN_FAMILY, _steps, prove=partial(_prove, _steps)),
+        Competitor(f"{OWN_FAMILY}, softmax", OWN_FAMILY, _softmax, prove=_prove_softmax),
     ]
 
 
@@ -73,7 +73,7 @@ _steps = partial(_jax, _recurrence(None))
 
 
 def _softmax(w: Workload, which: str) -> Program:
-    return functions.ours(("auto",))[0].build(replace(w, layer=None), which)
+    return functions.flax_attn_competitors(("auto",))[0].build(replace(w, layer=None), which)
 
 
 def _transformers() -> Call:
@@ -127,7 +127,7 @@ def _prove_softmax(w: Workload, which: str) -> Proof:
 
 
 @cache
-def references(w: Workload) -> tuple[Found, Found]:
+def references(w: Workload) -> tuple[Arrays, Arrays]:
     """The step form's output and gradients: in the dtype and in float64."""
     arrays = w.arrays()
     with jax.enable_x64(True):
@@ -136,7 +136,7 @@ def references(w: Workload) -> tuple[Found, Found]:
     return _run(_steps(w, BOTH), arrays), truth
 
 
-def _run(program: Program, arrays: Any) -> Found:
+def _run(program: Program, arrays: Any) -> Arrays:
     placed = program.place(arrays)
     if program.compile_seconds is None:
         program.compile(placed)

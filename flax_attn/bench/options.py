@@ -62,7 +62,7 @@ def _add_files(add: Callable[..., Any]) -> None:
 
 
 @dataclass(frozen=True)
-class Asked:
+class BenchOptions:
     """What was asked for, checked as far as it can be without knowing the contenders."""
 
     preset: str = ""
@@ -82,7 +82,7 @@ class Asked:
     seconds: float | None = None
 
 
-def asked(options: argparse.Namespace) -> Asked:
+def read_options(options: argparse.Namespace) -> BenchOptions:
     """The options' values.
 
     Raises:
@@ -90,7 +90,7 @@ def asked(options: argparse.Namespace) -> Asked:
     """
     passes = {None: PASSES, True: (BOTH,), False: (FORWARD,)}[options.grad]
     masks = ("causal",) if options.causal else ("full",) if options.full else None
-    return Asked(
+    return BenchOptions(
         preset=options.preset or "",
         variant=options.variant,
         lengths=None if options.seq is None else lengths(options.seq),

@@ -102,7 +102,7 @@ def factors(cell: str) -> list[float]:
 def write(path: Path, text: str, around: tuple[str, str]) -> None:
     """Puts a section between its marks; at the end of a page that has none; on a new page."""
     page = path.read_text("utf-8") if path.exists() else HEADING
-    place = _markdown.between(*map(re.escape, around))
+    place = _markdown.text_between(*map(re.escape, around))
     if place.search(page) is None:
         page = "{}\n\n{}\n{}\n".format(page.rstrip(), *around)
     path.write_text(_markdown.fill(page, place, text), "utf-8")

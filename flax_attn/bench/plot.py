@@ -25,8 +25,11 @@ def absent() -> str | None:
 def plots(results: Results, path: Path) -> list[Path]:
     """Writes the time to `path` and the memory beside it; returns what was written."""
     paths = []
-    beside = path.with_name(f"{path.stem}-memory{path.suffix}")
-    for name, label, of in ((path, "median time, ms", _time), (beside, "memory, MiB", _memory)):
+    memory_path = path.with_name(f"{path.stem}-memory{path.suffix}")
+    for name, label, of in (
+        (path, "median time, ms", _time),
+        (memory_path, "memory, MiB", _memory),
+    ):
         rows = [row for row in results.rows if of(row) is not None]
         if rows:
             _figure(rows, label, of, results).savefig(name, dpi=130)

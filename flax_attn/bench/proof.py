@@ -20,7 +20,7 @@ from ..parity import judge
 from .program import Program
 from .workload import BOTH, COTANGENT, PROJECTIONS, Workload
 
-Found = dict[str, np.ndarray]
+Arrays = dict[str, np.ndarray]
 
 
 class Proof(NamedTuple):
@@ -54,14 +54,19 @@ def first_call(program: Program, placed: Any) -> tuple[Any, float]:
     return result, time.perf_counter() - start
 
 
-def judged(results: Found, w: Workload, which: str) -> Proof:
+def judged(results: Arrays, w: Workload, which: str) -> Proof:
     """The verdict on an output and, after a backward pass, all gradients."""
     baseline, truth = references(w, str(jax.config.jax_default_matmul_precision))  # type: ignore
     return against(results, baseline, truth, w.dtype, which, w.rows())
 
 
 def against(
-    results: Found, baseline: Found, truth: Found, dtype: str, which: str, rows: Any = slice(None)
+    results: Arrays,
+    baseline: Arrays,
+    truth: Arrays,
+    dtype: str,
+    which: str,
+    rows: Any = slice(None),
 ) -> Proof:
     """The verdict on results, if `baseline` is the plain formula's in `dtype`.
 
@@ -77,7 +82,7 @@ def against(
 
 
 def _verdicts(
-    results: Found, baseline: Found, truth: Found, dtype: str, rows: Any, which: str
+    results: Arrays, baseline: Arrays, truth: Arrays, dtype: str, rows: Any, which: str
 ) -> Iterator[tuple[str, judge.Verdict]]:
     out = results["output"][:, rows]
     yield "output", judge.same_precision(out, baseline["output"], truth["output"], dtype)
@@ -85,8 +90,8 @@ def _verdicts(
         return
     grads = {name: x for name, x in truth.items() if name != "output"}
     scale = judge.whole_gradient(list(grads.values()))
-    apart = [baseline[name].astype(np.float64) - want for name, want in grads.items()]
-    error = judge.whole_gradient(apart) / scale
+    differences = [baseline[name].astype(np.float64) - want for name, want in grads.items()]
+    error = judge.whole_gradient(differences) / scale
     for name, want in grads.items():
         got = results[name][:, rows] if name == "q" else results[name]
         yield name, judge.within_precision(got, error, want, dtype, scale)
@@ -99,7 +104,7 @@ def _sentence(name: str, verdict: judge.Verdict) -> str:
 
 
 @cache
-def references(w: Workload, precision: str) -> tuple[Found, Found]:
+def references(w: Workload, precision: str) -> tuple[Arrays, Arrays]:
     """The plain formula's output and gradients of the judged rows: in the dtype and in float64."""
     arrays = w.arrays()
     with jax.enable_x64(True):
@@ -107,9 +112,9 @@ def references(w: Workload, precision: str) -> tuple[Found, Found]:
     return _plain_run(w, arrays), truth
 
 
-def _plain_run(w: Workload, arrays: Found) -> Found:
+def _plain_run(w: Workload, arrays: Arrays) -> Arrays:
     rows = w.rows()
-    seen = np.broadcast_to(
+    visible = np.broadcast_to(
         np.asarray(w.rule(0, 0, rows[:, None], np.arange(w.length)[None])), (len(rows), w.length)
     )
     cotangent = arrays[COTANGENT][:, rows]
@@ -117,22 +122,22 @@ def _plain_run(w: Workload, arrays: Found) -> Found:
     formula = layer if w.layer else function
 
     @jax.jit
-    def both(inputs: Any, cotangent: jax.Array, seen: jax.Array) -> Any:
-        out, back = jax.vjp(lambda inputs: formula(inputs, rows, seen, w), inputs)
+    def both(inputs: Any, cotangent: jax.Array, visible: jax.Array) -> Any:
+        out, back = jax.vjp(lambda inputs: formula(inputs, rows, visible, w), inputs)
         return out, back(cotangent)[0]
 
-    out, grads = jax.tree.map(np.asarray, both(inputs, cotangent, seen))
+    out, grads = jax.tree.map(np.asarray, both(inputs, cotangent, visible))
     if w.layer is None:
         grads["q"] = grads["q"][:, rows]
     return {"output": out, **grads}
 
 
-def function(inputs: Any, rows: np.ndarray, seen: jax.Array, w: Workload) -> jax.Array:
+def function(inputs: Any, rows: np.ndarray, visible: jax.Array, w: Workload) -> jax.Array:
     """The judged rows of the attention of q, k and v, one batch entry at a time."""
-    return _entries(inputs["q"][:, rows], inputs["k"], inputs["v"], seen, w.options)
+    return _entries(inputs["q"][:, rows], inputs["k"], inputs["v"], visible, w.options)
 
 
-def layer(inputs: Any, rows: np.ndarray, seen: jax.Array, w: Workload) -> jax.Array:
+def layer(inputs: Any, rows: np.ndarray, visible: jax.Array, w: Workload) -> jax.Array:
     """The judged rows of `out(attention(query(x), key(x), value(x)))`."""
 
     def project(name: str, x: jax.Array) -> jax.Array:
@@ -144,13 +149,15 @@ def layer(inputs: Any, rows: np.ndarray, seen: jax.Array, w: Workload) -> jax.Ar
 
     x, (query, key, value, out) = inputs["x"], PROJECTIONS
     q = heads(project(query, x[:, rows]))
-    o = _entries(q, heads(project(key, x)), heads(project(value, x)), seen, {})
+    o = _entries(q, heads(project(key, x)), heads(project(value, x)), visible, {})
     return project(out, o.reshape(*o.shape[:2], w.features))
 
 
-def _entries(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array, options: Any) -> jax.Array:
+def _entries(
+    q: jax.Array, k: jax.Array, v: jax.Array, visible: jax.Array, options: Any
+) -> jax.Array:
     def one(inputs: Any) -> jax.Array:
-        return attend(*inputs, mask=seen, backend="reference", **options)
+        return attend(*inputs, mask=visible, backend="reference", **options)
 
     entry: Callable = jax.checkpoint(one)
     return jax.lax.map(entry, (q, k, v))

@@ -21,7 +21,7 @@ from .. import families
 from ..layers import WindowAttention
 from ..parity import compare
 from ..weights.rule import Rule
-from .contender import OURS, Contender
+from .competitor import OWN_FAMILY, Competitor
 from .program import JaxProgram, Program, TorchProgram
 from .proof import Proof
 from .workload import Workload
@@ -79,20 +79,22 @@ GPT_OSS |= {"attention_bias": True, "rope_theta": 15e4, "max_position_embeddings
 GPT_OSS |= {"rope_parameters": {"rope_type": "default", "rope_theta": 15e4}}
 LATENT = {"kv_lora_rank": 512, "q_lora_rank": None, "qk_nope_head_dim": 128}
 LATENT |= {"qk_rope_head_dim": 64, "v_head_dim": 128, "rope_theta": 1e4, "num_hidden_layers": 1}
-CAPPED = ("it cannot cap the scores",) * 2
-SUNK = ("it has no sinks",) * 2
-BIASED = "it cannot add the bias of a window", "it has no windows"
-APART = "", "it takes no values narrower than the keys"
+CAPPED_REFUSAL = ("it cannot cap the scores",) * 2
+SINKS_REFUSAL = ("it has no sinks",) * 2
+BIASED_REFUSAL = "it cannot add the bias of a window", "it has no windows"
+NARROW_VALUES_REFUSAL = "", "it takes no values narrower than the keys"
 MODELS = {
     "Llama 3 8B": Published(_config("llama", 4096, 32, 8, 128, rope_theta=5e5), "Llama"),
-    "Gemma 2 9B, local": Published(GEMMA2, "Gemma2", 0, *CAPPED),
-    "Gemma 2 9B, global": Published(GEMMA2, "Gemma2", 1, *CAPPED),
-    "gpt-oss 20B, local": Published(GPT_OSS, "GptOss", 0, *SUNK),
-    "gpt-oss 20B, global": Published(GPT_OSS, "GptOss", 1, *SUNK),
+    "Gemma 2 9B, local": Published(GEMMA2, "Gemma2", 0, *CAPPED_REFUSAL),
+    "Gemma 2 9B, global": Published(GEMMA2, "Gemma2", 1, *CAPPED_REFUSAL),
+    "gpt-oss 20B, local": Published(GPT_OSS, "GptOss", 0, *SINKS_REFUSAL),
+    "gpt-oss 20B, global": Published(GPT_OSS, "GptOss", 1, *SINKS_REFUSAL),
     "DeepSeek V2 Lite": Published(
-        _config("deepseek_v2", 2048, 16, 16, 64, **LATENT), "DeepseekV2", 0, *APART
+        _config("deepseek_v2", 2048, 16, 16, 64, **LATENT), "DeepseekV2", 0, *NARROW_VALUES_REFUSAL
     ),
-    "Swin T": Published({"model_type": "swin", "hidden_size": 96, "heads": 3}, "Swin", 0, *BIASED),
+    "Swin T": Published(
+        {"model_type": "swin", "hidden_size": 96, "heads": 3}, "Swin", 0, *BIASED_REFUSAL
+    ),
 }
 
 
@@ -102,26 +104,32 @@ def workloads(lengths: Sequence[int]) -> list[Workload]:
     for name, of in MODELS.items():
         heads = of.config.get("num_attention_heads") or of.config["heads"]
         width = of.config.get("head_dim", of.config["hidden_size"] // heads)
-        how = {"layer": name, "window": of.window, "model_width": of.config["hidden_size"]}
+        layer_kwargs = {"layer": name, "window": of.window, "model_width": of.config["hidden_size"]}
         for length in lengths:
             if name == "Swin T":
                 length = (SIDE * max(1, round(length**0.5 / SIDE))) ** 2
-            workloads.append(Workload(length, width, heads, **how))
+            workloads.append(Workload(length, width, heads, **layer_kwargs))
     return workloads
 
 
-def contenders() -> list[Contender]:
+def competitors() -> list[Competitor]:
     """This library's layer, its class in transformers, and its projections with flax.nnx inside."""
 
-    def torch(name: str, family: str, how: str) -> Contender:
-        refusal = partial(_refusal, how)
-        return Contender(name, family, partial(_torch, how), refusal, prove=partial(_prove, how))
+    def torch(name: str, family: str, implementation: str) -> Competitor:
+        refusal = partial(_refusal, implementation)
+        return Competitor(
+            name,
+            family,
+            partial(_torch, implementation),
+            refusal,
+            prove=partial(_prove, implementation),
+        )
 
     return [
-        Contender(OURS, OURS, partial(_flax, _called), prove=partial(_prove, "eager")),
+        Competitor(OWN_FAMILY, OWN_FAMILY, partial(_flax, _called), prove=partial(_prove, "eager")),
         torch("transformers, sdpa", "torch", "sdpa"),
         torch("transformers, eager", "torch.eager", "eager"),
-        Contender(
+        Competitor(
             "flax.nnx",
             "flax.nnx",
             partial(_flax, _nnx),
@@ -131,8 +139,8 @@ def contenders() -> list[Contender]:
     ]
 
 
-def _refusal(how: str, w: Workload, which: str) -> str | None:
-    return (how == "sdpa" and _of(w).sdpa) or None
+def _refusal(implementation: str, w: Workload, which: str) -> str | None:
+    return (implementation == "sdpa" and _of(w).sdpa) or None
 
 
 def _of(w: Workload) -> Published:
@@ -191,19 +199,19 @@ def _flax(called: Callable[[Published], Call], w: Workload, which: str) -> Progr
     )
 
 
-def _theirs(how: str, of: Published) -> tuple[Any, Call]:
+def _transformers_module(implementation: str, of: Published) -> tuple[Any, Call]:
     """The module of transformers, and `call(module, x)`."""
     library: Any = import_module("transformers")
     kind = of.config["model_type"]
     file: Any = import_module(f"transformers.models.{kind}.modeling_{kind}")
     attention = getattr(file, f"{of.classes}Attention")
     if _is_window(of):
-        config = library.SwinConfig(attn_implementation=how)
+        config = library.SwinConfig(attn_implementation=implementation)
         sizes = of.config["hidden_size"], of.config["heads"]
         return attention(config, *sizes, SIDE).eval(), _windows
     fields = {name: x for name, x in of.config.items() if name != "model_type"}
     config = library.AutoConfig.for_model(kind, **fields)
-    config._attn_implementation = how
+    config._attn_implementation = implementation
     rotary = getattr(file, f"{of.classes}RotaryEmbedding")
 
     @lru_cache(maxsize=1)
@@ -211,7 +219,7 @@ def _theirs(how: str, of: Published) -> tuple[Any, Call]:
         """Angles and mask, made in the call, where a proof in float64 reaches them too."""
         torch: Any = import_module("torch")
         x, places = torch.zeros(1, length, 1, dtype=dtype), torch.arange(length)[None]
-        mask = None if how == "sdpa" else _mask(of, length, dtype)
+        mask = None if implementation == "sdpa" else _mask(of, length, dtype)
         return rotary(config)(x, places), mask
 
     def call(layer: Any, x: Any) -> Any:
@@ -240,9 +248,9 @@ def _windows(layer: Any, x: Any) -> Any:
     return out.view(parts.shape).transpose(2, 3).reshape(x.shape)
 
 
-def _torch(how: str, w: Workload, which: str) -> Program:
+def _torch(implementation: str, w: Workload, which: str) -> Program:
     torch: Any = import_module("torch")
-    module, call = _theirs(how, _of(w))
+    module, call = _transformers_module(implementation, _of(w))
     with torch.no_grad():
         for param in module.parameters():  # some are not initialised
             param.normal_(std=0.02)
@@ -256,23 +264,25 @@ def _torch(how: str, w: Workload, which: str) -> Program:
     )
 
 
-def _prove(how: str, w: Workload, which: str) -> Proof:
+def _prove(implementation: str, w: Workload, which: str) -> Proof:
     """All that both sides do on the same weights, gradients too in either pass."""
     name = w.layer or ""
     if _is_window(_of(w)):
-        return _proven(how, name, False, w.length)
-    few = _proven(how, name, True, min(w.length, LONG))
-    if how != "eager" or not few.ok:
+        return _proven(implementation, name, False, w.length)
+    few = _proven(implementation, name, True, min(w.length, LONG))
+    if implementation != "eager" or not few.ok:
         return few
-    whole = _proven(how, name, False, min(w.length, WIDE))
+    whole = _proven(implementation, name, False, min(w.length, WIDE))
     return few if whole.ok else whole
 
 
 @lru_cache
-def _proven(how: str, name: str, narrow: bool, length: int) -> Proof:
+def _proven(implementation: str, name: str, narrow: bool, length: int) -> Proof:
     """In float64 and float32; of flax.nnx, whose softmax is always in float32, in that alone."""
     of = MODELS[name].narrow if narrow else MODELS[name]
-    module, call = _theirs("eager" if how == "flax.nnx" else how, of)
+    module, call = _transformers_module(
+        "eager" if implementation == "flax.nnx" else implementation, of
+    )
     x = np.random.default_rng(0).standard_normal((1, length, of.config["hidden_size"]))
     dtypes = ("float64",) if not narrow and not _is_window(of) else ("float64", "float32")
     report = compare(
@@ -281,8 +291,8 @@ def _proven(how: str, name: str, narrow: bool, length: int) -> Proof:
         x,
         rules=_rules(of),
         torch_call=call,
-        flax_call=(_nnx if how == "flax.nnx" else _called)(of),
-        dtypes=dtypes[1:] if how == "flax.nnx" else dtypes,
+        flax_call=(_nnx if implementation == "flax.nnx" else _called)(of),
+        dtypes=dtypes[1:] if implementation == "flax.nnx" else dtypes,
         taps=False,
         eager=False,
     )

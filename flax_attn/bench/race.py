@@ -8,17 +8,17 @@ from typing import Any
 
 import jax
 
-from .contender import Contender, first_line
+from .competitor import Competitor, first_line
 from .program import Program
 from .proof import Proof, first_call, prove
 from .result import LEFT_OUT, MEASURED, TIMED, WRONG, Row
-from .settings import FEWEST, Settings, memory_at_hand
+from .settings import MIN_ROUNDS, Settings, available_memory
 from .workload import BOTH, Workload, platform
 
-SHORT = 2e-3  # seconds: what is shorter is run several times for one timing
-SETTLED = 0.5  # seconds: what took longer in its first call needs no trial to be timed
-WARM = 1.0  # seconds: what is shorter is run once untimed before each timing
-DISPATCH = 200e-6  # seconds: on an accelerator, what is shorter is chained within one dispatch
+MIN_SECONDS = 2e-3  # seconds: what is shorter is run several times for one timing
+NO_TRIAL_SECONDS = 0.5  # seconds: what took longer in its first call needs no trial to be timed
+WARM_UP_SECONDS = 1.0  # seconds: what is shorter is run once untimed before each timing
+CHAIN_SECONDS = 200e-6  # seconds: on an accelerator, what is shorter is chained within one dispatch
 Notify = Callable[[str], None]
 
 
@@ -32,15 +32,15 @@ class Entry:
     repeat: int = 1
     chain: Callable[[], None] | None = None
 
-    def time(self, turn: int) -> None:
+    def time(self, round_index: int) -> None:
         """One timing more, in seconds a call."""
-        placed = self.sets[turn % len(self.sets)]
+        placed = self.sets[round_index % len(self.sets)]
         if self.chain is not None:
             start = time.perf_counter()
             self.chain()
             self.row.seconds.append((time.perf_counter() - start) / self.repeat)
             return
-        if (self.row.first_seconds or 0) < WARM:
+        if (self.row.first_seconds or 0) < WARM_UP_SECONDS:
             self.program.wait(self.program.run(placed))
         at_once = platform() != "cpu"  # calls queue up there, so that dispatch hides behind work
         start = time.perf_counter()
@@ -53,12 +53,12 @@ class Entry:
     def settle(self) -> None:
         """Finds how many calls make one timing."""
         took = self.row.first_seconds or 0.0
-        for placed in self.sets if took < SETTLED else ():
+        for placed in self.sets if took < NO_TRIAL_SECONDS else ():
             start = time.perf_counter()
             self.program.wait(self.program.run(placed))
             took = time.perf_counter() - start
-        self.repeat = max(1, min(100, round(SHORT / max(took, 1e-9))))
-        if platform() != "cpu" and took < DISPATCH:
+        self.repeat = max(1, min(100, round(MIN_SECONDS / max(took, 1e-9))))
+        if platform() != "cpu" and took < CHAIN_SECONDS:
             self.repeat = 50
             self.chain = self.program.chained(self.sets[0], self.repeat)
 
@@ -71,8 +71,8 @@ class Race:
       settings: the limits.
     """
 
-    def __init__(self, contenders: Sequence[Contender], settings: Settings):
-        self.contenders, self.settings = contenders, settings
+    def __init__(self, competitors: Sequence[Competitor], settings: Settings):
+        self.competitors, self.settings = competitors, settings
         self.rate: dict[tuple, float] = {}  # seconds a weight, of the last that was timed
         self.cut: dict[tuple, Proof | None] = {}
 
@@ -84,7 +84,7 @@ class Race:
         What is timed before an interrupt stays.
         """
         entries = []
-        for contender in self.contenders:
+        for contender in self.competitors:
             row = Row(w, which, contender.name, contender.family)
             rows.append(row)
             notify(f"{contender.name}: proving")
@@ -97,16 +97,16 @@ class Race:
             for entry in entries:
                 self.rate[_kind_of_row(entry.row)] = (entry.row.median or 0.0) / w.cells
 
-    def _start(self, contender: Contender, row: Row) -> Entry | None:
+    def _start(self, contender: Competitor, row: Row) -> Entry | None:
         """The contender compiled and proven; None, and the reason in its row, if it cannot be."""
         try:
-            row.reason = self._unfit(contender, row) or ""
+            row.reason = self._refusal_of_row(contender, row) or ""
             return None if row.reason else self._proven(contender, row)
         except Exception as error:  # somebody else's code may raise anything
             row.status, row.reason = LEFT_OUT, first_line(error)
             return None
 
-    def _unfit(self, contender: Contender, row: Row) -> str | None:
+    def _refusal_of_row(self, contender: Competitor, row: Row) -> str | None:
         """Why this row is not for this contender, known before anything runs."""
         w, which = row.workload, row.which
         reason = contender.refusal(w, which)
@@ -114,14 +114,14 @@ class Race:
             return reason
         row.backend = contender.backend(w)
         weights = contender.quadratic[which == BOTH] * w.cells * 4
-        if self.settings.timed and weights > memory_at_hand():
+        if self.settings.timed and weights > available_memory():
             return f"its weights would take {weights / 2**30:.0f} GiB"
         expected = self.rate.get(_kind_of_row(row), 0.0) * w.cells
         if expected > self.settings.call:
             return f"a call would take about {expected:.0f} s"
         return None
 
-    def _proven(self, contender: Contender, row: Row) -> Entry | None:
+    def _proven(self, contender: Competitor, row: Row) -> Entry | None:
         w, which = row.workload, row.which
         prover = contender.prove
         small = prover(w, which) if prover is not None else self._small(contender, w, which)
@@ -131,10 +131,10 @@ class Race:
         placed = program.place(w.arrays())
         program.compile(placed)
         row.compile_seconds, row.temporary = program.compile_seconds, program.temporary
-        runs = small is None or (contender.ours and row.backend != "reference")
+        runs = small is None or (contender.is_ours and row.backend != "reference")
         if not self.settings.timed and not runs:
             return self._measured(row)
-        if row.temporary is not None and row.temporary > memory_at_hand():
+        if row.temporary is not None and row.temporary > available_memory():
             row.reason = f"it would take {row.temporary / 2**30:.0f} GiB of temporary memory"
             return None
         if prover is not None:
@@ -153,7 +153,7 @@ class Race:
         row.status = MEASURED if row.temporary is not None else LEFT_OUT
         row.reason = "" if row.temporary is not None else "it does not tell its memory"
 
-    def _small(self, contender: Contender, w: Workload, which: str) -> Proof | None:
+    def _small(self, contender: Competitor, w: Workload, which: str) -> Proof | None:
         """The proof of all rows on a smaller workload.
 
         On an accelerator at "highest" too if the dtype is wider than what its products round to.
@@ -181,17 +181,17 @@ class Race:
         for entry in entries:
             entry.settle()
         share = self.settings.seconds / max(1, len(entries))
-        for turn in range(self.settings.rounds):
-            order = [e for e in entries if turn < FEWEST or _spent(e) < share]
+        for round_index in range(self.settings.rounds):
+            order = [e for e in entries if round_index < MIN_ROUNDS or _time_is_up(e) < share]
             shuffle(order)
             for entry in order:
-                entry.time(turn)
+                entry.time(round_index)
 
 
-def _spent(entry: Entry) -> float:
+def _time_is_up(entry: Entry) -> float:
     return sum(entry.row.seconds) * entry.repeat
 
 
 def _kind_of_row(row: Row) -> tuple:
     w = row.workload
-    return row.contender, row.which, w.seen, w.dtype, w.width, w.layer
+    return row.contender, row.which, w.describe_mask, w.dtype, w.width, w.layer

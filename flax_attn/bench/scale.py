@@ -23,8 +23,8 @@ from .._internal.devices import fake_devices
 from ..attend import attend
 from ..sharding import context_parallel, place, positions, unplace
 from .cells import Table, bytes_of, times
-from .contender import OURS, first_line
-from .proof import Found, Proof, judged
+from .competitor import OWN_FAMILY, first_line
+from .proof import Arrays, Proof, judged
 from .result import LEFT_OUT, MEASURED, WRONG, Row
 from .workload import BOTH, COTANGENT, Workload, platform
 
@@ -51,7 +51,7 @@ def workloads(
     return [replace(one, length=n, devices=d) for n in lengths for d in (1, *devices)]
 
 
-def again(arguments: Sequence[str], devices: int) -> int | None:
+def rerun_on_devices(arguments: Sequence[str], devices: int) -> int | None:
     """Runs the command again, on a CPU that stands for so many devices; None if there are enough.
 
     Raises:
@@ -68,7 +68,7 @@ def again(arguments: Sequence[str], devices: int) -> int | None:
     return subprocess.call(command, env={**os.environ, **fake_devices(devices)})
 
 
-class Spread:
+class ShardedProgram:
     """Causal attention over the devices of a workload, forward or with gradients.
 
     Args:
@@ -106,7 +106,7 @@ class Spread:
         )
         return [x] * 4
 
-    def results(self) -> Found:
+    def results(self) -> Arrays:
         """The output and the gradients of the workload's own arrays, in the order of the tokens."""
         arrays, cut = self.w.arrays(), (self.w.devices, self.way[1])
         names = ("q", "k", "v", COTANGENT)
@@ -119,16 +119,16 @@ class Spread:
 def proven(way: Way, w: Workload, which: str) -> Proof:
     """Against the plain formula in float64, on at most `PROVEN` tokens a device."""
     small = replace(w, length=min(w.length, PROVEN * w.devices))
-    return judged(Spread(way, small, which).results(), small, which)
+    return judged(ShardedProgram(way, small, which).results(), small, which)
 
 
-class Counted:
+class CountRace:
     """As a race, of which nobody runs: every way compiled and counted."""
 
     def run(self, w: Workload, which: str, rows: list[Row], notify: Any = lambda _: None) -> None:
         """Adds a row for each way to `rows`."""
         for way in (ALONE,) if w.devices == 1 else WAYS:
-            row = Row(w, which, ", ".join(way) if way != ALONE else way[0], OURS)
+            row = Row(w, which, ", ".join(way) if way != ALONE else way[0], OWN_FAMILY)
             rows.append(row)
             notify(f"{w.devices} devices, {row.contender}")
             try:
@@ -144,7 +144,7 @@ def _fill_counts(way: Way, row: Row) -> None:
     if not proof.ok:
         row.status, row.reason = WRONG, proof.wrong
         return
-    spread, start = Spread(way, w, which), time.perf_counter()
+    spread, start = ShardedProgram(way, w, which), time.perf_counter()
     traced = jax.jit(spread.function).trace(*spread.shapes())
     compiled = traced.lower().compile()
     row.compile_seconds = time.perf_counter() - start
@@ -161,8 +161,8 @@ def blocks(way: Way, w: Workload) -> np.ndarray:
     strategy, layout = way
     size = min(BLOCK, max(1, w.length // (2 * w.devices)))
     at = positions(w.length, w.devices, layout).reshape(w.devices, -1, size)
-    seen = at.max(-1)[:, :, None] >= at.min(-1).reshape(-1)
-    each = seen.sum((1, 2)) * w.heads
+    visible = at.max(-1)[:, :, None] >= at.min(-1).reshape(-1)
+    each = visible.sum((1, 2)) * w.heads
     return np.full(w.devices, each.sum() / w.devices) if strategy == "ulysses" else each
 
 
@@ -218,7 +218,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         alone = {row.which: row.temporary for row in race if row.workload.devices == 1}
         cells = [_cells(row, alone.get(row.which)) for row in race]
         w = rows[0].workload
-        sizes = f"T {length}, {w.heads} heads of width {w.width}, {w.seen}, {w.dtype}"
+        sizes = f"T {length}, {w.heads} heads of width {w.width}, {w.describe_mask}, {w.dtype}"
         tables.append(Table(f"a device of several, {sizes}", header, cells))
     return tables
 

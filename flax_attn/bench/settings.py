@@ -26,10 +26,10 @@ class Settings:
     timed: bool = True
 
 
-FEWEST = 3
+MIN_ROUNDS = 3
 
 
-def memory_at_hand() -> float:
+def available_memory() -> float:
     """Bytes that a contender may fill: most of what is free, of the accelerator if there is one."""
     stats = jax.devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
     if stats and "bytes_limit" in stats:

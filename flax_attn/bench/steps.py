@@ -23,7 +23,9 @@ def least(row: Row | None) -> float | None:
 
 def _ratio(row: Row | None, of: Row) -> str:
     pairs = [(least(a), least(b)) for a, b in in_each_run(row, of)] if row else []
-    return span(theirs / ours for theirs, ours in pairs if theirs and ours)
+    return span(
+        other_value / own_value for other_value, own_value in pairs if other_value and own_value
+    )
 
 
 def _races(rows: Sequence[Row]) -> list[tuple[Workload, dict[str, Row]]]:
@@ -52,8 +54,8 @@ def _ratios(rows: Sequence[Row]) -> Table:
             continue
         cells = [f"{base_time * 1e3:.3g}", f"{w.batch / base_time:,.0f}", bytes_of(bytes_read(w))]
         cells.append(f"{100 * limit / base_time:.0f} %" if limit else "-")
-        theirs = [_ratio(race.get(name), of) or "-" for name in others]
-        lines.append([*_of_workload(w), *cells, *theirs])
+        other_ratios = [_ratio(race.get(name), of) or "-" for name in others]
+        lines.append([*_of_workload(w), *cells, *other_ratios])
     return Table(f"time over that of {names[0]}: one step of a whole layer", header, lines)
 
 

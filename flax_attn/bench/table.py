@@ -8,9 +8,9 @@ from .cells import Table, bytes_of, span, time_of, times
 from .result import LEFT_OUT, MEASURED, TIMED, Results, Row, in_each_run
 from .workload import DELTA, LAYER, Workload
 
-MOST_COLUMNS = 8
-BUSY = 0.5  # of the cores taken by others
-SLOW = 100.0  # TFLOP/s in 16 bits on a GPU: less, and it was no kernel
+MAX_COLUMNS = 8
+MAX_BUSY_SHARE = 0.5  # of the cores taken by others
+MIN_KERNEL_TFLOPS = 100.0  # TFLOP/s in 16 bits on a GPU: less, and it was no kernel
 
 
 def tables(results: Results) -> list[Table]:
@@ -49,11 +49,11 @@ def ratio(row: Row, of: Row | None) -> str:
     if of is None:
         return ""
     pairs = [(value(a), value(b)) for a, b in in_each_run(row, of)]
-    return span(theirs / ours for theirs, ours in pairs if theirs is not None and ours)
+    return span(other / base for other, base in pairs if other is not None and base)
 
 
 def _group_of(w: Workload) -> tuple:
-    return w.layer or "", w.dtype, w.seen, w.width, w.heads if w.layer == DELTA else 0
+    return w.layer or "", w.dtype, w.describe_mask, w.width, w.heads if w.layer == DELTA else 0
 
 
 def _groups(rows: Sequence[Row]) -> list[list[Row]]:
@@ -71,7 +71,7 @@ def heading(w: Workload) -> str:
         return f"{w.layer}, width {w.features}, {w.dtype}"
     what = f"whole layer, width {w.features}" if w.layer else f"head width {w.width}"
     devices = f", {w.devices} devices" if w.devices else ""
-    return f"{what}, {w.seen}, {w.dtype}{devices}"
+    return f"{what}, {w.describe_mask}, {w.dtype}{devices}"
 
 
 def races(rows: Sequence[Row]) -> list[list[Row]]:
@@ -81,7 +81,7 @@ def races(rows: Sequence[Row]) -> list[list[Row]]:
 
 def _ratios(group: Sequence[Row], results: Results) -> list[Table]:
     names = list(dict.fromkeys(row.contender for row in group))
-    if len(names) > MOST_COLUMNS or not any(base(race) for race in races(group)):
+    if len(names) > MAX_COLUMNS or not any(base(race) for race in races(group)):
         return []
     bases = [reference.contender for race in races(group) if (reference := base(race))]
     shown = [name for name in names if name != bases[0]]
@@ -178,7 +178,7 @@ def remarks(results: Results) -> list[str]:
     if not results.complete:
         sentences.append("The run was stopped: what was measured before is here.")
     load, cores = results.machine.get("load"), results.machine.get("cores")
-    if load and cores and load > BUSY * cores:
+    if load and cores and load > MAX_BUSY_SHARE * cores:
         sentences.append(
             f"Other work ran when this began (load {load:.1f} on {cores} cores): trust the ratios "
             "before the times."
@@ -186,7 +186,7 @@ def remarks(results: Results) -> list[str]:
     if results.machine.get("compilation_cache"):
         sentences.append("A compilation cache is set: compile times may be those of reading it.")
     for row in results.rows:
-        if row.contender == "flax_attn" and _misses_kernels(row, results.machine["platform"]):
+        if row.contender == "flax_attn" and _kernel_warning(row, results.machine["platform"]):
             sentences.append(
                 f"{row.contender} at {row.workload}, {row.which}, reaches {row.tflops:.0f} TFLOP/s "
                 f"by the backend {row.backend!r}: the plain formula or blocks, and no kernel; "
@@ -195,10 +195,10 @@ def remarks(results: Results) -> list[str]:
     return sentences
 
 
-def _misses_kernels(row: Row, platform: str) -> bool:
+def _kernel_warning(row: Row, platform: str) -> bool:
     if platform != "gpu" or row.workload.dtype == "float32" or row.tflops is None:
         return False
-    return row.tflops < SLOW
+    return row.tflops < MIN_KERNEL_TFLOPS
 
 
 def compared(results: Results, old: Results) -> Table:

@@ -59,7 +59,7 @@ def _sdpa_masked(w: Workload) -> Any:
     return _fused(w, lambda q, k, v: sdpa(q, k, v, attn_mask=past))
 
 
-def _torchs_own(w: Workload, **how: Any) -> Any:
+def _multihead_attention(w: Workload, **options: Any) -> Any:
     torch = import_module("torch")
 
     class SelfAttention(torch.nn.Module):
@@ -70,7 +70,7 @@ def _torchs_own(w: Workload, **how: Any) -> Any:
             self.register_buffer("future", future)
 
         def forward(self, x):
-            return self.attention(x, x, x, attn_mask=self.future, **how)[0]
+            return self.attention(x, x, x, attn_mask=self.future, **options)[0]
 
     return SelfAttention()
 
@@ -102,7 +102,7 @@ def _of_packed(w: Workload) -> Plan:
 
 
 EAGER, OWN = "torch.eager", "nn.MultiheadAttention"
-NINE = (  # name, family, module, layout, how many arrays of weights it holds
+BOOK_LAYERS = (  # name, family, module, layout, how many arrays of weights it holds
     (
         "wrapper of causal heads",
         EAGER,
@@ -133,11 +133,11 @@ NINE = (  # name, family, module, layout, how many arrays of weights it holds
     ),
     ("SDPA with flash", "torch", _sdpa, _of_fused, (0, 0)),
     ("SDPA with a mask", "torch", _sdpa_masked, _of_fused, (0, 0)),
-    ("nn.MultiheadAttention", OWN, _torchs_own, _of_packed, (3, 5)),
+    ("nn.MultiheadAttention", OWN, _multihead_attention, _of_packed, (3, 5)),
     (
         "nn.MultiheadAttention, need_weights=False",
         OWN,
-        lambda w: _torchs_own(w, need_weights=False),
+        lambda w: _multihead_attention(w, need_weights=False),
         _of_packed,
         (0, 0),
     ),

@@ -14,7 +14,7 @@ from flax import nnx
 
 from .. import layers as flax_layers
 from ..parity import compare, port
-from .contender import OURS, Contender
+from .competitor import OWN_FAMILY, Competitor
 from .program import JaxProgram, Program, TorchProgram, tensor
 from .proof import Proof
 from .torch_layers import REF
@@ -39,13 +39,13 @@ def variants() -> dict[str, type[nnx.Module]]:
     }
 
 
-def contenders(variant: str) -> list[Contender]:
+def competitors(variant: str) -> list[Competitor]:
     """The layer, its twin, and its twin compiled."""
     name = variants()[variant].__name__
     return [
-        Contender(f"{OURS}.{name}", OURS, _flax, prove=_prove),
-        Contender("torch_ref", "torch.eager", partial(_torch, False), prove=_prove),
-        Contender("torch_ref, compiled", "torch.compile", partial(_torch, True), prove=_prove),
+        Competitor(f"{OWN_FAMILY}.{name}", OWN_FAMILY, _flax, prove=_prove),
+        Competitor("torch_ref", "torch.eager", partial(_torch, False), prove=_prove),
+        Competitor("torch_ref, compiled", "torch.compile", partial(_torch, True), prove=_prove),
     ]
 
 

@@ -33,36 +33,42 @@ def paths(plan: Plan) -> list[str]:
     return [path for move in plan.moves for path in move.targets]
 
 
-def separate(layers: Sequence[str], weight: str, turned: bool) -> Plan:
+def separate(layers: Sequence[str], weight: str, transposed: bool) -> Plan:
     """Four projections apart, each a weight, `(out, in)` if turned, and a bias."""
     pairs = zip(PROJECTIONS, layers, strict=True)
-    return layout(*(rule for pair in pairs for rule in _linear(*pair, weight, turned)))
+    return layout(*(rule for pair in pairs for rule in _linear(*pair, weight, transposed)))
 
 
-def combined(weight: str, bias: str, out: str, kernel: str, turned: bool) -> Plan:
+def combined(weight: str, bias: str, out: str, kernel: str, transposed: bool) -> Plan:
     """Queries, keys and values out of one projection: paths of weight and bias; and `out`."""
     return layout(
-        Rule(f"{THREE}.weight -> {weight}", f"c i o -> {'(c o) i' if turned else 'i (c o)'}", c=3),
+        Rule(
+            f"{THREE}.weight -> {weight}", f"c i o -> {'(c o) i' if transposed else 'i (c o)'}", c=3
+        ),
         Rule(f"{THREE}.bias -> {bias}", "c o -> (c o)", c=3),
-        *_linear("out", out, kernel, turned),
+        *_linear("out", out, kernel, transposed),
     )
 
 
-def einsum(out: str, kernel: str, turned: bool) -> Plan:
+def einsum(out: str, kernel: str, transposed: bool) -> Plan:
     """`W_query` of shape `(out, in)`, `b_query`, ...; and `out_proj`."""
     rest = Rule("*.weight -> W_*", "i o -> o i"), Rule("*.bias -> b_*")
-    return layout(*_linear("out", out, kernel, turned), *rest)
+    return layout(*_linear("out", out, kernel, transposed), *rest)
 
 
-def wrapper(heads: int, first: str, out: str, kernel: str, turned: bool) -> Plan:
+def wrapper(heads: int, first: str, out: str, kernel: str, transposed: bool) -> Plan:
     """Heads apart, each with three projections; and `out`."""
     if heads == 1:
         layers = [f"{first}.heads.0.W_{name}" for name in PROJECTIONS[:3]]
-        return separate([*layers, out], kernel, turned)
+        return separate([*layers, out], kernel, transposed)
     head = f"{first}.heads.{{{','.join(map(str, range(heads)))}}}.W_*"
     return layout(
-        *_linear("out", out, kernel, turned),
-        Rule(f"*.weight -> {head}.{kernel}", f"i (n h) -> n {'h i' if turned else 'i h'}", n=heads),
+        *_linear("out", out, kernel, transposed),
+        Rule(
+            f"*.weight -> {head}.{kernel}",
+            f"i (n h) -> n {'h i' if transposed else 'i h'}",
+            n=heads,
+        ),
         Rule(f"*.bias -> {head}.bias", "(n h) -> n h", n=heads),
     )
 
@@ -77,6 +83,6 @@ def by_heads(heads: int) -> Plan:
     )
 
 
-def _linear(name: str, path: str, weight: str, turned: bool) -> tuple[Rule, Rule]:
-    layout = "i o -> o i" if turned else None
+def _linear(name: str, path: str, weight: str, transposed: bool) -> tuple[Rule, Rule]:
+    layout = "i o -> o i" if transposed else None
     return Rule(f"{name}.weight -> {path}.{weight}", layout), Rule(f"{name}.bias -> {path}.bias")

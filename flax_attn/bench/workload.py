@@ -16,8 +16,10 @@ FORWARD, BOTH = "fwd", "fwd+bwd"
 PASSES = (FORWARD, BOTH)
 EXTRAS = ("plain", "softcap", "sinks")
 DTYPES = ("float32", "bfloat16", "float16")
-WHOLE = 2**25  # weights that are proven one by one; of more, some rows, and all of a smaller one
-CUT_LENGTH, CUT_HEADS = 1024, 2
+MAX_PROVEN_WEIGHTS = (
+    2**25
+)  # weights that are proven one by one; of more, some rows, and all of a smaller one
+SHORT_LENGTH, SHORT_HEADS = 1024, 2
 COTANGENT = "cotangent"
 LAYER = "multi_head"  # the layer whose implementations are compared
 DELTA = "gated delta rule"  # the recurrence whose forms are compared
@@ -83,7 +85,7 @@ class Workload:
         return {"sinks": jnp.linspace(-1.0, 1.0, self.heads)} if self.extra == "sinks" else {}
 
     @property
-    def seen(self) -> str:
+    def describe_mask(self) -> str:
         """The mask and what comes with it, in words."""
         mask = self.mask if self.window is None else f"window {self.window}"
         return mask if self.extra == "plain" else f"{mask}, {self.extra}"
@@ -93,8 +95,8 @@ class Workload:
         """The query-key pairs of a head that are visible."""
         if self.mask == "full":
             return self.length**2
-        seen = min(self.length, self.window or self.length)
-        return seen * (seen + 1) // 2 + (self.length - seen) * seen
+        keys = min(self.length, self.window or self.length)
+        return keys * (keys + 1) // 2 + (self.length - keys) * keys
 
     @property
     def cells(self) -> int:
@@ -122,16 +124,16 @@ class Workload:
         tensor = self.batch * self.length * self.features * jnp.dtype(self.dtype).itemsize
         return tensor * (4 if which == FORWARD else 12)
 
-    def arrays(self, turn: int = 0) -> dict[str, np.ndarray]:
+    def arrays(self, draw_index: int = 0) -> dict[str, np.ndarray]:
         """Normal inputs, weights (of a layer) and a cotangent, rounded to the dtype; by name.
 
         They are read-only: every contender is given the same.
         """
-        return dict(_arrays(self, turn))
+        return dict(_arrays(self, draw_index))
 
-    def drawn(self, turn: int) -> dict[str, np.ndarray]:
+    def drawn(self, draw_index: int) -> dict[str, np.ndarray]:
         """The arrays of `arrays`, drawn anew."""
-        draw = np.random.default_rng((self.seed, turn)).standard_normal
+        draw = np.random.default_rng((self.seed, draw_index)).standard_normal
         tokens = (self.batch, self.length)
         shapes: dict[str, tuple[int, ...]] = {}
         if self.stored:
@@ -163,14 +165,14 @@ class Workload:
 
     def cut(self, whole: int | None = None) -> "Workload":
         """The same on so few weights that all of them can be proven."""
-        if self.cells <= (WHOLE if whole is None else whole):
+        if self.cells <= (MAX_PROVEN_WEIGHTS if whole is None else whole):
             return self
-        heads = min(self.heads, CUT_HEADS)
-        return replace(self, batch=1, heads=heads, length=min(self.length, CUT_LENGTH))
+        heads = min(self.heads, SHORT_HEADS)
+        return replace(self, batch=1, heads=heads, length=min(self.length, SHORT_LENGTH))
 
     def rows(self) -> np.ndarray:
         """The queries that are proven on this very shape: all, or the ends and some between."""
-        if self.cells <= WHOLE:
+        if self.cells <= MAX_PROVEN_WEIGHTS:
             return np.arange(self.length)
         draw = np.random.default_rng(self.seed).integers
         return np.unique([0, 1, self.length // 2, self.length - 1, *draw(self.length, size=12)])
@@ -188,17 +190,17 @@ class Workload:
     def __str__(self) -> str:
         sizes = f"B {self.batch}, T {self.length}, N {self.heads}, H {self.width}"
         if self.stored:
-            kind = "".join(f", {x}" for x in (self.window and self.seen, self.store) if x)
+            kind = "".join(f", {x}" for x in (self.window and self.describe_mask, self.store) if x)
             stored = f", {self.stored} stored" if self.stored < self.length else ""
             heads = f"N {self.heads}, K {self.kv_heads or self.heads}"
             return f"B {self.batch}, {self.length} slots{stored}, {heads}{kind}"
         devices = f", {self.devices} devices" if self.devices else ""
-        return f"{sizes}, {self.seen}, {self.dtype}{devices}"
+        return f"{sizes}, {self.describe_mask}, {self.dtype}{devices}"
 
 
 @lru_cache(maxsize=2)  # which takes a second for some million numbers
-def _arrays(w: Workload, turn: int) -> Mapping[str, np.ndarray]:
-    arrays = w.drawn(turn)
+def _arrays(w: Workload, draw_index: int) -> Mapping[str, np.ndarray]:
+    arrays = w.drawn(draw_index)
     for x in arrays.values():
         x.flags.writeable = False
     return arrays

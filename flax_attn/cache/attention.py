@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from ..attend import asked_for, route
+from ..attend import dispatch, requested_backend
 from ..backends.blockwise import passed_over
 from ..backends.platform import mesh_of, platform_of
-from ..backends.protocol import are_few
+from ..backends.protocol import is_decode_step
 from ..dropout import Drop
 from ..masks import CAUSAL, FULL, Mask, as_mask
 from ..places import Positions
@@ -21,7 +21,7 @@ from ..scores import IDENTITY, Score
 from ..sharding.entry import kind_of_axes
 from ..taps import listening
 from . import stored
-from .asked import check_kind, check_mask
+from .checks import check_kind, check_mask
 from .memory import Memory
 from .paged import PagedCache
 from .slots import Cache
@@ -96,7 +96,7 @@ def attend_cached(
     if cache.holds_beside(T):
         keys, values, positions = written.read()
     else:
-        keys, values, positions = _old_and_new(cache, k, v, places)
+        keys, values, positions = _concat_ring(cache, k, v, places)
     rules = rules_of(mask=mask, score=score, scale=scale, sinks=sinks, dropout=dropout)
     at = Positions(places, positions, in_order=cache.by_slot)
     o = _attended(q, keys, values, backend, replace(rules, positions=at))
@@ -145,7 +145,7 @@ def _attended(
 
     That is in eight bits, and where few queries look at so many keys that blocks of them are best.
     """
-    in_blocks = asked_for(backend) in ("auto", "blockwise") and not listening()
+    in_blocks = requested_backend(backend) in ("auto", "blockwise") and not listening()
     if isinstance(keys, Quantized):
         if in_blocks and mesh_of(q).size <= 1:
             return stored.attention(q, keys, values, rules)[0]
@@ -153,26 +153,26 @@ def _attended(
     k, v = (
         _Shape((*x.shape[:-3], *x.shape[-2:-4:-1], x.shape[-1]), x.dtype) for x in (keys, values)
     )
-    alike = q.dtype == k.dtype == v.dtype and isinstance(k.shape[-3], int)
-    few = alike and are_few(sizes_of(q, k), k.shape[-2]) and platform_of(q) == "cpu"
+    same_dtypes = q.dtype == k.dtype == v.dtype and isinstance(k.shape[-3], int)
+    few = same_dtypes and is_decode_step(sizes_of(q, k), k.shape[-2]) and platform_of(q) == "cpu"
     on_one = few and kind_of_axes(Request(q, keys, values, rules)) is None
     if in_blocks and on_one and passed_over(q, k, v, rules) is None:
         return stored.attention(q, keys, values, rules)[0]
     keys, values = (jnp.swapaxes(x, -3, -2) for x in (keys, values))  # *B S K H
-    return route(Request.of(q, keys, values, rules), backend, "zero")[0]
+    return dispatch(Request.of(q, keys, values, rules), backend, "zero")[0]
 
 
-def _old_and_new(cache: Any, k: Any, v: Any, places: jax.Array) -> tuple[Any, Any, jax.Array]:
+def _concat_ring(cache: Any, k: Any, v: Any, places: jax.Array) -> tuple[Any, Any, jax.Array]:
     """What a ring holds and, behind it, tokens of which some would overwrite what others see."""
     *old, positions = cache.read()
     new = [k] if v is None else [k, v]
     if cache.store is not None:  # so that a token is the same whoever looks at it
         new = [cache.store.quantize(x) for x in new]
-    kept = [
+    current = [
         jnp.concatenate([_plain(a, k.dtype), jnp.swapaxes(_plain(b, k.dtype), -3, -2)], axis=-2)
         for a, b in zip(old, new, strict=False)
     ]
-    return kept[0], kept[-1], jnp.concatenate([positions, places], axis=-1)
+    return current[0], current[-1], jnp.concatenate([positions, places], axis=-1)
 
 
 def _plain(x: Any, dtype: Any) -> jax.Array:
@@ -190,16 +190,16 @@ def _check_fit(q: Any, k: Any, v: Any, cache: Any) -> None:
             f"{'values' if cache.latent else 'v=None'}. Make the cache with the layer's own "
             "init_cache."
         )
-    for name, x, kept in (("k", k, keys), ("v", k if v is None else v, values)):
-        wanted = (*kept.shape[:-3], kept.shape[-3], kept.shape[-1])
+    for name, x, cached in (("k", k, keys), ("v", k if v is None else v, values)):
+        wanted = (*cached.shape[:-3], cached.shape[-3], cached.shape[-1])
         if (*x.shape[:-3], *x.shape[-2:]) != wanted:
             raise ValueError(
                 f"The cache holds {'keys' if name == 'k' else 'values'} of rows {wanted[:-2]}, "
                 f"{wanted[-2]} heads and width {wanted[-1]}; got {name} {x.shape}. Each layer "
                 "has a cache of its own: layer.init_cache(batch, length)."
             )
-        if cache.store is None and x.dtype != kept.dtype:
+        if cache.store is None and x.dtype != cached.dtype:
             raise TypeError(
-                f"The cache holds {kept.dtype}, and {name} is {x.dtype}. Make the cache with "
+                f"The cache holds {cached.dtype}, and {name} is {x.dtype}. Make the cache with "
                 f"dtype={x.dtype}, or cast what is stored."
             )

@@ -22,10 +22,10 @@ from .rows import (
     check_row,
     counted,
     first_row,
-    kept_lengths,
     next_places,
     rows_to_reset,
     rows_to_take,
+    truncated_lengths,
 )
 from .slots import Cache
 
@@ -159,8 +159,8 @@ class PagedCache:
           ValueError: outside jit, if a row has no page for one of them; nothing is written then.
         """
         new = jnp.maximum(self.length, jnp.max(places, axis=-1, initial=-1) + 1)
-        lacks = (places >= 0) & (self._pages_of(places) < 0)
-        lacking = lacks.any(axis=-1)
+        missing_page = (places >= 0) & (self._pages_of(places) < 0)
+        lacking = missing_page.any(axis=-1)
         if not isinstance(lacking, Tracer) and lacking.any():
             row = first_row(lacking)
             raise ValueError(
@@ -191,9 +191,9 @@ class PagedCache:
         pages = jnp.where(pages < 0, self.pool_keys.shape[0], pages)
         slots, axes = places.reshape(-1) % self.page, places.ndim
 
-        def write(kept: jax.Array, new: jax.Array) -> jax.Array:
-            new = new.reshape(-1, *new.shape[axes:]).astype(kept.dtype)
-            return kept.at[pages, :, slots].set(new, mode="drop")
+        def write(stored: jax.Array, new: jax.Array) -> jax.Array:
+            new = new.reshape(-1, *new.shape[axes:]).astype(stored.dtype)
+            return stored.at[pages, :, slots].set(new, mode="drop")
 
         return jax.tree.map(write, pool, tokens)
 
@@ -217,7 +217,7 @@ class PagedCache:
         Raises:
           ValueError: outside jit, for a length below 0. Under jit the row counts as overflowed.
         """
-        length, bad = kept_lengths(length, self.length)
+        length, bad = truncated_lengths(length, self.length)
         return replace(self, length=length, overflowed=self.overflowed | bad)
 
     def take(self, rows: Int[Array, "*B"]) -> "PagedCache":
@@ -313,8 +313,8 @@ class PagedCache:
 
 def _token_of(cache: Any) -> list[tuple[Any, ...]]:
     """Heads, width and dtype of what a cache keeps of one token."""
-    kept = jax.tree.leaves(jax.eval_shape(lambda c: c.read()[:2], cache))
-    return [(x.shape[1], *x.shape[3:], str(x.dtype)) for x in kept]
+    leaf = jax.tree.leaves(jax.eval_shape(lambda c: c.read()[:2], cache))
+    return [(x.shape[1], *x.shape[3:], str(x.dtype)) for x in leaf]
 
 
 def _as_tokens(keys: Any, values: Any, pool_values: Any) -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Int
 
-from .._internal.arrays import mapped
+from .._internal.arrays import vmap_leading
 from .._internal.checks import check_positive, valid_tokens
 
 C = TypeVar("C")
@@ -63,7 +63,7 @@ def put(x: jax.Array, slots: jax.Array, new: jax.Array, heads: bool = True) -> j
             return x.at[:, slots].set(jnp.swapaxes(new, 0, 1), mode="drop")
         return x.at[slots].set(new, mode="drop")
 
-    return mapped(row, slots.ndim - 1)(x, slots, new.astype(x.dtype))
+    return vmap_leading(row, slots.ndim - 1)(x, slots, new.astype(x.dtype))
 
 
 def check_room(slots: int, new: jax.Array) -> None:
@@ -166,20 +166,20 @@ def rows_to_reset(rows: Any, batch: tuple[int, ...]) -> Bool[Array, "*B"]:
     return _of_rows("reset takes True or False", rows, batch)
 
 
-def kept_lengths(
-    asked: Any, length: Int[Array, "*B"]
+def truncated_lengths(
+    requested: Any, length: Int[Array, "*B"]
 ) -> tuple[Int[Array, "*B"], Bool[Array, "*B"]]:
     """How many tokens of each row stay, and the rows of which no such number can stay.
 
     Raises:
       ValueError: if the numbers do not broadcast to `*B`; outside jit, if one is below 0.
     """
-    asked = jnp.asarray(asked, jnp.int32)
-    asked = _of_rows("truncate takes a length", asked, length.shape)
-    bad = asked < 0
+    requested = jnp.asarray(requested, jnp.int32)
+    requested = _of_rows("truncate takes a length", requested, length.shape)
+    bad = requested < 0
     if not isinstance(bad, Tracer) and bad.any():
         raise ValueError(f"truncate takes a length of 0 or more; row {first_row(bad)} has less.")
-    return jnp.minimum(length, jnp.maximum(asked, 0)), bad
+    return jnp.minimum(length, jnp.maximum(requested, 0)), bad
 
 
 def _of_rows(what: str, x: jax.Array, batch: tuple[int, ...]) -> jax.Array:

@@ -22,11 +22,11 @@ from .rows import (
     check_room,
     first_row,
     inserted,
-    kept_lengths,
     next_places,
     put,
     rows_to_reset,
     taken,
+    truncated_lengths,
 )
 
 Store = Int8 | Float8
@@ -198,9 +198,9 @@ class Cache:
             slots = jnp.where(gone, self.slots, slots)
         return jnp.where(places < 0, self.slots, slots)
 
-    def _put(self, kept: Any, x: jax.Array, slots: jax.Array) -> Any:
+    def _put(self, stored: Any, x: jax.Array, slots: jax.Array) -> Any:
         new = x if self.store is None else self.store.quantize(x)
-        return jax.tree.map(lambda c, y: put(c, slots, y), kept, new)
+        return jax.tree.map(lambda c, y: put(c, slots, y), stored, new)
 
     def read(self) -> tuple[Any, Any, jax.Array]:
         """Keys and values as they lie, `*B K S H`, and the positions of their tokens."""
@@ -214,7 +214,7 @@ class Cache:
             before that position: it takes back as many tokens as it has `spare`. Under jit the row
             counts as overflowed.
         """
-        length, bad = kept_lengths(length, self.length)
+        length, bad = truncated_lengths(length, self.length)
         over = self.overflowed | bad
         if self.window is not None:
             first = jnp.minimum(self.keep_first, length)  # which are stored in any case

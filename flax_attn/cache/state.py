@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from .._internal.types import frozen
-from ..recurrence.documents import Joined, joined
+from ..recurrence.documents import Joined, join_documents
 from .rows import inserted, rows_to_reset, taken
 
 
@@ -50,7 +50,7 @@ class State:
     segment: Any = None
     has_segment: Any = None
 
-    def joined(
+    def join_documents(
         self,
         x: Float[Array, "*B T D"],
         segments: Int[Array, "*#B T"],
@@ -59,10 +59,10 @@ class State:
         """How the documents of a call's tokens join the one before; arguments as of a layer."""
         if self.segment is None:
             none = jnp.zeros_like(self.length)
-            return joined(x, segments, valid, none, none > 0)
-        return joined(x, segments, valid, self.segment, self.has_segment)
+            return join_documents(x, segments, valid, none, none > 0)
+        return join_documents(x, segments, valid, self.segment, self.has_segment)
 
-    def then(
+    def advance(
         self,
         recurrent: Float[Array, "..."] | None,
         convolution: Float[Array, "*B V D"] | None,
@@ -76,13 +76,13 @@ class State:
           tokens: how many.
           documents: theirs; None where all go on with the document before.
         """
-        far, near = self.recurrent, self.convolution
+        recurrent_state, conv_state = self.recurrent, self.convolution
         if recurrent is not None:
-            far = recurrent.astype(self.recurrent.dtype)
+            recurrent_state = recurrent.astype(self.recurrent.dtype)
         if convolution is not None:
-            near = convolution.astype(self.convolution.dtype)
+            conv_state = convolution.astype(self.convolution.dtype)
         length = self.length + jnp.asarray(tokens, self.length.dtype)
-        new = replace(self, recurrent=far, convolution=near, length=length)
+        new = replace(self, recurrent=recurrent_state, convolution=conv_state, length=length)
         if documents is None:
             return new
         return replace(new, segment=documents.segment, has_segment=documents.has_segment)
@@ -95,11 +95,11 @@ class State:
         """The state with these rows as before their first token."""
         rows = rows_to_reset(rows, self.length.shape)
 
-        def emptied(x: jax.Array) -> jax.Array:
+        def reset_where(x: jax.Array) -> jax.Array:
             rows_of_x = rows.reshape(*rows.shape, *[1] * (x.ndim - rows.ndim))
             return jnp.where(rows_of_x, jnp.zeros((), x.dtype), x)
 
-        return jax.tree.map(emptied, self)
+        return jax.tree.map(reset_where, self)
 
     def insert(self, row: int | jax.Array, other: "State") -> "State":
         """The state with a row of the first batch axis replaced by `other`, of one row.

@@ -10,18 +10,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .._internal.arrays import varying_alike
+from .._internal.arrays import unify_varying
 from .._internal.types import wide
 from ..backends import blockwise
-from ..backends.blockwise.plan import plan_of
+from ..backends.blockwise.plan import make_plan
 from ..backends.hoist import hoist
 from ..backends.local import flat
 from ..backends.platform import platform_of
-from ..backends.protocol import are_few
+from ..backends.protocol import is_decode_step
 from ..places import Places
 from ..quantized import Quantized
 from ..reference import Stats
-from ..request import bound
+from ..request import bind_rules
 from ..rules import Rules, sizes_of
 
 Stored = Any  # Quantized, or an array
@@ -53,10 +53,10 @@ def attention(
     _check(q, keys, values)
     B, (K, S, H) = keys.shape[:-3], keys.shape[-3:]
     like: Any = jax.ShapeDtypeStruct((*B, S, K, H), q.dtype)
-    sizes, rules = sizes_of(q, like), bound(q, like, rules, places)
+    sizes, rules = sizes_of(q, like), bind_rules(q, like, rules, places)
     (q,) = flat(sizes, q)
     keys, values = jax.tree.map(lambda x: flat(sizes, x)[0], (keys, values))
-    few = are_few(sizes, K) and 0 not in (*q.shape, *keys.shape)
+    few = is_decode_step(sizes, K) and 0 not in (*q.shape, *keys.shape)
     o, stats = (_as_stored if few else _as_attended)(q, keys, values, rules)
     parts = (x.reshape(*B, *x.shape[1:]) for x in stats)
     return o.reshape(*B, *o.shape[1:]), Stats(*parts)
@@ -87,9 +87,9 @@ def _as_attended(q: jax.Array, keys: Stored, values: Stored, rules: Rules) -> An
 def _as_stored(q: jax.Array, keys: Stored, values: Stored, rules: Rules) -> Any:
     B, K, S, H = keys.shape
     like: Any = jax.ShapeDtypeStruct((B, S, K, H), q.dtype)
-    plan = plan_of(sizes_of(q, like), K, rules, platform_of(q))._replace(layout="heads first")
+    plan = make_plan(sizes_of(q, like), K, rules, platform_of(q))._replace(layout="heads first")
     if isinstance(keys, Quantized):
         keys, values = jax.lax.stop_gradient((keys, values))
-    q, keys, values, rules = varying_alike((q, keys, values, rules))
+    q, keys, values, rules = unify_varying((q, keys, values, rules))
     axes = jax.typeof(q).manual_axis_type.varying
-    return blockwise.run(plan, *varying_alike((q, keys, values, hoist(rules, wide(q.dtype), axes))))
+    return blockwise.run(plan, *unify_varying((q, keys, values, hoist(rules, wide(q.dtype), axes))))

@@ -15,9 +15,9 @@ from rich.table import Table as Shown
 from .._internal.nearest import did_you_mean
 from .._internal.progress import Progress
 from ..bench import decode, functions, layers, linear, page, plot, published, scale, twins
-from ..bench.contender import FAMILIES, Contender
+from ..bench.competitor import FAMILIES, Competitor
 from ..bench.machine import machine
-from ..bench.options import Asked, asked
+from ..bench.options import BenchOptions, read_options
 from ..bench.presets import Preset, presets
 from ..bench.race import Race
 from ..bench.result import Results, read, together
@@ -34,25 +34,25 @@ def bench(options: argparse.Namespace, console: Console) -> int:
     Raises:
       ValueError: in a sentence, for what is asked but cannot be.
     """
-    want = asked(options)
+    want = read_options(options)
     preset = _preset(want)
     if preset.devices:
-        code = scale.again(_arguments(options), max(preset.devices))
+        code = scale.rerun_on_devices(_arguments(options), max(preset.devices))
         if code is not None:
             return code
-    contenders, absent = _contenders(want, preset)
+    competitors, absent = _competitors(want, preset)
     old = None if options.compare is None else read(Path(options.compare))
     files = _files(options)
     works = preset.workloads(
         want.lengths, want.widths, want.masks, want.dtypes, want.heads, want.batch, want.extras
     )
     command = f"flax-attn bench {shlex.join(_without_files(sys.argv[2:]))}".strip()
-    race = Race(contenders, _race_settings(want, preset)) if not preset.devices else scale.Counted()
+    race = _race(want, preset, competitors)
     with Progress("flax-attn bench", console) as progress:
         results = Results(preset.title, command, machine(want.dtypes), absent=absent)
         earlier = _earlier(options.together, results)
-        progress.say(page.machine_of(results))
-        stream = Stream(results, progress.say)
+        progress.write_line(page.machine_of(results))
+        stream = Stream(results, progress.write_line)
         try:
             run(works, _timed_passes(want, preset), race, stream, progress)
             results.complete = True
@@ -93,7 +93,7 @@ def _without_files(args: Sequence[str]) -> list[str]:
 def run(
     works: Sequence[Workload],
     passes: Sequence[str],
-    race: Race | scale.Counted,
+    race: Race | scale.CountRace,
     stream: Stream,
     progress: Progress,
 ) -> None:
@@ -165,7 +165,7 @@ def _in_folder(name: str) -> dict[str, Path]:
     return files
 
 
-def _preset(want: Asked) -> Preset:
+def _preset(want: BenchOptions) -> Preset:
     known = presets()
     if want.preset not in known:
         raise ValueError(_no_such("preset", want.preset, [name for name in known if name]))
@@ -196,11 +196,11 @@ def _no_such(option: str, name: str, known: Iterable[str]) -> str:
     return f"--{option} does not take {name!r}: {did_you_mean(name, known, 'it takes')}"
 
 
-def _check_steps(want: Asked) -> None:
+def _check_steps(want: BenchOptions) -> None:
     """ValueError for options that mean nothing to a step of decoding."""
     forward = want.passes[0] == FORWARD
     _check_only(
-        replace(want, passes=Asked.passes if forward else want.passes),
+        replace(want, passes=BenchOptions.passes if forward else want.passes),
         ("lengths", "heads", "widths", "against", "rounds", "seconds"),
         "a step of decoding is causal, forward alone and in float32: --preset decode takes "
         "--seq, --heads, --width, --against, --rounds and --seconds.",
@@ -208,7 +208,7 @@ def _check_steps(want: Asked) -> None:
     _check_one_width(want)
 
 
-def _check_models(want: Asked) -> None:
+def _check_models(want: BenchOptions) -> None:
     """ValueError for options that would change layers which are taken as they were published."""
     _check_only(
         want,
@@ -218,7 +218,7 @@ def _check_models(want: Asked) -> None:
     )
 
 
-def _device_counts(want: Asked) -> tuple[int, ...] | None:
+def _device_counts(want: BenchOptions) -> tuple[int, ...] | None:
     """Over how many devices; ValueError for options that mean nothing where nobody runs."""
     _check_only(
         want,
@@ -232,13 +232,13 @@ def _device_counts(want: Asked) -> tuple[int, ...] | None:
     return want.devices
 
 
-def _check_only(want: Asked, kept: Sequence[str], sentence: str) -> None:
+def _check_only(want: BenchOptions, allowed: Sequence[str], sentence: str) -> None:
     """ValueError with a sentence, if more is asked for than the preset and these."""
-    if want != Asked(**{name: getattr(want, name) for name in ("preset", *kept)}):
+    if want != BenchOptions(**{name: getattr(want, name) for name in ("preset", *allowed)}):
         raise ValueError(sentence)
 
 
-def _check_one_width(want: Asked) -> None:
+def _check_one_width(want: BenchOptions) -> None:
     if want.widths is not None and len(want.widths) > 1:
         raise ValueError(f"--preset {want.preset} takes one width; got {len(want.widths)}.")
 
@@ -255,18 +255,26 @@ def _arguments(options: argparse.Namespace) -> list[str]:
     return arguments
 
 
-def _timed_passes(want: Asked, preset: Preset) -> tuple[str, ...]:
+def _timed_passes(want: BenchOptions, preset: Preset) -> tuple[str, ...]:
     if preset.steps is not None:
         return (FORWARD,)
     return want.passes if preset.forward else want.passes[-1:]
 
 
-def _race_settings(want: Asked, preset: Preset) -> Settings:
+def _race(
+    want: BenchOptions, preset: Preset, competitors: Sequence[Competitor]
+) -> Race | scale.CountRace:
+    if preset.devices:
+        return scale.CountRace()
+    return Race(competitors, _race_settings(want, preset))
+
+
+def _race_settings(want: BenchOptions, preset: Preset) -> Settings:
     budget = {"rounds": want.rounds, "seconds": want.seconds}
     return replace(preset.settings, **{k: v for k, v in budget.items() if v is not None})
 
 
-def _contenders(want: Asked, preset: Preset) -> tuple[list[Contender], dict[str, str]]:
+def _competitors(want: BenchOptions, preset: Preset) -> tuple[list[Competitor], dict[str, str]]:
     """Those that run, ours first, and the reasons of those that are not here."""
     families = preset.against if want.against is None else want.against
     families = FAMILIES if families is None else () if families == ("none",) else families
@@ -276,9 +284,9 @@ def _contenders(want: Asked, preset: Preset) -> tuple[list[Contender], dict[str,
     if preset.devices:
         every = []
     elif preset.steps is not None:
-        every = decode.contenders()
+        every = decode.competitors()
     elif preset.models is not None:
-        every = published.contenders()
+        every = published.competitors()
     elif preset.layer:
         if want.backends != ("auto",):
             raise ValueError(
@@ -293,25 +301,28 @@ def _contenders(want: Asked, preset: Preset) -> tuple[list[Contender], dict[str,
                 "the layers that are compared are causal; --full is for attention alone."
             )
         if preset.layer == DELTA:
-            every = linear.contenders()
+            every = linear.competitors()
         elif preset.layer == LAYER:
-            every = [c for c in layers.book() if not c.ours or _wanted(c, want.variant)]
+            every = [c for c in layers.book() if not c.is_ours or _wanted(c, want.variant)]
         else:
-            every = twins.contenders(preset.layer)
+            every = twins.competitors(preset.layer)
     else:
-        every = [*functions.ours(_known_backends(want.backends)), *functions.others()]
-    every = [c for c in every if c.ours or c.family in families]
+        every = [
+            *functions.flax_attn_competitors(_known_backends(want.backends)),
+            *functions.others(),
+        ]
+    every = [c for c in every if c.is_ours or c.family in families]
     reasons = {c.family: reason for c in every if (reason := c.absent())}
     return [c for c in every if c.family not in reasons], reasons
 
 
-def _wanted(contender: Contender, variant: str | None) -> bool:
+def _wanted(contender: Competitor, variant: str | None) -> bool:
     return variant is None or contender.name == f"flax_attn.{layers.OWN[variant][0]}"
 
 
-def _known_backends(asked_for: Sequence[str]) -> tuple[str, ...]:
+def _known_backends(names: Sequence[str]) -> tuple[str, ...]:
     known = functions.names_of_backends()
-    for name in asked_for:
+    for name in names:
         if name not in (*known, "all"):
             raise ValueError(_no_such("backend", name, [*known, "all"]))
-    return known if "all" in asked_for else tuple(asked_for)
+    return known if "all" in names else tuple(names)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MINUTES = {False: 8.0, True: 2.0}  # by whether it is small
 RESERVED = 5.0  # seconds for the page
-LATE = 5.0  # seconds that a part may be late before it is ended
+GRACE_SECONDS = 5.0  # seconds that a part may be late before it is ended
 FIRST = "machine"
 WORDS = {"refuses": "not served"}
 REPORT, LOG = "report.md", "check-device.log"
@@ -50,7 +50,7 @@ def check_device(options: argparse.Namespace, console: "Console", progress: "Pro
         progress.at(task.part)
         _run(task)
         _write_page(out)
-        progress.say(_summary(task))
+        progress.write_line(_summary(task))
         progress.advance()
     text, wrong = _write_page(out)
     console.out(f"\n{text}\nwrote {out}: to share these results, send the folder", highlight=False)
@@ -125,7 +125,7 @@ def _run(task: Task) -> None:
             command, env=settings, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            code = process.wait(task.seconds_left + LATE)
+            code = process.wait(task.seconds_left + GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             begun = rows_of(task.out, task.part) or timed_rows(task.out, task.part)
             what = f"the rest of {task.part}" if begun else f"{task.part}, all of it"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from .._internal.progress import Progress
     from ..parity.report import Report
-    from .proving import Proof, Proven
+    from .proving import Proof, Results
 
 OWN = "parity_tests"  # the package of this library's cases
 WIDE = 192  # columns where nobody looks: a pipe, a file
@@ -48,8 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return COMMANDS[options.command](options, console)
     except (ValueError, ModuleNotFoundError) as error:
-        said = f"flax-attn {options.command}: {error}"
-        Console(stderr=True, soft_wrap=True).out(said, highlight=False)
+        message = f"flax-attn {options.command}: {error}"
+        Console(stderr=True, soft_wrap=True).out(message, highlight=False)
         return 2
     except ParityError as error:
         console.print(f"{error}", markup=False, highlight=False)
@@ -282,13 +282,13 @@ def _parity(options: argparse.Namespace, console: "Console") -> int:
     of = ("family", "families") if options.families else ("variant", "variants")
     foot = certificate.footer(lines, _versions(proofs), seconds, options.strict, of)
     if outcome.untried:
-        foot = f"{certificate.not_tried(*outcome.untried)}\n{foot}"
+        foot = f"{certificate.remaining_text(*outcome.untried)}\n{foot}"
     console.out(foot, highlight=False)
     _write(options, outcome, console)
     return 0 if proofs and all(_passes(report, options.strict) for _, _, report in proofs) else 1
 
 
-def _table(options: argparse.Namespace, outcome: "Proven", console: "Console") -> "Table":
+def _table(options: argparse.Namespace, outcome: "Results", console: "Console") -> "Table":
     from ..parity.cases import certificate
 
     if options.families:
@@ -308,15 +308,15 @@ def _is_short(options: argparse.Namespace) -> bool:
     return not (options.names or whole)
 
 
-def _proven(options: argparse.Namespace, live: bool, progress: "Progress") -> "Proven":
+def _proven(options: argparse.Namespace, live: bool, progress: "Progress") -> "Results":
     from ..parity.cases.cache import cache_settings
     from . import proving
 
     if options.real:
-        return proving.Proven(proving.real(OWN, progress))
+        return proving.Results(proving.real(OWN, progress))
     if options.families:
         return proving.families(OWN, progress)
-    wanted = proving.Wanted(
+    wanted = proving.ParityOptions(
         package=OWN,
         names=options.names,
         live=live,
@@ -412,7 +412,7 @@ def _check_outputs(options: argparse.Namespace) -> None:
             check_file(f"--{option}", name)
 
 
-def _write(options: argparse.Namespace, outcome: "Proven", console: "Console") -> None:
+def _write(options: argparse.Namespace, outcome: "Results", console: "Console") -> None:
     """Writes the files that were asked for."""
     from ..parity.cases import certificate, markdown
     from ..parity.report import plain
@@ -431,8 +431,8 @@ def _write(options: argparse.Namespace, outcome: "Proven", console: "Console") -
 
 
 def _as_dict(proof: "Proof") -> dict[str, object]:
-    variant, witness, report = proof
-    return {"variant": variant, "proven_equal_to": witness, **report.to_dict()}
+    variant, reference, report = proof
+    return {"variant": variant, "proven_equal_to": reference, **report.to_dict()}
 
 
 COMMANDS = {

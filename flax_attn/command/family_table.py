@@ -7,12 +7,12 @@ from rich.text import Text
 
 from ..families import ALIASES
 from ..parity.cases.certificate import Line
-from ..parity.cases.markdown import About
+from ..parity.cases.markdown import PageFacts
 
 HEADINGS = ("model_type", "in transformers", "layer", "float64", "grads", "", "the same attention")
 
 
-def table(lines: Sequence[Line], about: Mapping[str, About], strict: bool = False) -> Table:
+def table(lines: Sequence[Line], about: Mapping[str, PageFacts], strict: bool = False) -> Table:
     """All families, their model types in alphabetical order.
 
     Args:

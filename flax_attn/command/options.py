@@ -38,12 +38,12 @@ class Parser(argparse.ArgumentParser):
         """One sentence on stderr, and exit code 2."""
         choice = CHOICE.match(message)
         if choice is not None:
-            near = did_you_mean(choice[1], self.commands, "the commands are")
-            message = f"there is no command {choice[1]!r}: {near}"
+            suggestion = did_you_mean(choice[1], self.commands, "the commands are")
+            message = f"there is no command {choice[1]!r}: {suggestion}"
         elif message.startswith("unrecognized arguments: -"):
             option = message.split()[2].partition("=")[0]
-            near = did_you_mean(option, self._options(), "its options are")
-            message = f"there is no option {option}: {near}"
+            suggestion = did_you_mean(option, self._options(), "its options are")
+            message = f"there is no option {option}: {suggestion}"
         elif message.endswith("are required: command"):
             message = f"which command? It takes {', '.join(self.commands)}."
         self.exit(2, f"{self.prog}: {message}\n")

@@ -14,10 +14,10 @@ from .._internal.devices import fake_devices
 from .._internal.progress import Progress
 from ..errors import ParityError
 from ..parity.cases import markdown
-from ..parity.cases.asked import Asked, ask
 from ..parity.cases.certificate import in_minutes
-from ..parity.cases.markdown import About
+from ..parity.cases.markdown import PageFacts
 from ..parity.cases.prove import Job, jobs, not_proven, prove, record, short
+from ..parity.cases.selection import Selection, select_cases
 from ..parity.cases.strict import strict
 from ..parity.cases.workers import Failure, Workers
 from ..parity.report import Report, plural
@@ -26,16 +26,16 @@ if TYPE_CHECKING:  # importing them brings jax, which workers alone need
     from ..parity.cases.case import Case
     from ..parity.cases.sharded import Split
 
-WHOLE = 2.0  # how much longer the whole of a case takes than one of the fixed set, about
-FEW = 4  # cases of the fixed set after which the time for the others is estimated
-SLOW = 90.0  # the user is told if the others are to take more seconds
-KEPT = 2  # trained layers that come with the library
-MANY = 8  # devices of which a page tells
+FULL_CASE_FACTOR = 2.0  # how much longer the whole of a case takes than one of the fixed set, about
+MIN_TIMED_CASES = 4  # cases of the fixed set after which the time for the others is estimated
+SLOW_SECONDS = 90.0  # the user is told if the others are to take more seconds
+NUM_BUNDLED = 2  # trained layers that come with the library
+PAGE_DEVICES = 8  # devices of which a page tells
 Proof = tuple[str, str, Report]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ParityOptions:
     """What is to be proven, and how.
 
     Attributes:
@@ -62,23 +62,23 @@ class Wanted:
 
 
 @dataclass
-class Proven:
+class Results:
     """What came of it.
 
     Attributes:
-      proofs: variant, witness and report of all that was tried.
+      proofs: variant, reference and report of all that was tried.
       about: by variant, what its row of a page says beside the reports.
       untried: what the fixed set leaves out, if that is what was asked for.
-      devices: by variant and witness, over how many the first case was sharded: batch x length.
+      devices: by variant and reference, over how many the first case was sharded: batch x length.
     """
 
     proofs: list[Proof] = field(default_factory=list)
-    about: dict[str, About] = field(default_factory=dict)
-    untried: "Untried | None" = None
+    about: dict[str, PageFacts] = field(default_factory=dict)
+    untried: "Remaining | None" = None
     devices: dict[tuple[str, str], str] = field(default_factory=dict)
 
 
-class Untried(NamedTuple):
+class Remaining(NamedTuple):
     """What the fixed set leaves out: so many cases, of so many variants, for so many seconds."""
 
     cases: int
@@ -86,7 +86,7 @@ class Untried(NamedTuple):
     seconds: float
 
 
-def proven(wanted: Wanted, progress: Progress) -> Proven:
+def proven(wanted: ParityOptions, progress: Progress) -> Results:
     """All that is asked for.
 
     Args:
@@ -96,20 +96,22 @@ def proven(wanted: Wanted, progress: Progress) -> Proven:
     more = fake_devices(wanted.devices) if wanted.devices else {}
     with Workers(settings={**wanted.settings, **more}) as workers:
         workers.start(1 if wanted.names else min(2, os.cpu_count() or 1))
-        asked = ask(wanted.package, wanted.names, workers)
-        every = jobs(asked.cases, wanted.live, wanted.seed)
+        selection = select_cases(wanted.package, wanted.names, workers)
+        every = jobs(selection.cases, wanted.live, wanted.seed)
         machine = workers.call(_machine, None)
         if isinstance(machine, Failure):
             raise ParityError(machine.text)
         workers.most = (os.cpu_count() or 1) if machine.platform == "cpu" else 1
-        say_how(wanted.live, machine, progress)
+        write_mode(wanted.live, machine, progress)
         if wanted.devices:
             outcome = _over_devices(every, wanted, machine, workers, progress)
         elif wanted.short:
             outcome = _short(every, workers, progress)
         else:
-            outcome = _whole(every, asked, wanted, workers, progress)
-    outcome.proofs += [(n.rpartition(".")[2], "-", not_proven(n, why)) for n, why in asked.failed]
+            outcome = _whole(every, selection, wanted, workers, progress)
+    outcome.proofs += [
+        (n.rpartition(".")[2], "-", not_proven(n, why)) for n, why in selection.failed
+    ]
     return outcome
 
 
@@ -121,76 +123,80 @@ class Machine(NamedTuple):
     devices: int
 
 
-def say_how(live: bool, machine: Machine, progress: Progress) -> None:
+def write_mode(live: bool, machine: Machine, progress: Progress) -> None:
     """In one line against what is proven, and on what machine."""
-    how = "live against torch" if live else "against recorded results, since torch is not used"
+    mode = "live against torch" if live else "against recorded results, since torch is not used"
     many = f", {machine.devices} devices" if machine.devices > 1 else ""
-    progress.say(f"{how}, on {machine.platform} ({machine.kind}{many})")
+    progress.write_line(f"{mode}, on {machine.platform} ({machine.kind}{many})")
 
 
-def _short(every: Sequence[Job], workers: Workers, progress: Progress) -> Proven:
+def _short(every: Sequence[Job], workers: Workers, progress: Progress) -> Results:
     """The fixed set, however long it takes."""
-    wanted, result, times = short(every), Proven(), [time.monotonic()]
+    wanted, result, times = short(every), Results(), [time.monotonic()]
     for proof in _proofs(wanted, workers, progress):
         result.proofs.append(proof)
         times.append(time.monotonic())
-        if len(result.proofs) == FEW:
-            _say_if_slow(times[1:], len(wanted), progress)
+        if len(result.proofs) == MIN_TIMED_CASES:
+            _write_if_slow(times[1:], len(wanted), progress)
     seconds = (times[-1] - times[0]) / max(len(wanted), 1)
-    tried = {job.listed for job in wanted}
-    rest = [job.listed.variant for job in every if job.listed not in tried]
-    cases = len(rest) + KEPT
-    result.untried = Untried(cases, len({*rest}), seconds * WHOLE * cases)
+    done = {job.listed for job in wanted}
+    rest = [job.listed.variant for job in every if job.listed not in done]
+    cases = len(rest) + NUM_BUNDLED
+    result.untried = Remaining(cases, len({*rest}), seconds * FULL_CASE_FACTOR * cases)
     return result
 
 
-def _say_if_slow(times: Sequence[float], cases: int, progress: Progress) -> None:
+def _write_if_slow(times: Sequence[float], cases: int, progress: Progress) -> None:
     """One line if the rest will take long; before the first of `times` the workers started."""
     rest = (times[-1] - times[0]) / (len(times) - 1) * (cases - len(times))
-    if rest > SLOW:
-        progress.say(f"{cases} cases; this machine is slow or busy: {in_minutes(rest)} more")
+    if rest > SLOW_SECONDS:
+        progress.write_line(f"{cases} cases; this machine is slow or busy: {in_minutes(rest)} more")
 
 
 def _whole(
-    every: Sequence[Job], asked: Asked, wanted: Wanted, workers: Workers, progress: Progress
-) -> Proven:
+    every: Sequence[Job],
+    selection: Selection,
+    options: ParityOptions,
+    workers: Workers,
+    progress: Progress,
+) -> Results:
     """All of every case."""
-    if wanted.page is not None:
-        markdown.check(wanted.page, asked.cases, asked.known)
+    if options.page is not None:
+        markdown.check(options.page, selection.cases, selection.known)
     failures = []
-    for result in record(every, asked.known, workers) if wanted.record else ():
+    for result in record(every, selection.known, workers) if options.record else ():
         if isinstance(result, Failure):
             failures.append((result.about, result))
         else:
-            progress.say(f"recorded {result}")
+            progress.write_line(f"recorded {result}")
     proofs = list(_proofs(every, workers, progress))
-    if not wanted.names or wanted.page:  # a row of a page names its trained layer too
-        variants = [case.variant for case in asked.cases if case.package == wanted.package]
-        proofs += _kept(wanted.package, {*variants}, workers)
+    if not options.names or options.page:  # a row of a page names its trained layer too
+        variants = [case.variant for case in selection.cases if case.package == options.package]
+        proofs += _bundled_layers(options.package, {*variants}, workers)
     proofs += [(n.rpartition(".")[2], "-", not_proven(n, why)) for n, why in failures]
-    about = _about(every, asked, wanted, workers) if wanted.page else {}
-    return Proven(proofs, about)
+    about = _page_facts(every, selection, options, workers) if options.page else {}
+    return Results(proofs, about)
 
 
-def _about(
-    every: Sequence[Job], asked: Asked, wanted: Wanted, workers: Workers
-) -> dict[str, markdown.About]:
+def _page_facts(
+    every: Sequence[Job], selection: Selection, wanted: ParityOptions, workers: Workers
+) -> dict[str, markdown.PageFacts]:
     """By variant, what its row of a page says beside the reports."""
     first = [job for job in every if job.eager and wanted.live]
     backends = _backends(first, workers)
-    with Workers(2, {**wanted.settings, **fake_devices(MANY)}) as many:
+    with Workers(2, {**wanted.settings, **fake_devices(PAGE_DEVICES)}) as many:
         many.folders = workers.folders
         devices = _devices(first, many)
     return {
-        variant: markdown.About(name, backends.get(variant, "-"), devices.get(variant, "-"))
-        for variant, name in markdown.layers(asked.cases).items()
+        variant: markdown.PageFacts(name, backends.get(variant, "-"), devices.get(variant, "-"))
+        for variant, name in markdown.layers(selection.cases).items()
     }
 
 
 def _devices(first: Sequence[Job], workers: Workers) -> dict[str, str]:
-    """By variant, over how many devices its first case of each witness is equal."""
+    """By variant, over how many devices its first case of each reference is equal."""
     device_counts: dict[str, str] = {}
-    for job, result in _sharded(first, MANY, workers):
+    for job, result in _sharded(first, PAGE_DEVICES, workers):
         if isinstance(result, Failure) or (result is not None and not result[0].ok):
             device_counts[job.listed.variant] = "none"
         elif result is not None:
@@ -202,12 +208,16 @@ def _proofs(wanted: Sequence[Job], workers: Workers, progress: Progress) -> Iter
     progress.begin(len(wanted))
     for job, report in zip(wanted, prove(wanted, workers), strict=True):
         progress.advance(job.listed.variant)
-        yield job.listed.variant, job.listed.witness, report
+        yield job.listed.variant, job.listed.reference, report
 
 
 def _over_devices(
-    every: Sequence[Job], wanted: Wanted, machine: Machine, workers: Workers, progress: Progress
-) -> Proven:
+    every: Sequence[Job],
+    wanted: ParityOptions,
+    machine: Machine,
+    workers: Workers,
+    progress: Progress,
+) -> Results:
     """Each case sharded over devices: the first ones, or all that were asked for by name.
 
     Raises:
@@ -220,16 +230,16 @@ def _over_devices(
             "it has none but a CPU, that one stands for as many as are asked for."
         )
     chosen = [job for job in every if job.eager or not wanted.short]
-    outcome = Proven()
+    outcome = Results()
     progress.begin(len(chosen))
     for job, result in _sharded(chosen, count, workers):
-        variant, witness, title = job.listed[3:6]
+        variant, reference, title = job.listed[3:6]
         progress.advance(variant)
         if isinstance(result, Failure):
-            outcome.proofs.append((variant, witness, not_proven(title, result)))
+            outcome.proofs.append((variant, reference, not_proven(title, result)))
         elif result is not None:
-            outcome.proofs.append((variant, witness, result[0]))
-            outcome.devices.setdefault((variant, witness), str(result[1]))
+            outcome.proofs.append((variant, reference, result[0]))
+            outcome.devices.setdefault((variant, reference), str(result[1]))
     return outcome
 
 
@@ -239,16 +249,16 @@ def _sharded(wanted: Sequence[Job], devices: int, workers: Workers) -> Iterator[
     return zip(wanted, workers.map(_prove_over, work), strict=True)
 
 
-def _prove_over(asked: tuple[Job, int]) -> "tuple[Report, Split] | None":
+def _prove_over(work: tuple[Job, int]) -> "tuple[Report, Split] | None":
     """One case over so many devices; None for a layer without `attend`, or of sizes like 1."""
     from ..parity.cases.sharded import sharded_report
 
-    job, count = asked
+    job, count = work
     case = job.case
-    is_ours = case.home.is_own(case.flax_class)
-    if is_ours and not _attends(case):
+    is_own_case = case.home.is_own(case.flax_class)
+    if is_own_case and not _attends(case):
         return None
-    with strict() if is_ours else nullcontext():
+    with strict() if is_own_case else nullcontext():
         return sharded_report(case, job.live, count)
 
 
@@ -259,21 +269,21 @@ def _machine(_: None = None) -> Machine:
     return Machine(device.platform, device.device_kind, len(jax.devices()))
 
 
-def _kept(package: str, variants: set[str], workers: Workers) -> list[Proof]:
+def _bundled_layers(package: str, variants: set[str], workers: Workers) -> list[Proof]:
     """The layers of these variants with trained weights that come with the library."""
-    result = workers.call(_kept_proofs, (package, variants))
+    result = workers.call(_bundled_proofs, (package, variants))
     if isinstance(result, Failure):
         return [("real", "trained weights", not_proven("the layers of trained weights", result))]
     return result
 
 
-def _kept_proofs(wanted: tuple[str, set[str]]) -> list[Proof]:
+def _bundled_proofs(wanted: tuple[str, set[str]]) -> list[Proof]:
     package, variants = wanted
     return import_module(f"{package}.real").kept(variants)
 
 
 def _backends(first: Sequence[Job], workers: Workers) -> dict[str, str]:
-    """By variant, the backends of this machine on which its first case of each witness is equal."""
+    """By variant, the backends on which its first case of each reference is equal."""
     backends: dict[str, list[str]] = {}
     for job, names in zip(first, workers.map(_backends_of, first), strict=True):
         names = ["none"] if isinstance(names, Failure) else names
@@ -297,10 +307,10 @@ def _attends(case: "Case") -> bool:
 
     It is built and called on shapes alone, so nothing is computed.
     """
-    return "weights" in _heard(case, "reference") - _heard(case, "blockwise")
+    return "weights" in _tap_names(case, "reference") - _tap_names(case, "blockwise")
 
 
-def _heard(case: "Case", backend: str) -> set[str]:
+def _tap_names(case: "Case", backend: str) -> set[str]:
     """The names of a layer's taps by a backend."""
     import jax
     import numpy as np
@@ -334,11 +344,11 @@ def _equal_on(backend: str, case: "Case") -> bool:
 
 def real(package: str, progress: Progress) -> list[Proof]:
     """The proofs on trained weights, which are downloaded."""
-    say_how(True, _machine(), progress)
-    return list(_as_they_come(import_module(f"{package}.real"), progress))
+    write_mode(True, _machine(), progress)
+    return list(_own_proofs(import_module(f"{package}.real"), progress))
 
 
-def families(package: str, progress: Progress) -> Proven:
+def families(package: str, progress: Progress) -> Results:
     """The proofs of published models' attention, against transformers; each is said at once.
 
     Raises:
@@ -350,19 +360,19 @@ def families(package: str, progress: Progress) -> Proven:
             "--families compares with the classes of transformers; missing: "
             f"{', '.join(missing)}. pip install torch 'transformers==5.23.*' brings them."
         )
-    say_how(True, _machine(), progress)
-    outcome = Proven()
-    for proof in _as_they_come(import_module(f"{package}.families"), progress):
+    write_mode(True, _machine(), progress)
+    outcome = Results()
+    for proof in _own_proofs(import_module(f"{package}.families"), progress):
         verdict = "equal" if proof.report.ok else "DIFFERENT"
         error = proof.report.worst("float64", "output")
         count = f"{progress.done} of {progress.total}"
-        progress.say(f"{count}: {proof.family}, {proof.layer}: {verdict}, {error:.1e}")
-        outcome.about[proof.family] = About(proof.layer)
-        outcome.proofs.append((proof.family, proof.witness, proof.report))
+        progress.write_line(f"{count}: {proof.family}, {proof.layer}: {verdict}, {error:.1e}")
+        outcome.about[proof.family] = PageFacts(proof.layer)
+        outcome.proofs.append((proof.family, proof.reference, proof.report))
     return outcome
 
 
-def _as_they_come(package: Any, progress: Progress) -> Iterator[Any]:
+def _own_proofs(package: Any, progress: Progress) -> Iterator[Any]:
     """The proofs of a package that makes them itself, `TOTAL` in number."""
     progress.begin(package.TOTAL)
     for proof in package.rows(progress.at):

@@ -68,13 +68,13 @@ def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
     seed = request.config.getoption("parity_seed")
     name, (_, *inside) = request.node.name, request.node.nodeid.split("::")
     path = os.path.relpath(request.node.path, request.config.invocation_params.dir)
-    again = f"pytest {quoted('::'.join((path, *inside)))}"
-    again += "" if seed is None else f" --parity-seed {seed}"
+    command = f"pytest {quoted('::'.join((path, *inside)))}"
+    command += "" if seed is None else f" --parity-seed {seed}"
 
     def check(torch_module: Any, flax_module: Any, *inputs: Any, **options: Any) -> Any:
         __tracebackhide__ = True
         seeded = {} if seed is None else {"seed": seed}
-        arguments = {"title": name, "reproduce": again, **options, **seeded}
+        arguments = {"title": name, "reproduce": command, **options, **seeded}
         return assert_parity(torch_module, flax_module, *inputs, **arguments)
 
     return check

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .._internal.progress import Progress
-from ..parity.cases.asked import ask
 from ..parity.cases.home import file_of, has_torch
 from ..parity.cases.known import check_names, may_be_package
 from ..parity.cases.prove import jobs, record_each
+from ..parity.cases.selection import select_cases
 from ..parity.cases.workers import Failure, Workers
 from .options import check_folder
 
-LONGEST = 120  # of a file's name, before its end
+MAX_NAME_LENGTH = 120  # of a file's name, before its end
 
 
 def recorded(library: str, names: Sequence[str], folder: Path, progress: Progress) -> int:
@@ -40,18 +40,18 @@ def recorded(library: str, names: Sequence[str], folder: Path, progress: Progres
     wanted = [piece for name in names for piece in pieces(name)]
     check_names(library, wanted)
     with Workers() as workers:
-        asked = ask(library, wanted, workers)
-        work = [(job, folder / file_name(job.listed.title)) for job in jobs(asked.cases, True)]
-        failures = [Failure(failure.text, name) for name, failure in asked.failed]
+        selection = select_cases(library, wanted, workers)
+        work = [(job, folder / file_name(job.listed.title)) for job in jobs(selection.cases, True)]
+        failures = [Failure(failure.text, name) for name, failure in selection.failed]
         progress.begin(len(work))
         for result in record_each(work, workers):
             progress.advance()
             if isinstance(result, Failure):
                 failures.append(result)
             else:
-                progress.say(f"recorded {result}")
+                progress.write_line(f"recorded {result}")
     for failure in failures:
-        progress.say(f"{failure.about}: {failure.text}")
+        progress.write_line(f"{failure.about}: {failure.text}")
     return 1 if failures or not work else 0
 
 
@@ -76,6 +76,6 @@ def file_name(title: str) -> str:
     'linear-width=4-x=3x4-torch.nn.Linear.safetensors'
     """
     plain = re.sub(r"[^\w.=,]+", "-", title).strip("-")
-    if len(plain) > LONGEST:
-        plain = f"{plain[:LONGEST]}-{zlib.crc32(title.encode()):08x}"
+    if len(plain) > MAX_NAME_LENGTH:
+        plain = f"{plain[:MAX_NAME_LENGTH]}-{zlib.crc32(title.encode()):08x}"
     return f"{plain}.safetensors"

@@ -13,7 +13,7 @@ from .task import LEFT_OUT, rows_of
 Row = dict[str, Any]
 WRONG = ("different", "failed")
 BENCHES = ("flash", "decode")
-MOST = 20  # lines of what is wrong; the files have all
+MAX_WRONG_LINES = 20  # lines of what is wrong; the files have all
 
 
 def markdown(out: Path) -> str:
@@ -122,12 +122,20 @@ def _wrong(out: Path) -> str:
             if row.get("verdict") in WRONG:
                 text = " ".join(str(row.get("text", "")).split())[:400]
                 lines.append(f"* {part}: {_subject(row)} {row['verdict']}: {text}")
-    more = [f"* ... and {len(lines) - MOST} more, in the files"] if len(lines) > MOST else []
+    more = (
+        [f"* ... and {len(lines) - MAX_WRONG_LINES} more, in the files"]
+        if len(lines) > MAX_WRONG_LINES
+        else []
+    )
     advice = (
         "Each of these is a fault of this library or of a kernel that it calls: please open an "
         "issue with this folder. Until it is mended, `backend=` or `use_backend` names another."
     )
-    return "\n".join(["**What is wrong**", "", advice, "", *lines[:MOST], *more]) if lines else ""
+    return (
+        "\n".join(["**What is wrong**", "", advice, "", *lines[:MAX_WRONG_LINES], *more])
+        if lines
+        else ""
+    )
 
 
 def _subject(row: Row) -> str:

@@ -9,9 +9,9 @@ from contextlib import nullcontext
 
 import jax
 
-from ..parity.cases.asked import ask
 from ..parity.cases.collect import Listed
 from ..parity.cases.prove import Job
+from ..parity.cases.selection import select_cases
 from ..parity.cases.strict import strict
 from ..parity.cases.workers import Failure, Workers
 from ..parity.report import Report
@@ -20,14 +20,14 @@ from .task import Task
 
 CASES = "parity_tests"
 DTYPES = ("float32", "bfloat16")
-FEW = 6  # layers of a small check
+SMALL_LAYERS = 6  # layers of a small check
 
 
 def run(task: Task) -> None:
     """Writes a row for each case and dtype: one case of every layer first, then the others."""
     with Workers(processes(task)) as workers:
-        listed = _in_order(ask(CASES, (), workers).cases)
-        chosen = listed[:FEW] if task.small else listed
+        listed = _in_order(select_cases(CASES, (), workers).cases)
+        chosen = listed[:SMALL_LAYERS] if task.small else listed
         items = [(case, dtype) for case in chosen for dtype in DTYPES]
         results = workers.map(_replayed, items)
         pairs = zip(items, results, strict=True)
@@ -38,11 +38,11 @@ def run(task: Task) -> None:
 def _in_order(listed: Sequence[Listed]) -> list[Listed]:
     """The first case of each layer, the second of each, and so on."""
     count: dict[str, int] = {}
-    turns = []
+    ordered = []
     for case in listed:
-        turns.append(count.get(case.variant, 0))
-        count[case.variant] = turns[-1] + 1
-    return [case for _, case in sorted(zip(turns, listed, strict=True), key=lambda x: x[0])]
+        ordered.append(count.get(case.variant, 0))
+        count[case.variant] = ordered[-1] + 1
+    return [case for _, case in sorted(zip(ordered, listed, strict=True), key=lambda x: x[0])]
 
 
 def _replayed(item: tuple[Listed, str]) -> Report | None:

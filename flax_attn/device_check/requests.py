@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..attend import attend, explain
-from ..bench.proof import Found, against
+from ..bench.proof import Arrays, against
 from ..bench.workload import BOTH
-from ..parity.cases.workers import Failure, Last, Workers
-from .drawn import Request, request
+from ..parity.cases.workers import Failure, LastResult, Workers
 from .facts import processes
+from .random_requests import Request, request
 from .task import Task
 
 COUNT, FEW = 60, 8
@@ -38,7 +38,7 @@ def run(task: Task) -> None:
     with Workers(processes(task)) as workers:
         results = workers.map(_checked, [Item(i, task.small) for i in range(count)])
         for i, result in enumerate(task.in_time(results, count, "requests")):
-            for row in _with_the_rest(_rows(result), i, task.small):
+            for row in _with_remaining(_rows(result), i, task.small):
                 task.write(request=i, **row)
 
 
@@ -49,7 +49,7 @@ def _rows(result: Any) -> list[Row]:
     return result
 
 
-def _with_the_rest(rows: list[Row], number: int, small: bool) -> list[Row]:
+def _with_remaining(rows: list[Row], number: int, small: bool) -> list[Row]:
     """The rows, and those of backends behind one that failed: from a process of their own each."""
     while untried := rows[-1].pop("untried", None) if rows else None:
         with Workers() as workers:  # those of the other requests are at work meanwhile
@@ -57,67 +57,71 @@ def _with_the_rest(rows: list[Row], number: int, small: bool) -> list[Row]:
     return rows
 
 
-def _checked(item: Item) -> list[Row] | Last:
+def _checked(item: Item) -> list[Row] | LastResult:
     """The rows of one request, up to a backend that fails: it may have broken the device."""
-    asked = request(item.number, item.small)
-    arrays = asked.arrays()
+    drawn_request = request(item.number, item.small)
+    arrays = drawn_request.arrays()
     with jax.enable_x64(True):
         wide = {name: x.astype(np.float64) for name, x in arrays.items()}
-        truth = _computed(asked, wide, "reference")
+        truth = _computed(drawn_request, wide, "reference")
     rows: list[Row] = []
     with jax.default_matmul_precision("highest"):
-        plain = _computed(asked, arrays, "reference")
-        refusals = _refusals(asked, arrays)
+        plain = _computed(drawn_request, arrays, "reference")
+        refusals = _refusals(drawn_request, arrays)
         backends = [name for name in refusals if item.backends is None or name in item.backends]
         for at, backend in enumerate(backends):
-            facts = {"words": asked.words, "backend": backend, "dtype": asked.dtype}
+            facts = {"words": drawn_request.words, "backend": backend, "dtype": drawn_request.dtype}
             if refusals[backend] is not None:
                 rows.append({**facts, "verdict": "refuses", "text": refusals[backend]})
                 continue
-            rows.append({**facts, **_judged(asked, arrays, backend, plain, truth)})
+            rows.append({**facts, **_judged(drawn_request, arrays, backend, plain, truth)})
             if rows[-1]["verdict"] == "failed":
                 rows[-1]["untried"] = backends[at + 1 :]
-                return Last(rows)
+                return LastResult(rows)
     return rows
 
 
-def _refusals(asked: Request, arrays: Found) -> dict[str, str | None]:
+def _refusals(drawn_request: Request, arrays: Arrays) -> dict[str, str | None]:
     """By backend, why it does not serve the request, or None."""
     shape: Any = jax.ShapeDtypeStruct  # in place of an array, where nothing but its shape is asked
-    q, k, v = (shape(arrays[x].shape, asked.dtype) for x in "qkv")
-    verdicts = explain(q, k, v, mask=asked.mask, **_options(asked, arrays))
+    q, k, v = (shape(arrays[x].shape, drawn_request.dtype) for x in "qkv")
+    verdicts = explain(q, k, v, mask=drawn_request.mask, **_options(drawn_request, arrays))
     return {verdict.backend: verdict.refusal for verdict in verdicts}
 
 
-def _options(asked: Request, arrays: Any) -> dict[str, Any]:
+def _options(drawn_request: Request, arrays: Any) -> dict[str, Any]:
     more = {"sinks": jnp.asarray(arrays["sinks"])} if "sinks" in arrays else {}
-    return {"score": asked.score, **asked.options, **more}
+    return {"score": drawn_request.score, **drawn_request.options, **more}
 
 
-def _judged(asked: Request, arrays: Found, backend: str, plain: Found, truth: Found) -> Row:
+def _judged(
+    drawn_request: Request, arrays: Arrays, backend: str, plain: Arrays, truth: Arrays
+) -> Row:
     try:
-        results = plain if backend == "reference" else _computed(asked, arrays, backend)
+        results = plain if backend == "reference" else _computed(drawn_request, arrays, backend)
     except Exception as error:  # a kernel that accepts and does not compile may raise anything
         text = f"{type(error).__name__}: {str(error).strip()[:2000]}"
         return {"verdict": "failed", "text": text}
-    proof = against(results, plain, truth, asked.dtype, BOTH)
+    proof = against(results, plain, truth, drawn_request.dtype, BOTH)
     verdict = "equal" if proof.ok else "different"
     text = {} if proof.ok else {"text": proof.wrong}
     share = proof.error / proof.limit if proof.limit else float(proof.error > 0)
     return {"verdict": verdict, "share": share, **text}
 
 
-def _computed(asked: Request, arrays: Found, backend: str) -> Found:
+def _computed(drawn_request: Request, arrays: Arrays, backend: str) -> Arrays:
     """The output and the gradients of q, k, v and sinks by one backend."""
     inputs = {name: jnp.asarray(arrays[name]) for name in INPUTS if name in arrays}
-    out, grads = jax.jit(_both(asked, backend))(inputs, jnp.asarray(arrays["cotangent"]))
+    out, grads = jax.jit(_both(drawn_request, backend))(inputs, jnp.asarray(arrays["cotangent"]))
     return {"output": np.asarray(out), **{name: np.asarray(x) for name, x in grads.items()}}
 
 
-def _both(asked: Request, backend: str) -> Callable[[Any, jax.Array], Any]:
+def _both(drawn_request: Request, backend: str) -> Callable[[Any, jax.Array], Any]:
     def attention(inputs: dict[str, jax.Array]) -> jax.Array:
         q, k, v = (inputs[name] for name in "qkv")
-        return attend(q, k, v, mask=asked.mask, backend=backend, **_options(asked, inputs))
+        return attend(
+            q, k, v, mask=drawn_request.mask, backend=backend, **_options(drawn_request, inputs)
+        )
 
     def both(inputs: dict[str, jax.Array], cotangent: jax.Array) -> Any:
         out, back = jax.vjp(attention, inputs)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..bench import decode, functions
-from ..bench.contender import OURS, Contender
+from ..bench.competitor import OWN_FAMILY, Competitor
 from ..bench.machine import machine
 from ..bench.race import Race
 from ..bench.result import Results
@@ -25,18 +25,20 @@ SETTINGS = Settings(rounds=7, seconds=1.0, call=2.0)
 Run = tuple[Workload, str]
 
 
-class Late(Exception):
+class TimeIsUp(Exception):
     """The time is over in the middle of a workload."""
 
 
 def run(task: Task) -> None:
     """Writes flash.json and decode.json as `flax-attn bench --json` does, row by row."""
     flash_until = task.until - 0.35 * task.seconds_left
-    flash = [c for c in functions.ours(_backends(task)) if c.absent() is None]
+    flash = [c for c in functions.flax_attn_competitors(_backends(task)) if c.absent() is None]
     flash += [c for c in functions.others() if c.family in OTHERS and c.absent() is None]
     title = "Attention over lengths"
     _race(replace(task, until=flash_until), FLASH, title, flash, _flash(task.small))
-    steps = [c for c in decode.contenders() if c.family in (OURS, "torch") and c.absent() is None]
+    steps = [
+        c for c in decode.competitors() if c.family in (OWN_FAMILY, "torch") and c.absent() is None
+    ]
     _race(task, DECODE, "A step of decoding with a cache", steps, _decode(task.small))
 
 
@@ -76,20 +78,20 @@ def _decode(small: bool) -> list[Run]:
 
 
 def _race(
-    task: Task, name: str, title: str, contenders: list[Contender], works: Sequence[Run]
+    task: Task, name: str, title: str, competitors: list[Competitor], works: Sequence[Run]
 ) -> None:
     facts = known(task)
     results = Results(title, "flax-attn check-device", facts if "device" in facts else machine(()))
     settings = replace(SETTINGS, sets=1) if name == DECODE else SETTINGS
-    race = Race(contenders, settings)
+    race = Race(competitors, settings)
 
     def say(step: str) -> None:
         print(f"{time.strftime('%T')} {step}", flush=True)
         if task.seconds_left <= 0:
-            raise Late
+            raise TimeIsUp
 
     for w, which in task.in_time(works, len(works), f"workloads of {title.lower()}"):
-        with suppress(Late):
+        with suppress(TimeIsUp):
             race.run(w, which, results.rows, say)
         results.write(results_of(task.out, name))
     unfinished(results)

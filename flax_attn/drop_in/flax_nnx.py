@@ -98,19 +98,18 @@ def flax_attention(
 
     Source: `dot_product_attention` of flax.nnx and flax.linen, flax 0.12.
 
-    >>> import jax
     >>> from flax import linen, nnx
     >>> from flax_attn import flax_attention
-    >>> from flax_attn.parity.judge import alike
-    >>> theirs = nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0))
-    >>> mine = nnx.MultiHeadAttention(
-    ...     2, 8, decode=False, attention_fn=flax_attention, rngs=nnx.Rngs(0))
-    >>> x = jax.random.normal(jax.random.key(1), (3, 5, 8))
+    >>> from flax_attn.parity.judge import allclose
+    >>> reference = nnx.MultiHeadAttention(2, 8, decode=False, rngs=nnx.Rngs(0))
+    >>> options = {"decode": False, "attention_fn": flax_attention}
+    >>> layer = nnx.MultiHeadAttention(2, 8, **options, rngs=nnx.Rngs(0))
+    >>> x = nnx.Rngs(1).normal((3, 5, 8))
     >>> mask = nnx.make_causal_mask(x[..., 0])
-    >>> alike(mine(x, mask=mask), theirs(x, mask=mask))
+    >>> allclose(layer(x, mask=mask), reference(x, mask=mask))
     True
     >>> layer = linen.MultiHeadDotProductAttention(2, attention_fn=flax_attention)
-    >>> layer.init_with_output(jax.random.key(0), x)[0].shape
+    >>> layer.init_with_output({"params": nnx.Rngs(0).params()}, x)[0].shape
     (3, 5, 8)
     """
     _check_flags(deterministic=deterministic, broadcast_dropout=broadcast_dropout)
@@ -124,7 +123,7 @@ def flax_attention(
     q, k, v = promote_dtype((query, key, value), dtype=dtype)
     sizes = _sizes(q, k, v)
     rules = {"mask": _mask(mask, is_causal), "score": _score(bias, q.dtype)}
-    drop = None if deterministic else _drop(dropout_rate, dropout_rng, broadcast_dropout, sizes)
+    drop = None if deterministic else _dropout(dropout_rate, dropout_rng, broadcast_dropout, sizes)
     kind = wide(q.dtype) if force_fp32_for_softmax else q.dtype
     with _precision(precision):
         if module is not None:
@@ -151,8 +150,8 @@ def _mask(mask: Any, is_causal: bool) -> Mask:
             f"mask must be boolean, or a number that is not 0 where a query may look; "
             f"got {mask.dtype}."
         )
-    seen = Dense(mask != 0)
-    return CAUSAL & seen if is_causal else seen
+    boolean_mask = Dense(mask != 0)
+    return CAUSAL & boolean_mask if is_causal else boolean_mask
 
 
 def _score(bias: Any, dtype: Any) -> Score:
@@ -168,7 +167,7 @@ def _score(bias: Any, dtype: Any) -> Score:
     return Additive(bias.astype(wide(dtype)) if whole else bias)
 
 
-def _drop(rate: Any, key: Any, broadcast: bool, sizes: Sizes) -> DropoutMask | None:
+def _dropout(rate: Any, key: Any, broadcast: bool, sizes: Sizes) -> DropoutMask | None:
     """What flax keeps, drawn as flax draws it."""
     if rate == 0:
         return None

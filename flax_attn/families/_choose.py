@@ -14,8 +14,8 @@ from ._paths import PATHS
 from ._published import KNOWN
 from ._quantized import check_unquantized
 from ._reading import contents, has_text, typed, whole
-from ._slips import meant
 from ._table import FAMILIES
+from ._typos import nearest_name
 from ._unread import read_by_any, warn_of_unread
 
 SERVED = {*FAMILIES, *ALIASES}
@@ -98,12 +98,12 @@ def attention(
     """
     config, part = resolved(config, part)
     family, read = family_of(config, part)
-    house = {"rngs": rngs, "dtype": dtype, "param_dtype": param_dtype}
-    if what := family.lacks(read, read.index(index)):
+    init = {"rngs": rngs, "dtype": dtype, "param_dtype": param_dtype}
+    if what := family.missing_reason(read, read.index(index)):
         raise ValueError(
             f"Layer {index} of this {config['model_type']} has {what} in place of self attention."
         )
-    layer = family.attention(read, index, house)
+    layer = family.attention(read, index, init)
     if config.get("quantization_config") is not None:
         check_unquantized(config, layer, family.rules(read, index), places_of(family, read, index))
     warn_of_unread(config, config["model_type"], family, _READ_BY_ANY, layer)
@@ -116,7 +116,7 @@ def family_of(config: Mapping[str, Any], part: str | None) -> tuple[Family, Conf
     Raises:
       ValueError: for a model_type that is not served, or a part.
     """
-    entry, name = entry_of(config), config["model_type"]
+    entry, name = family_entry(config), config["model_type"]
     family = _of_part(name, entry, part)
     fields = {**config, **FIXED.get(name, {})}
     known = {**family.defaults, **DEFAULTS.get(name, {})}
@@ -178,7 +178,7 @@ def parts(config: Mapping[str, Any] | str | os.PathLike[str]) -> dict[str, int]:
     configs = whole(fields, SERVED)
     if not configs:
         fields = typed(fields, SERVED)
-        entry = entry_of(fields)
+        entry = family_entry(fields)
         names = () if isinstance(entry, Family) else tuple(entry)
         return {name: _depth(fields, name) for name in names}
     counts: dict[str, int] = {}
@@ -194,7 +194,7 @@ def _depth(config: Mapping[str, Any], part: str | None) -> int:
     return family_of(config, part)[1].count("num_hidden_layers")
 
 
-def entry_of(config: Mapping[str, Any]) -> Family | Parts:
+def family_entry(config: Mapping[str, Any]) -> Family | Parts:
     """The family of a config's model_type, or those of its parts; errors as of `family_of`."""
     name = config.get("model_type")
     families = {**{family: family for family in FAMILIES}, **ALIASES}
@@ -208,7 +208,7 @@ def _not_served(name: Any, names: list[str]) -> str:
     if name in KNOWN:
         why = f": {WHY_NOT[name]}." if name in WHY_NOT else f".{SAME}"
         return f"model_type {name!r} is known to transformers, and its attention is not served{why}"
-    slip = meant(name, names) if isinstance(name, str) else None
+    slip = nearest_name(name, names) if isinstance(name, str) else None
     if name is None:
         return (
             "The config has no model_type, and no `architectures` that say which it is, such as "

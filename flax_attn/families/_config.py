@@ -21,7 +21,7 @@ NONE: Names = MappingProxyType({})
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-class As(str):
+class SameAs(str):
     """A default that is the value of another field, whose name this is."""
 
 
@@ -54,7 +54,7 @@ class Config:
             return self._fixed[name]
         name = self.name(name)
         value = self._entries.get(name, self.defaults.get(name))
-        return self[value] if isinstance(value, As) else value
+        return self[value] if isinstance(value, SameAs) else value
 
     def replaced(self, **fields: Any) -> "Config":
         """The same with these fields."""
@@ -64,7 +64,7 @@ class Config:
         """A field that the config itself has, else None."""
         return self._fixed[name] if name in self._fixed else self._entries.get(self.name(name))
 
-    def says_none(self, name: str) -> bool:
+    def is_explicit_null(self, name: str) -> bool:
         """Whether the config itself has a field, and None there."""
         return self.name(name) in self._entries and self.entry(name) is None
 
@@ -186,7 +186,7 @@ class Family(NamedTuple):
     names: Names = NONE
     gguf: Callable[[Config, int], tuple[Rule, ...]] | None = None
     path: Callable[[Config, int], str | tuple[str, ...] | None] = lambda config, index: None
-    lacks: Callable[[Config, int], str] = lambda config, index: ""
+    missing_reason: Callable[[Config, int], str] = lambda config, index: ""
     derived: Callable[[Config], Config] = lambda config: config
 
 

@@ -10,7 +10,7 @@ from ._config import Config
 
 def grouped_query(
     config: Config,
-    house: Mapping[str, Any],
+    init: Mapping[str, Any],
     *,
     heads: tuple[int, int, int] | None = None,
     bias: bool | None = None,
@@ -32,7 +32,7 @@ def grouped_query(
     sizes = (config.count("hidden_size"), *(config.heads() if heads is None else heads))
     biases: dict[str, Any] = {} if bias is None else {"qkv_bias": bias, "out_bias": bias}
     biases["dropout"] = config.rate("attention_dropout")
-    return GroupedQueryAttention(*sizes, **{**biases, **parts}, **house)
+    return GroupedQueryAttention(*sizes, **{**biases, **parts}, **init)
 
 
 def decoder_fields(
@@ -93,7 +93,7 @@ def alternating(index: int) -> str:
     return "full_attention" if index % 2 else "sliding_attention"
 
 
-def upper_window(config: Config, index: int) -> str:
+def window_from_layer(config: Config, index: int) -> str:
     """A window from layer `max_window_layers` on, where `use_sliding_window` asks for one (Qwen).
 
     Raises:
@@ -130,7 +130,7 @@ def by_kind(
     return lambda config, index: f"layers.{{}}.{first if is_first(config, index) else second}"
 
 
-def turns(config: Config, index: int) -> bool:
+def has_rotary(config: Config, index: int) -> bool:
     """Whether a layer has a rotary: `no_rope_layers[index]`, else all but every n-th.
 
     n is `no_rope_layer_interval`. A 1 stands for a layer that has one.

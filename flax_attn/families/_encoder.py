@@ -10,7 +10,7 @@ from ._decoder import check_causal
 
 
 def multi_head(
-    config: Config, house: Mapping[str, Any], *, is_decoder: bool = False, **parts: Any
+    config: Config, init: Mapping[str, Any], *, is_decoder: bool = False, **parts: Any
 ) -> GroupedQueryAttention:
     """The layer of a config's sizes and dropout, with as many key heads as query heads.
 
@@ -26,6 +26,9 @@ def multi_head(
     if is_decoder:
         check_causal(config)
     n, h = config.query_heads()
-    how = {"mask": CAUSAL if is_decoder else FULL, "dropout": config.rate("attention_dropout")}
+    layer_kwargs = {
+        "mask": CAUSAL if is_decoder else FULL,
+        "dropout": config.rate("attention_dropout"),
+    }
     sizes = (config.count("hidden_size"), n, n, h)
-    return GroupedQueryAttention(*sizes, **{**how, **parts}, **house)
+    return GroupedQueryAttention(*sizes, **{**layer_kwargs, **parts}, **init)

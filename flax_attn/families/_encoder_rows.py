@@ -27,21 +27,23 @@ def called(*names: str, skipped: str | None = None) -> Any:
     return lambda config, index: (*renamed, *skips)
 
 
-def causal(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def causal(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of CLIPTextModel, whose tokens look back."""
-    return multi_head(config, house, is_decoder=True, qkv_bias=True, out_bias=True)
+    return multi_head(config, init, is_decoder=True, qkv_bias=True, out_bias=True)
 
 
-def turned(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def llama_encoder(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of EuroBertModel: Llama's that looks at all."""
     parts = {"rotary": rotary(config), "mask": FULL}
     looks_ahead = config.replaced(is_causal=None)  # True and False are the same for its class
-    return grouped_query(looks_ahead, house, bias=config.flag("attention_bias"), **parts)
+    return grouped_query(looks_ahead, init, bias=config.flag("attention_bias"), **parts)
 
 
-def turned_alone(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def llama_encoder_unbiased(
+    config: Config, index: int, init: Mapping[str, Any]
+) -> GroupedQueryAttention:
     """`self_attn` of NomicBertModel, which has no biases."""
-    return multi_head(config, house, qkv_bias=False, out_bias=False, rotary=rotary(config))
+    return multi_head(config, init, qkv_bias=False, out_bias=False, rotary=rotary(config))
 
 
 def group(config: Config, index: int) -> str:
@@ -85,7 +87,7 @@ ROWS: Mapping[str, Family] = {
             **{"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12},
             "max_position_embeddings": 8192,
         },
-        turned,
+        llama_encoder,
     ),
     "hubert": Family({**siglip.DEFAULTS, "attention_dropout": 0.1}, siglip.attention, siglip.rules),
     "idefics3_vision": Family(
@@ -99,7 +101,7 @@ ROWS: Mapping[str, Family] = {
             **{"head_dim": None, "attention_probs_dropout_prob": 0.0},
             **{"max_position_embeddings": 2048, "rope_theta": 1000.0},
         },
-        turned_alone,
+        llama_encoder_unbiased,
         names=BY_PROBABILITY,
     ),
     "wav2vec2": Family(

@@ -15,14 +15,14 @@ from ._rope import Rope, rope_of, rotary_of
 NAMES = {"head_dim": ("qk_rope_head_dim",)}
 
 
-def latent(config: Config, house: Mapping[str, Any], layout: Layout | None) -> LatentAttention:
+def latent(config: Config, init: Mapping[str, Any], layout: Layout | None) -> LatentAttention:
     """The layer of a config's sizes, biases, rotary and dropout; arguments as of `arguments`."""
     rope: Rope = {} if layout is None else rope_of(config)
-    return LatentAttention(**arguments(config, house, layout, rope))
+    return LatentAttention(**arguments(config, init, layout, rope))
 
 
 def arguments(
-    config: Config, house: Mapping[str, Any], layout: Layout | None, rope: Rope
+    config: Config, init: Mapping[str, Any], layout: Layout | None, rope: Rope
 ) -> dict[str, Any]:
     """What a layer with latent keys and values is built from.
 
@@ -36,14 +36,15 @@ def arguments(
       ValueError: for num_key_value_heads that are not num_attention_heads, is_causal=False.
     """
     check_causal(config)
-    nope, turned = config.count("qk_nope_head_dim"), config.count("qk_rope_head_dim")
-    bias, scale = config.flag("attention_bias"), (nope + turned) ** -0.5 * magnitude(rope) ** 2
+    nope, rotary_width = config.count("qk_nope_head_dim"), config.count("qk_rope_head_dim")
+    bias = config.flag("attention_bias")
+    scale = (nope + rotary_width) ** -0.5 * magnitude(rope) ** 2
     return dict(
         in_features=config.count("hidden_size"),
         num_heads=_heads(config),
         kv_rank=config.count("kv_lora_rank"),
         nope_dim=nope,
-        rotary_dim=turned,
+        rotary_dim=rotary_width,
         value_dim=config.count("v_head_dim"),
         q_rank=None if config["q_lora_rank"] is None else config.count("q_lora_rank"),
         rotary=None if layout is None else rotary_of(config, rope, layout=layout),
@@ -51,7 +52,7 @@ def arguments(
         qkv_bias=bias,
         out_bias=bias,
         dropout=config.rate("attention_dropout"),
-        **house,
+        **init,
     )
 
 

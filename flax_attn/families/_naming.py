@@ -10,7 +10,7 @@ from flax import nnx
 
 from .._internal.checks import check_choice
 from ..weights.rule import Rule
-from ._choose import entry_of, family_of, places_of, resolved
+from ._choose import family_entry, family_of, places_of, resolved
 from ._config import USUAL, Config, Family
 from ._paths import PATHS
 from ._quantized import check_unquantized
@@ -123,7 +123,7 @@ def _layers(
 
     `where` is the prefix with its dot, and `to`.
     """
-    entry, to = entry_of(config), where[1]
+    entry, to = family_entry(config), where[1]
     every = (part,) if part is not None or isinstance(entry, Family) else tuple(entry)
     if to is not None and ("{}" not in to or len(every) > 1):
         raise ValueError(
@@ -134,7 +134,7 @@ def _layers(
         family, read = family_of(config, each)
         others: dict[Named, bool] = {}  # whether a layer has weights that its rules do not name
         for index in range(read.count("num_hidden_layers")):
-            if family.lacks(read, index):
+            if family.missing_reason(read, index):
                 continue
             _check_unquantized(config, family, read, index)
             for named in _named(family, read, index, source, where):
@@ -184,7 +184,7 @@ def _shapes(family: Family, config: Config, index: int) -> nnx.Module:
     """A layer without the numbers of its weights."""
 
     def built() -> nnx.Module:
-        house = {"rngs": nnx.Rngs(0), "dtype": None, "param_dtype": jnp.float32}
-        return family.attention(config, index, house)
+        init = {"rngs": nnx.Rngs(0), "dtype": None, "param_dtype": jnp.float32}
+        return family.attention(config, index, init)
 
     return nnx.eval_shape(built)

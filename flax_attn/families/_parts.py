@@ -30,27 +30,36 @@ def encoder_decoder(defaults: Mapping[str, Any], *, key_bias: bool) -> Parts:
       key_bias: as of the layer.
     """
 
-    def layer(config: Config, house: Mapping[str, Any], mask: Mask) -> CrossAttention:
+    def layer(config: Config, init: Mapping[str, Any], mask: Mask) -> CrossAttention:
         sizes = (config.count("hidden_size"), config.query_heads()[0])
-        how: dict[str, Any] = {"mask": mask, "dropout": config.rate("attention_dropout"), **house}
-        return CrossAttention(*sizes, key_bias=key_bias, **how)
+        layer_kwargs: dict[str, Any] = {
+            "mask": mask,
+            "dropout": config.rate("attention_dropout"),
+            **init,
+        }
+        return CrossAttention(*sizes, key_bias=key_bias, **layer_kwargs)
 
-    def look_at_all(config: Config, index: int, house: Mapping[str, Any]) -> CrossAttention:
-        return layer(config, house, FULL)
+    def encoder_cross_attention(
+        config: Config, index: int, init: Mapping[str, Any]
+    ) -> CrossAttention:
+        return layer(config, init, FULL)
 
-    def look_back(config: Config, index: int, house: Mapping[str, Any]) -> CrossAttention:
+    def look_back(config: Config, index: int, init: Mapping[str, Any]) -> CrossAttention:
         check_causal(config)
-        return layer(config, house, CAUSAL)
+        return layer(config, init, CAUSAL)
 
     return {
         "encoder": Family(
-            defaults, look_at_all, names=ENCODER, path=at("encoder.layers.{}.self_attn")
+            defaults, encoder_cross_attention, names=ENCODER, path=at("encoder.layers.{}.self_attn")
         ),
         "decoder": Family(
             defaults, look_back, names=DECODER, path=at("decoder.layers.{}.self_attn")
         ),
         "cross": Family(
-            defaults, look_at_all, names=DECODER, path=at("decoder.layers.{}.encoder_attn")
+            defaults,
+            encoder_cross_attention,
+            names=DECODER,
+            path=at("decoder.layers.{}.encoder_attn"),
         ),
     }
 

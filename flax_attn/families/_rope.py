@@ -29,9 +29,12 @@ from ..positions.scaling import exponents
 from ._config import Config, above_zero, warn_once
 
 Rope = Mapping[str, Any]
-SHARE, SECTIONS, TURNS = "partial_rotary_factor", "mrope_section", "mrope_interleaved"
-IN_TURNS = (TURNS, "interleaved")  # as Qwen3-VL's files say it, and as Qwen3-Omni's do
-PLAIN = ("rope_theta", SHARE, SECTIONS, *IN_TURNS)  # of every rotary, scaled or not
+SHARE, SECTIONS, INTERLEAVED = "partial_rotary_factor", "mrope_section", "mrope_interleaved"
+INTERLEAVED_KEYS = (
+    INTERLEAVED,
+    "interleaved",
+)  # as Qwen3-VL's files say it, and as Qwen3-Omni's do
+PLAIN = ("rope_theta", SHARE, SECTIONS, *INTERLEAVED_KEYS)  # of every rotary, scaled or not
 KINDS = ("full_attention", "sliding_attention")
 IGNORED = {"attn_factor"}  # what other programs read of a rotary, and transformers does not
 
@@ -60,11 +63,11 @@ def rotary(
       ValueError: for mrope_interleaved=False where they do.
     """
     rope = rope_of(
-        config, () if sections is None else (SECTIONS, *(IN_TURNS if interleaved else []))
+        config, () if sections is None else (SECTIONS, *(INTERLEAVED_KEYS if interleaved else []))
     )
     rope["rope_type"] = renamed.get(rope["rope_type"], rope["rope_type"])
     result = rotary_of(config, rope, layout=layout, partial=partial)
-    for word in IN_TURNS:
+    for word in INTERLEAVED_KEYS:
         if rope.get(word, True) is not True:
             raise ValueError(
                 f"{word}={rope[word]!r} is not served: transformers ignores it in this "
@@ -188,8 +191,8 @@ def parameters(
     first = _standard("rope_parameters", new, known)
     second = _standard("rope_scaling", old, known)
     rope = {**first, **second}
-    apart = (first.keys() ^ second.keys()) - {*fields, "original_max_position_embeddings"}
-    if new and old and (apart or rope != {**second, **first}):
+    unshared = (first.keys() ^ second.keys()) - {*fields, "original_max_position_embeddings"}
+    if new and old and (unshared or rope != {**second, **first}):
         raise ValueError(
             "The config has rope_parameters and rope_scaling, and they differ: "
             f"{dict(new)} and {dict(old)}; leave one of them out."
@@ -300,13 +303,13 @@ def _need(rope: Rope, name: str) -> Any:
 def original(rope: Rope, config: Config) -> int:
     """The longest sequence of the training, within the dict, beside it, or the longest at all."""
     name = "original_max_position_embeddings"
-    beside, within = config[name], rope.get(name)
-    if beside is not None and within is not None and beside != within:
+    outside, within = config[name], rope.get(name)
+    if outside is not None and within is not None and outside != within:
         raise ValueError(
-            f"The config says {name}={beside} and, in its rotary parameters, {within}; "
+            f"The config says {name}={outside} and, in its rotary parameters, {within}; "
             "transformers takes the former. Leave the latter out, or make them equal."
         )
-    length = within if beside is None else beside
+    length = within if outside is None else outside
     return config.count("max_position_embeddings") if length is None else length
 
 

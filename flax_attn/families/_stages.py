@@ -55,10 +55,10 @@ def entry(config: Config, name: str, stage: int) -> int:
     return each[stage]
 
 
-def whereabouts(each: tuple[int, ...], index: int) -> tuple[int, int]:
+def stage_and_block(each: tuple[int, ...], index: int) -> tuple[int, int]:
     """The stage of a block and its place in there, both from 0.
 
-    >>> whereabouts((2, 3), 4)
+    >>> stage_and_block((2, 3), 4)
     (1, 2)
     """
     stage = 0
@@ -74,11 +74,11 @@ def counted(config: Config) -> Config:
 
 def stage_of(config: Config, index: int) -> tuple[int, int]:
     """The stage of a block and its place in there."""
-    return whereabouts(depths(config), index)
+    return stage_and_block(depths(config), index)
 
 
 def reduced(
-    config: Config, stage: int, ratios: str, house: Mapping[str, Any], **how: Any
+    config: Config, stage: int, ratios: str, init: Mapping[str, Any], **layer_kwargs: Any
 ) -> SpatialReductionAttention:
     """The layer of a stage.
 
@@ -93,25 +93,25 @@ def reduced(
     check_divides("num_attention_heads of a stage", heads, "its hidden_sizes", width)
     dropout = config.rate("attention_dropout")
     ratio = entry(config, ratios, stage)
-    return SpatialReductionAttention(width, heads, ratio, dropout=dropout, **how, **house)
+    return SpatialReductionAttention(width, heads, ratio, dropout=dropout, **layer_kwargs, **init)
 
 
-def segformer(config: Config, index: int, house: Mapping[str, Any]) -> SpatialReductionAttention:
+def segformer(config: Config, index: int, init: Mapping[str, Any]) -> SpatialReductionAttention:
     """`attention` of SegformerModel, over an image `*B Y X D`."""
-    return reduced(config, stage_of(config, index)[0], "sr_ratios", house, eps=1e-5)
+    return reduced(config, stage_of(config, index)[0], "sr_ratios", init, eps=1e-5)
 
 
 def segformer_rules(config: Config, index: int) -> tuple[Rule, ...]:
     """The projections have the names of transformers 5, and the reduction a module of its own."""
     names = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "dense"}
-    projections = tuple(Rule(f"{theirs} -> {mine}") for theirs, mine in names.items())
+    projections = tuple(Rule(f"{torch_name} -> {name}") for torch_name, name in names.items())
     if entry(config, "sr_ratios", stage_of(config, index)[0]) == 1:
         return projections
     parts = ("sequence_reduction", "layer_norm")
     return (*projections, *(Rule(f"sequence_reduction.{part} -> {part}") for part in parts))
 
 
-def pvt(config: Config, index: int, house: Mapping[str, Any]) -> SpatialReductionAttention:
+def pvt(config: Config, index: int, init: Mapping[str, Any]) -> SpatialReductionAttention:
     """`attention` of PvtModel; the last stage, with a class token, is an image of one row.
 
     Raises:
@@ -123,8 +123,8 @@ def pvt(config: Config, index: int, house: Mapping[str, Any]) -> SpatialReductio
             "sequence_reduction_ratios must end with 1, since the last stage has a class token; "
             f"got {config[ratios]!r}."
         )
-    how = {"qkv_bias": config.flag("qkv_bias"), "eps": config.number("layer_norm_eps")}
-    return reduced(config, stage, ratios, house, **how)
+    layer_kwargs = {"qkv_bias": config.flag("qkv_bias"), "eps": config.number("layer_norm_eps")}
+    return reduced(config, stage, ratios, init, **layer_kwargs)
 
 
 def pvt_rules(config: Config, index: int) -> tuple[Rule, ...]:

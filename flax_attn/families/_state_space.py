@@ -27,7 +27,7 @@ SELECTIVE_RULES = (Rule("dt_proj.bias -> dt_bias"),)
 
 
 def mamba2(
-    config: Config, house: Mapping[str, Any], eps: str, *, width: int | None = None, **parts: Any
+    config: Config, init: Mapping[str, Any], eps: str, *, width: int | None = None, **parts: Any
 ) -> Mamba2:
     """The layer of a config's sizes and limits.
 
@@ -47,7 +47,10 @@ def mamba2(
     check_divides(config.name("mamba_n_groups"), groups, config.name("mamba_n_heads"), n)
     if "step_limits" not in parts:
         parts["step_limits"] = limits(config)
-    how: dict[str, Any] = {"eps": config.number(eps), "use_bias": config.flag("mamba_proj_bias")}
+    layer_kwargs: dict[str, Any] = {
+        "eps": config.number(eps),
+        "use_bias": config.flag("mamba_proj_bias"),
+    }
     return Mamba2(
         config.count("hidden_size"),
         n,
@@ -56,13 +59,13 @@ def mamba2(
         groups=groups,
         conv_size=config.count("mamba_d_conv"),
         conv_bias=config.flag("mamba_conv_bias"),
-        **{**how, **parts, **house},
+        **{**layer_kwargs, **parts, **init},
     )
 
 
 def mamba(
     config: Config,
-    house: Mapping[str, Any],
+    init: Mapping[str, Any],
     norms: Literal["gains", "plain"] | None,
     eps: float = 1e-6,
     width: int | None = None,
@@ -90,7 +93,7 @@ def mamba(
         use_bias=config.flag("mamba_proj_bias"),
         norms=norms,
         eps=eps,
-        **house,
+        **init,
     )
 
 
@@ -102,13 +105,13 @@ def head_width(config: Config, width: int | None = None) -> int:
     """
     heads = config.count("mamba_n_heads")
     name, each = config.name("mamba_d_head"), config["mamba_d_head"]
-    said = "the width" if width is not None else f"{config.name('mamba_expand')} * hidden_size"
+    expected = "the width" if width is not None else f"{config.name('mamba_expand')} * hidden_size"
     whole = config.count("mamba_expand") * config.count("hidden_size") if width is None else width
     if each == "auto":
-        return check_divides(config.name("mamba_n_heads"), heads, said, whole)
+        return check_divides(config.name("mamba_n_heads"), heads, expected, whole)
     if config.count("mamba_d_head") * heads != whole:
         raise ValueError(
-            f"{config.name('mamba_n_heads')} * {name} must be {said} = {whole}; got {heads} * "
+            f"{config.name('mamba_n_heads')} * {name} must be {expected} = {whole}; got {heads} * "
             f"{each}."
         )
     return each

@@ -53,20 +53,20 @@ def axial(config: Config, *, layout: Layout = "half", shared: bool = False) -> R
     return Rotary(base, layout, axes=Axial(shared=shared))
 
 
-def qwen(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def qwen(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`attn` of the vision models of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5.
 
     Qwen2.5-VL's blocks but those of fullatt_block_indexes look at windows: hand their
     `mask=Segments(ids)`.
     """
     still = config.replaced(attention_dropout=0.0)
-    return multi_head(still, house, qkv_bias=True, out_bias=True, rotary=axial(config))
+    return multi_head(still, init, qkv_bias=True, out_bias=True, rotary=axial(config))
 
 
-def glm(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def glm(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`attn` of Glm4vVisionModel."""
     bias = config.flag("attention_bias")
-    return multi_head(config, house, qkv_bias=bias, out_bias=False, rotary=axial(config))
+    return multi_head(config, init, qkv_bias=bias, out_bias=False, rotary=axial(config))
 
 
 def qkv(config: Config, index: int) -> tuple[Rule, ...]:
@@ -75,16 +75,16 @@ def qkv(config: Config, index: int) -> tuple[Rule, ...]:
     return (*fused("qkv", "(n o) i -> n i o", bias=bias), Rule("proj -> o_proj"))
 
 
-def pixtral(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def pixtral(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`attention` of PixtralVisionModel, whose axes share one list of rates."""
-    turn = axial(config, shared=True)
-    return multi_head(config, house, qkv_bias=False, out_bias=False, rotary=turn)
+    rope = axial(config, shared=True)
+    return multi_head(config, init, qkv_bias=False, out_bias=False, rotary=rope)
 
 
-def llama4(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def llama4(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of Llama4VisionModel: column, then row, from 1; 0 for the class token."""
-    turn = axial(config, layout="interleaved")
-    return multi_head(config, house, qkv_bias=True, out_bias=True, rotary=turn)
+    rope = axial(config, layout="interleaved")
+    return multi_head(config, init, qkv_bias=True, out_bias=True, rotary=rope)
 
 
 ENCODER = at("blocks.{}.attn")

@@ -9,7 +9,7 @@ from ._as_built import is_as_built
 from ._config import Family, warn_once
 from ._parts import Parts
 from ._published import CLASS_FIELDS
-from ._slips import meant
+from ._typos import nearest_name
 
 ROTARY = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
 ROTARY = (*ROTARY, "original_max_position_embeddings")
@@ -28,15 +28,15 @@ GENERAL = {
 def read_by(family: Family) -> set[str]:
     """All fields that a family reads, by every name that its files give them."""
     names = {*family.defaults, *ALWAYS, *(x for each in family.names.values() for x in each)}
-    turns = "rope_theta" in {*names, *family.names} or "rope_parameters" in names
-    return {*names, *(ROTARY if turns else ())}
+    has_rope = "rope_theta" in {*names, *family.names} or "rope_parameters" in names
+    return {*names, *(ROTARY if has_rope else ())}
 
 
 class Reading(NamedTuple):
     """How families read a field: by which word, and whether False says something by itself."""
 
     word: str
-    off_is_said: bool
+    false_is_explicit: bool
 
 
 def read_by_any(families: Mapping[str, Family | Parts]) -> dict[str, Reading]:
@@ -81,12 +81,12 @@ def unread(
         if field in known or field in GENERAL or field in CLASS_FIELDS.get(name, ()):
             continue
         if field in by_any:
-            word, off_is_said = by_any[field]
+            word, false_is_explicit = by_any[field]
             names = {*family.names.get(word, (word,))} - {field}
-            is_said = value or (value is False and off_is_said)
-            if is_said and all(config.get(each) != value for each in names):
+            is_explicit = value or (value is False and false_is_explicit)
+            if is_explicit and all(config.get(each) != value for each in names):
                 fields[field] = None
-        elif value is not None and (slip := meant(field, lacking)):
+        elif value is not None and (slip := nearest_name(field, lacking)):
             fields[field] = slip
     return fields
 

@@ -48,11 +48,11 @@ def of_all(layers: Iterable[tuple[int, Named]]) -> tuple[Rule, ...]:
     for number, layer in layers:
         by_place.setdefault((layer.source, layer.target), {})[number] = layer
     result = list[Rule]()
-    for places, alike in by_place.items():
-        first = next(iter(alike.values()))
+    for places, same_rules in by_place.items():
+        first = next(iter(same_rules.values()))
         numbered = {"{}" in place for place in places}  # both, unless a stage counts its blocks
-        is_one = len(numbered) == 1 and all(layer == first for layer in alike.values())
-        for number, layer in [("*", first)] if is_one else alike.items():
+        is_one = len(numbered) == 1 and all(layer == first for layer in same_rules.values())
+        for number, layer in [("*", first)] if is_one else same_rules.items():
             result += layer.all_rules(number)
     return tuple(result)
 

@@ -45,7 +45,12 @@ def sides(config: Config, name: str) -> tuple[int, int]:
 
 
 def windows(
-    config: Config, index: int, house: Mapping[str, Any], window: int, shifted: bool, **how: Any
+    config: Config,
+    index: int,
+    init: Mapping[str, Any],
+    window: int,
+    shifted: bool,
+    **layer_kwargs: Any,
 ) -> WindowAttention:
     """The layer of a block.
 
@@ -68,12 +73,12 @@ def windows(
         shift=(step, step),
         qkv_bias=config.flag("qkv_bias"),
         dropout=config.rate("attention_dropout"),
-        **how,
-        **house,
+        **layer_kwargs,
+        **init,
     )
 
 
-def swin(config: Config, index: int, house: Mapping[str, Any]) -> WindowAttention:
+def swin(config: Config, index: int, init: Mapping[str, Any]) -> WindowAttention:
     """`attention` of SwinModel with the steps around it, over images of the config's image_size.
 
     A stage as large as one window has no shift, which depends on the image alone.
@@ -93,7 +98,7 @@ def swin(config: Config, index: int, house: Mapping[str, Any]) -> WindowAttentio
             "patches along its shorter side; image_size, patch_size, depths and window_size must "
             "leave as many."
         )
-    return windows(config, index, house, window, shorter > window)
+    return windows(config, index, init, window, shorter > window)
 
 
 def swin_rules(config: Config, index: int) -> tuple[Rule, ...]:
@@ -102,7 +107,7 @@ def swin_rules(config: Config, index: int) -> tuple[Rule, ...]:
     return (Rule(f"relative_position_bias.{table} -> {table}"),)
 
 
-def swin2(config: Config, index: int, house: Mapping[str, Any]) -> WindowAttention:
+def swin2(config: Config, index: int, init: Mapping[str, Any]) -> WindowAttention:
     """`attention` of Swinv2Model with the steps around it, over images of the config's image_size.
 
     A window is no larger than the image is high in its stage, and then has no shift.
@@ -115,7 +120,7 @@ def swin2(config: Config, index: int, house: Mapping[str, Any]) -> WindowAttenti
     check_positive(**{"rows of patches by image_size, patch_size and depths": rows})
     trained = _pretrained(config, stage)
     return windows(
-        config, index, house, min(window, rows), rows > window, version=2, pretrained=trained
+        config, index, init, min(window, rows), rows > window, version=2, pretrained=trained
     )
 
 
@@ -133,10 +138,12 @@ def _pretrained(config: Config, stage: int) -> tuple[int, int] | None:
 
 def swin2_rules(config: Config, index: int) -> tuple[Rule, ...]:
     """All has another name."""
-    return tuple(Rule(f"{theirs} -> {mine}") for theirs, mine in SWIN2_RULES.items())
+    return tuple(
+        Rule(f"{torch_name} -> {flax_name}") for torch_name, flax_name in SWIN2_RULES.items()
+    )
 
 
-def sam(config: Config, index: int, house: Mapping[str, Any]) -> DecomposedRelativeAttention:
+def sam(config: Config, index: int, init: Mapping[str, Any]) -> DecomposedRelativeAttention:
     """`attn` of SamVisionModel: over an image in layers of global_attn_indexes, else over a window.
 
     A layer of windows is called with these as images of their own: the model cuts them.
@@ -156,7 +163,7 @@ def sam(config: Config, index: int, house: Mapping[str, Any]) -> DecomposedRelat
         (side, side),
         qkv_bias=config.flag("qkv_bias"),
         dropout=config.rate("attention_dropout"),
-        **house,
+        **init,
     )
 
 

@@ -20,7 +20,7 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GatedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GatedQueryAttention:
     """`self_attn` of AfmoeForCausalLM."""
 
     def default(index: int) -> str:
@@ -32,16 +32,16 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> GatedQuer
         config.layer_type(index, default, "sliding_attention"),
         config.flag("attention_bias"),
     )
-    turn = rotary(config)  # what is wrong in it is told of all layers
+    rope = rotary(config)  # what is wrong in it is told of all layers
     return GatedQueryAttention(
         *(config.count("hidden_size"), *config.heads()),
-        rotary=turn if kind == "sliding_attention" else None,
+        rotary=rope if kind == "sliding_attention" else None,
         mask=mask_of(config, kind),
         qkv_bias=bias,
         out_bias=bias,
         dropout=config.rate("attention_dropout"),
-        **norms(config, house),
-        **house,
+        **norms(config, init),
+        **init,
     )
 
 

@@ -22,18 +22,18 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> nnx.Module:
     """`self_attn` or `mamba` of a layer of BambaForCausalLM."""
     if not _is_listed(config, index):
-        return mamba2(config, house, "rms_norm_eps")
+        return mamba2(config, init, "rms_norm_eps")
     head_width(config)  # raises what no layer of the class is built with
     if config.entry(SHARE) not in (None, HALF):
         raise ValueError(
             f"{SHARE}={config.entry(SHARE)!r} is not served: transformers takes {HALF} in this "
             "model_type unless its rope_parameters say another."
         )
-    turn = rotary(config, partial=True)
-    return grouped_query(config, house, bias=config.flag("attention_bias"), rotary=turn)
+    rope = rotary(config, partial=True)
+    return grouped_query(config, init, bias=config.flag("attention_bias"), rotary=rope)
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:

@@ -22,16 +22,16 @@ DEFAULTS = {
 NAMES = {"attention_dropout": ("attention_probs_dropout_prob",)}
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`attention` of BertModel as far as the sum with the residual."""
     is_decoder = config.flag("is_decoder")
-    return multi_head(config, house, is_decoder=is_decoder, qkv_bias=True, out_bias=True)
+    return multi_head(config, init, is_decoder=is_decoder, qkv_bias=True, out_bias=True)
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
     """Names inside `attention`; its LayerNorm is left out."""
     names = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
-    parts = (Rule(f"self.{theirs} -> {mine}") for theirs, mine in names.items())
+    parts = (Rule(f"self.{torch_name} -> {name}") for torch_name, name in names.items())
     return (*parts, Rule("output.dense -> o_proj"), Rule.skip("output.LayerNorm"))
 
 

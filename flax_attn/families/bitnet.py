@@ -26,17 +26,17 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of BitNetForCausalLM."""
     norm = RMSNorm(
         config.count("hidden_size"),
         eps=config.number("rms_norm_eps"),
         over_heads=True,
         cast="before",
-        param_dtype=house["param_dtype"],
+        param_dtype=init["param_dtype"],
     )
     parts = {"bias": config.flag("attention_bias"), "rotary": rotary(config), "o_norm": norm}
-    return grouped_query(config, house, **parts)
+    return grouped_query(config, init, **parts)
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:

@@ -19,14 +19,14 @@ NAMES = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attention` of BloomForCausalLM, without the residual that its class adds at its end.
 
     Nor does it have the dropout of the output before that sum, `hidden_dropout`.
     """
     n, h = config.query_heads()
-    how = Rules(score=KeyAlibi(n))
-    return grouped_query(config, house, heads=(n, n, h), bias=True, rules=how)
+    score_rules = Rules(score=KeyAlibi(n))
+    return grouped_query(config, init, heads=(n, n, h), bias=True, rules=score_rules)
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:

@@ -17,16 +17,16 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of CohereForCausalLM."""
     n, k, h = config.heads()
     sizes = {"q_norm": (n, h), "k_norm": (k, h)} if config.flag("use_qk_norm") else {}
     norms: dict[str, Any] = {
-        name: LayerNorm(size, eps=config.number("layer_norm_eps"), param_dtype=house["param_dtype"])
+        name: LayerNorm(size, eps=config.number("layer_norm_eps"), param_dtype=init["param_dtype"])
         for name, size in sizes.items()
     }
-    turn, bias = rotary(config, layout="interleaved"), config.flag("attention_bias")
-    return grouped_query(config, house, bias=bias, rotary=turn, **norms)
+    rope, bias = rotary(config, layout="interleaved"), config.flag("attention_bias")
+    return grouped_query(config, init, bias=bias, rotary=rope, **norms)
 
 
 FAMILY = Family(DEFAULTS, attention)

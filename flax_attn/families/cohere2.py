@@ -23,7 +23,7 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of Cohere2ForCausalLM."""
 
     def default(index: int) -> str:
@@ -31,9 +31,9 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQu
         return "full_attention" if last else "sliding_attention"
 
     kind = config.layer_type(index, default, "sliding_attention")
-    turn, bias = rotary(config, layout="interleaved"), config.flag("attention_bias")
-    parts = {"rotary": turn if kind == "sliding_attention" else None, "mask": mask_of(config, kind)}
-    return grouped_query(config, house, bias=bias, **parts)
+    rope, bias = rotary(config, layout="interleaved"), config.flag("attention_bias")
+    parts = {"rotary": rope if kind == "sliding_attention" else None, "mask": mask_of(config, kind)}
+    return grouped_query(config, init, bias=bias, **parts)
 
 
 FAMILY = Family(DEFAULTS, attention)

@@ -20,7 +20,7 @@ SIZES = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
 HEADS = "(h n d) i -> n i (h d)"  # each head's query, key and value stand together
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> DisentangledAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> DisentangledAttention:
     """`attention.self` of DebertaModel.
 
     Raises:
@@ -28,7 +28,7 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> Disentang
     """
     if config.flag("talking_head"):
         raise ValueError("talking_head=True is not served: the layer does not mix its heads.")
-    return deberta_v2.disentangled(config.replaced(**UNREAD), house, key_bias=False)
+    return deberta_v2.disentangled(config.replaced(**UNREAD), init, key_bias=False)
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:

@@ -28,7 +28,7 @@ DEFAULTS = {
 NAMES = {"attention_dropout": ("attention_probs_dropout_prob",)}
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> DisentangledAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> DisentangledAttention:
     """`attention.self` of DebertaV2Model.
 
     Raises:
@@ -40,11 +40,11 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> Disentang
             f"attention_head_size={config['attention_head_size']!r} is not served: heads have "
             f"hidden_size / num_attention_heads = {h} components."
         )
-    return disentangled(config, house)
+    return disentangled(config, init)
 
 
 def disentangled(
-    config: Config, house: Mapping[str, Any], *, key_bias: bool = True
+    config: Config, init: Mapping[str, Any], *, key_bias: bool = True
 ) -> DisentangledAttention:
     """The layer of a config; ValueError without relative_attention."""
     if not config.flag("relative_attention"):
@@ -55,13 +55,13 @@ def disentangled(
         config.count("hidden_size"),
         config.query_heads()[0],
         terms=terms_of(config),
-        buckets=_above_none(config["position_buckets"]),
-        max_positions=_above_none(config["max_relative_positions"])
+        buckets=count_or_none(config["position_buckets"]),
+        max_positions=count_or_none(config["max_relative_positions"])
         or config.count("max_position_embeddings"),
         share=config.flag("share_att_key"),
         key_bias=key_bias,
         dropout=config.rate("attention_dropout"),
-        **house,
+        **init,
     )
 
 
@@ -76,7 +76,7 @@ def terms_of(config: Config) -> tuple[str, ...]:
     return tuple(word for word in ("c2p", "p2c") if word in map(str.strip, named))
 
 
-def _above_none(count: Any) -> int | None:
+def count_or_none(count: Any) -> int | None:
     """A count; None for one that is not above zero, which says that there is none."""
     return count if count is not None and count > 0 else None
 

@@ -24,9 +24,9 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> LatentAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> LatentAttention:
     """`self_attn` of DeepseekV2ForCausalLM."""
-    return latent(config, house, "interleaved")
+    return latent(config, init, "interleaved")
 
 
 FAMILY = Family(DEFAULTS, attention, names=NAMES)

@@ -26,9 +26,9 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> LatentAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> LatentAttention:
     """`self_attn` of DeepseekV3ForCausalLM."""
-    return latent(config, house, layout(config))
+    return latent(config, init, layout(config))
 
 
 def layout(config: Config) -> Layout:

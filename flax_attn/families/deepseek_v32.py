@@ -39,12 +39,12 @@ GLM_DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> IndexedSparseAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> IndexedSparseAttention:
     """`self_attn` of DeepseekV32ForCausalLM."""
-    return _indexed(config, index, house, "half")
+    return _indexed(config, index, init, "half")
 
 
-def of_glm(config: Config, index: int, house: Mapping[str, Any]) -> IndexedSparseAttention:
+def of_glm(config: Config, index: int, init: Mapping[str, Any]) -> IndexedSparseAttention:
     """`self_attn` of GlmMoeDsaForCausalLM, where it has an indexer of its own.
 
     Raises:
@@ -55,7 +55,7 @@ def of_glm(config: Config, index: int, house: Mapping[str, Any]) -> IndexedSpars
             f"Layer {index} is not served: by indexer_types, or index_topk_freq and "
             "index_topk_pattern, it has no indexer and reads the choice of an earlier layer."
         )
-    return _indexed(config, index, house, "interleaved")
+    return _indexed(config, index, init, "interleaved")
 
 
 def indexer_type(config: Config, index: int) -> str:
@@ -73,11 +73,11 @@ def indexer_type(config: Config, index: int) -> str:
 
 
 def _indexed(
-    config: Config, index: int, house: Mapping[str, Any], layout: Layout
+    config: Config, index: int, init: Mapping[str, Any], layout: Layout
 ) -> IndexedSparseAttention:
     config.count("q_lora_rank")  # queries of the indexer are made of their latent
     config.layer_type(index, lambda index: "indexed_attention", "indexed_attention")
-    parts = arguments(config, house, "interleaved", rope_of(config))
+    parts = arguments(config, init, "interleaved", rope_of(config))
     return IndexedSparseAttention(
         **parts,
         index_heads=config.count("index_n_heads"),

@@ -15,7 +15,7 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> DifferentialAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> DifferentialAttention:
     """`self_attn` of DiffLlamaForCausalLM.
 
     Raises:
@@ -36,7 +36,7 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> Different
         eps=config.number("rms_norm_eps"),
         qkv_bias=bias,
         out_bias=bias,
-        **house,
+        **init,
     )
 
 

@@ -21,7 +21,7 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`attention` of DINOv3ViTModel.
 
     Raises:
@@ -45,8 +45,8 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQu
             f"turn as many pairs; got hidden_size={config['hidden_size']}, num_attention_heads={n}."
         )
     biases = {"qkv_bias": query, "key_bias": key, "out_bias": config.flag("proj_bias")}
-    turn = Rotary(config.number("rope_theta"), "half", axes=Axial())
-    return multi_head(config, house, rotary=turn, **biases)
+    rope = Rotary(config.number("rope_theta"), "half", axes=Axial())
+    return multi_head(config, init, rotary=rope, **biases)
 
 
 FAMILY = Family(DEFAULTS, attention, path=at("model.layer.{}.attention"))

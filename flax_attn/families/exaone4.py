@@ -18,13 +18,13 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of Exaone4ForCausalLM."""
     kind = config.layer_type(index, lambda i: _default(config, i), "sliding_attention")
-    turned = config["sliding_window"] is None or kind == "sliding_attention"
-    turn = rotary(config)  # what is wrong in it is told of all layers
-    parts = {"rotary": turn if turned else None, **norms(config, house)}
-    return grouped_query(config, house, bias=False, mask=mask_of(config, kind), **parts)
+    rotates = config["sliding_window"] is None or kind == "sliding_attention"
+    rope = rotary(config)  # what is wrong in it is told of all layers
+    parts = {"rotary": rope if rotates else None, **norms(config, init)}
+    return grouped_query(config, init, bias=False, mask=mask_of(config, kind), **parts)
 
 
 def _default(config: Config, index: int) -> str:

@@ -35,17 +35,17 @@ NAMES = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attention` of FalconForCausalLM.
 
     `attention_dropout` is the layer's with alibi; with rotary positions transformers drops nothing.
     """
     heads = n, _, h = heads_of(config)
     if config.flag("alibi"):
-        how: dict[str, Any] = {"rules": Rules(score=RoundedKeyAlibi(n, h**-0.5))}
+        layer_kwargs: dict[str, Any] = {"rules": Rules(score=RoundedKeyAlibi(n, h**-0.5))}
     else:
-        how = {"rotary": rotary(config), "dropout": 0.0}
-    return grouped_query(config, house, heads=heads, bias=config.flag("bias"), **how)
+        layer_kwargs = {"rotary": rotary(config), "dropout": 0.0}
+    return grouped_query(config, init, heads=heads, bias=config.flag("bias"), **layer_kwargs)
 
 
 def heads_of(config: Config) -> tuple[int, int, int]:

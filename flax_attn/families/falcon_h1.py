@@ -28,7 +28,7 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> nnx.Module:
     """`self_attn` of a layer of FalconH1ForCausalLM.
 
     attention_in_multiplier and attention_out_multiplier stand outside, around it.
@@ -36,10 +36,10 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Modul
     head_width(config, _inner_width(config))  # raises what no layer of the class is built with
     scale = config.heads()[2] ** -0.5 * config.number("key_multiplier")
     parts = {"rotary": rotary(config), "rules": Rules(scale=scale)}
-    return grouped_query(config, house, bias=config.flag("attention_bias"), **parts)
+    return grouped_query(config, init, bias=config.flag("attention_bias"), **parts)
 
 
-def recurrent(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
+def recurrent(config: Config, index: int, init: Mapping[str, Any]) -> nnx.Module:
     """`mamba` of a layer of FalconH1ForCausalLM; ssm_out_multiplier stands outside, behind it."""
     inner, norm = config["ssm_multipliers"] or [1.0] * 5, None
     if not isinstance(inner, list) or len(inner) != 5:
@@ -54,7 +54,7 @@ def recurrent(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Modul
         "out_bias": config.flag("projectors_bias"),
         "multipliers": None if set(multipliers) == {1.0} else multipliers,
     }
-    return mamba2(config, house, "rms_norm_eps", width=_inner_width(config), **parts)
+    return mamba2(config, init, "rms_norm_eps", width=_inner_width(config), **parts)
 
 
 def recurrent_rules(config: Config, index: int) -> tuple[Rule, ...]:

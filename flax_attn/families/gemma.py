@@ -15,10 +15,10 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of GemmaForCausalLM."""
     check_one_direction(config)
-    return grouped_query(config, house, bias=config.flag("attention_bias"), rotary=rotary(config))
+    return grouped_query(config, init, bias=config.flag("attention_bias"), rotary=rotary(config))
 
 
 FAMILY = Family(DEFAULTS, attention)

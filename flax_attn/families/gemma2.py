@@ -22,20 +22,20 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of Gemma2ForCausalLM."""
     check_one_direction(config)
     kind = config.layer_type(index, alternating, "sliding_attention")
-    return capped(config, house, mask_of(config, kind))
+    return capped(config, init, mask_of(config, kind))
 
 
-def capped(config: Config, house: Mapping[str, Any], mask: Mask) -> GroupedQueryAttention:
+def capped(config: Config, init: Mapping[str, Any], mask: Mask) -> GroupedQueryAttention:
     """The layer, whatever may look at what."""
     has_cap = config["attn_logit_softcapping"] is not None
     score = Softcap(config.number("attn_logit_softcapping")) if has_cap else IDENTITY
     return grouped_query(
         config,
-        house,
+        init,
         bias=config.flag("attention_bias"),
         rotary=rotary(config),
         mask=mask,

@@ -26,7 +26,7 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of Gemma3ForCausalLM."""
 
     def default(index: int) -> str:
@@ -38,14 +38,14 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQu
             f"layer_types and sliding_window_pattern={config['sliding_window_pattern']} differ on "
             f"layer {index}; leave one of them out."
         )
-    h, eps, dtype = config.heads()[2], config.number("rms_norm_eps"), house["param_dtype"]
+    h, eps, dtype = config.heads()[2], config.number("rms_norm_eps"), init["param_dtype"]
     norms: dict[str, Any] = {
         name: RMSNorm(h, eps=eps, plus_one=True, param_dtype=dtype) for name in ("q_norm", "k_norm")
     }
     rules = Rules(scale=config.number("query_pre_attn_scalar") ** -0.5)
-    turn = rotary_of_kind(config, kind, "rope_local_base_freq")
-    parts = {"rotary": turn, "mask": mask(config, kind), "rules": rules, **norms}
-    return grouped_query(config, house, bias=config.flag("attention_bias"), **parts)
+    rope = rotary_of_kind(config, kind, "rope_local_base_freq")
+    parts = {"rotary": rope, "mask": mask(config, kind), "rules": rules, **norms}
+    return grouped_query(config, init, bias=config.flag("attention_bias"), **parts)
 
 
 def mask(config: Config, kind: str) -> Mask:

@@ -25,13 +25,13 @@ DEFAULTS = {
 
 
 def attention(
-    config: Config, index: int, house: Mapping[str, Any]
+    config: Config, index: int, init: Mapping[str, Any]
 ) -> CrossLayerAttention | SharedKeyValueAttention:
     """`self_attn` of Gemma3nForCausalLM."""
     kind = kind_of(config, index)
-    turn = rotary_of_kind(config, kind, "rope_local_base_freq")
-    parts = {"rotary": turn, "mask": mask_of(config, kind)}
-    return sharing(config, house, reuses(config, index, kind_of), own_values=True, **parts)
+    rope = rotary_of_kind(config, kind, "rope_local_base_freq")
+    parts = {"rotary": rope, "mask": mask_of(config, kind)}
+    return sharing(config, init, reuses(config, index, kind_of), own_values=True, **parts)
 
 
 def kind_of(config: Config, index: int) -> str:

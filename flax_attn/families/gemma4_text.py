@@ -47,18 +47,18 @@ DEFAULTS = {
 
 
 def attention(
-    config: Config, index: int, house: Mapping[str, Any]
+    config: Config, index: int, init: Mapping[str, Any]
 ) -> CrossLayerAttention | SharedKeyValueAttention:
     """`self_attn` of Gemma4ForCausalLM."""
     kind = kind_of(config, index)
     wide = config.replaced(**_wide(config, index, kind))
     shared = config.flag("attention_k_eq_v") and kind == "full_attention"
     parts = {"rotary": rotary_by_kind(wide, kind), "mask": _mask(config, kind)}
-    return sharing(wide, house, reuses(config, index, kind_of), own_values=not shared, **parts)
+    return sharing(wide, init, reuses(config, index, kind_of), own_values=not shared, **parts)
 
 
 def sharing(
-    config: Config, house: Mapping[str, Any], is_later: bool, *, own_values: bool, **parts: Any
+    config: Config, init: Mapping[str, Any], is_later: bool, *, own_values: bool, **parts: Any
 ) -> CrossLayerAttention | SharedKeyValueAttention:
     """A layer with unscaled logits that makes keys and values, or reads those of an earlier one.
 
@@ -70,7 +70,7 @@ def sharing(
       parts: further arguments of the layer.
     """
     check_causal(config)
-    h, eps, dtype = config.heads()[2], config.number("rms_norm_eps"), house["param_dtype"]
+    h, eps, dtype = config.heads()[2], config.number("rms_norm_eps"), init["param_dtype"]
     bias = config.flag("attention_bias")
     layer: Any = CrossLayerAttention if is_later else SharedKeyValueAttention
     making: dict[str, Any] = {}
@@ -86,7 +86,7 @@ def sharing(
         dropout=config.rate("attention_dropout"),
         **parts,
         **making,
-        **house,
+        **init,
     )
 
 
@@ -144,9 +144,9 @@ def _per_layer(
     config: Config, kind: str, per_layer: Mapping[int, Mapping[str, Any]], index: int
 ) -> Mapping[str, Any]:
     """What per_layer_config says of a layer, and of all others of its type."""
-    alike = [i for i in range(config["num_hidden_layers"]) if kind_of(config, i) == kind]
+    same_type = [i for i in range(config["num_hidden_layers"]) if kind_of(config, i) == kind]
     fields = per_layer.get(index, {})
-    for i in alike:
+    for i in same_type:
         other = per_layer.get(i, {})
         if {*other} - {*WIDE}:
             raise ValueError(

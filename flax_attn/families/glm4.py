@@ -15,10 +15,10 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of Glm4ForCausalLM."""
-    turn, bias = rotary(config, layout="interleaved", partial=True), config.flag("attention_bias")
-    return grouped_query(config, house, qkv_bias=bias, rotary=turn)
+    rope, bias = rotary(config, layout="interleaved", partial=True), config.flag("attention_bias")
+    return grouped_query(config, init, qkv_bias=bias, rotary=rope)
 
 
 FAMILY = Family(DEFAULTS, attention)

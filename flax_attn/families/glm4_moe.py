@@ -26,19 +26,19 @@ VISION_DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of Glm4MoeForCausalLM."""
-    parts = norms(config, house) if config.flag("use_qk_norm") else {}
-    turn, bias = rotary(config, partial=True), config.flag("attention_bias")
-    return grouped_query(config, house, qkv_bias=bias, rotary=turn, **parts)
+    parts = norms(config, init) if config.flag("use_qk_norm") else {}
+    rope, bias = rotary(config, partial=True), config.flag("attention_bias")
+    return grouped_query(config, init, qkv_bias=bias, rotary=rope, **parts)
 
 
 def in_three_positions(
-    config: Config, index: int, house: Mapping[str, Any]
+    config: Config, index: int, init: Mapping[str, Any]
 ) -> GroupedQueryAttention:
     """`self_attn` of Glm4vMoeTextModel."""
-    turn = rotary(config, partial=True, sections=(8, 12, 12))
-    return grouped_query(config, house, qkv_bias=config.flag("attention_bias"), rotary=turn)
+    rope = rotary(config, partial=True, sections=(8, 12, 12))
+    return grouped_query(config, init, qkv_bias=config.flag("attention_bias"), rotary=rope)
 
 
 FAMILY = Family(DEFAULTS, attention)

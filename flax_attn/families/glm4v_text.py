@@ -19,10 +19,10 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of Glm4vTextModel."""
-    turn = rotary(config, layout="interleaved", partial=True, sections=(8, 12, 12))
-    return grouped_query(config, house, qkv_bias=True, rotary=turn)
+    rope = rotary(config, layout="interleaved", partial=True, sections=(8, 12, 12))
+    return grouped_query(config, init, qkv_bias=True, rotary=rope)
 
 
 FAMILY = Family(DEFAULTS, attention)

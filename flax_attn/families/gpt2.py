@@ -26,13 +26,13 @@ NAMES = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`attn` of GPT2LMHeadModel, but for its dropout of the output, `resid_pdrop`."""
     n, h = config.query_heads()
     scale = h**-0.5 if config.flag("scale_attn_weights") else 1.0
     if config.flag("scale_attn_by_inverse_layer_idx"):
         scale /= index + 1
-    return grouped_query(config, house, heads=(n, n, h), bias=True, rules=Rules(scale=scale))
+    return grouped_query(config, init, heads=(n, n, h), bias=True, rules=Rules(scale=scale))
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:

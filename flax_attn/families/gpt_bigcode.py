@@ -21,12 +21,12 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`attn` of GPTBigCodeForCausalLM, but for its dropout of the output, `resid_pdrop`."""
     n, h = config.query_heads()
     heads = (n, 1 if config.flag("multi_query") else n, h)
-    how = Rules() if config.flag("scale_attn_weights") else Rules(scale=1.0)
-    return grouped_query(config, house, heads=heads, bias=True, rules=how)
+    scale_rules = Rules() if config.flag("scale_attn_weights") else Rules(scale=1.0)
+    return grouped_query(config, init, heads=heads, bias=True, rules=scale_rules)
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:

@@ -26,7 +26,7 @@ NAMES = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`attn` of GPTNeoForCausalLM, but for its dropout of the output, `resid_dropout`.
 
     A token that sees nothing but padding is in transformers the mean of the values before it, as
@@ -36,7 +36,7 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQu
     is_local = _kind(config, index) == "local"
     mask = CAUSAL & Window(config.count("window_size") - 1, 0) if is_local else CAUSAL
     parts = {"out_bias": True, "mask": mask, "rules": Rules(scale=1.0)}
-    return grouped_query(config, house, heads=(n, n, h), **parts)
+    return grouped_query(config, init, heads=(n, n, h), **parts)
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:

@@ -26,11 +26,11 @@ DEFAULTS = {
 NAMES = {"rope_theta": ("rotary_emb_base",), "partial_rotary_factor": ("rotary_pct",)}
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`attention` of GPTNeoXForCausalLM."""
     n, h = config.query_heads()
-    turn, bias = rotary(config, partial=True), config.flag("attention_bias")
-    return grouped_query(config, house, heads=(n, n, h), bias=bias, rotary=turn)
+    rope, bias = rotary(config, partial=True), config.flag("attention_bias")
+    return grouped_query(config, init, heads=(n, n, h), bias=bias, rotary=rope)
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:

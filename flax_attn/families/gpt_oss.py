@@ -24,11 +24,11 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of GptOssForCausalLM."""
     mask = mask_of(config, config.layer_type(index, alternating, "sliding_attention"))
     bias = config.flag("attention_bias")
-    return grouped_query(config, house, bias=bias, rotary=rotary(config), mask=mask, sinks=True)
+    return grouped_query(config, init, bias=bias, rotary=rotary(config), mask=mask, sinks=True)
 
 
 FAMILY = Family(DEFAULTS, attention)

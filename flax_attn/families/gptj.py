@@ -26,7 +26,7 @@ NAMES = {
 SHARDS = 4  # of CodeGen's fused weight, whatever a file says
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`attn` of GPTJForCausalLM and CodeGenForCausalLM, but for the dropout of its output."""
     (n, h), width = config.query_heads(), config.count("rotary_dim")
     if width % 2 or width > h:
@@ -35,8 +35,8 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQu
             f"{config.name('hidden_size')} / {config.name('num_attention_heads')} = {h} wide; got "
             f"rotary_dim={width}."
         )
-    turn = Rotary(10_000.0, "interleaved", width)
-    return grouped_query(config, house, heads=(n, n, h), bias=False, rotary=turn)
+    rope = Rotary(10_000.0, "interleaved", width)
+    return grouped_query(config, init, heads=(n, n, h), bias=False, rotary=rope)
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
@@ -44,10 +44,10 @@ def rules(config: Config, index: int) -> tuple[Rule, ...]:
     return (Rule("out_proj -> o_proj"),)
 
 
-def sharded(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def sharded(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """The same of CodeGen, whose heads lie in four parts."""
     check_divides("4", SHARDS, config.name("num_attention_heads"), config.query_heads()[0])
-    return attention(config, index, house)
+    return attention(config, index, init)
 
 
 def sharded_rules(config: Config, index: int) -> tuple[Rule, ...]:

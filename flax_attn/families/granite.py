@@ -17,18 +17,18 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of GraniteForCausalLM."""
-    return scaled(config, house, rotary(config))
+    return scaled(config, init, rotary(config))
 
 
-def scaled(config: Config, house: Mapping[str, Any], turn: Rotary | None) -> GroupedQueryAttention:
+def scaled(config: Config, init: Mapping[str, Any], rope: Rotary | None) -> GroupedQueryAttention:
     """The layer with this rotary."""
     if config["attention_multiplier"] is None:  # as in HyperCLOVA X
         config = config.replaced(attention_multiplier=config.query_heads()[1] ** -0.5)
     scale = config.number("attention_multiplier")
     bias = config.flag("attention_bias")
-    return grouped_query(config, house, bias=bias, rotary=turn, rules=Rules(scale=scale))
+    return grouped_query(config, init, bias=bias, rotary=rope, rules=Rules(scale=scale))
 
 
 FAMILY = Family(DEFAULTS, attention)

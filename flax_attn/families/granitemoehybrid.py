@@ -23,13 +23,13 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> nnx.Module:
     """`self_attn` or `mamba` of a layer of GraniteMoeHybridForCausalLM."""
     if is_recurrent(config, index):
-        return mamba2(config, house, "rms_norm_eps")
+        return mamba2(config, init, "rms_norm_eps")
     head_width(config)  # raises what no layer of the class is built with
-    turn = rotary(config) if config["position_embedding_type"] == "rope" else None
-    return scaled(config, house, turn)
+    rope = rotary(config) if config["position_embedding_type"] == "rope" else None
+    return scaled(config, init, rope)
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:

@@ -14,7 +14,7 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of HeliumForCausalLM.
 
     Raises:
@@ -26,8 +26,8 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQu
             f"num_attention_heads * head_dim must be hidden_size; got num_attention_heads={n}, "
             f"head_dim={h}, hidden_size={config['hidden_size']}."
         )
-    turn, bias = rotary(config, layout="interleaved"), config.flag("attention_bias")
-    return grouped_query(config, house, qkv_bias=bias, rotary=turn)
+    rope, bias = rotary(config, layout="interleaved"), config.flag("attention_bias")
+    return grouped_query(config, init, qkv_bias=bias, rotary=rope)
 
 
 FAMILY = Family(DEFAULTS, attention)

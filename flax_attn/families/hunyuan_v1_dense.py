@@ -18,16 +18,16 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of HunYuanDenseV1ForCausalLM."""
-    parts = {"rotary": _with_alpha(config), "norm_after_rotary": True, **norms(config, house)}
-    return grouped_query(config, house, bias=config.flag("attention_bias"), **parts)
+    parts = {"rotary": _with_alpha(config), "norm_after_rotary": True, **norms(config, init)}
+    return grouped_query(config, init, bias=config.flag("attention_bias"), **parts)
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
     """Names of the norms."""
     names = {"query_layernorm": "q_norm", "key_layernorm": "k_norm"}
-    return tuple(Rule(f"{theirs}.weight -> {ours}.scale") for theirs, ours in names.items())
+    return tuple(Rule(f"{torch_name}.weight -> {name}.scale") for torch_name, name in names.items())
 
 
 def _with_alpha(config: Config) -> Rotary:

@@ -20,16 +20,16 @@ DEFAULTS = {
 EPS = 1e-6  # which the class has and no field says
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`attention` of InternVLVisionModel as far as its dropout of the output."""
     parts: dict[str, Any] = {"qkv_bias": config.flag("attention_bias"), "out_bias": True}
     if config.flag("use_qk_norm"):
-        how = {"eps": EPS, "cast": "before", "over_heads": True}
+        layer_kwargs = {"eps": EPS, "cast": "before", "over_heads": True}
         for name in ("q_norm", "k_norm"):
             parts[name] = RMSNorm(
-                config.count("hidden_size"), param_dtype=house["param_dtype"], **how
+                config.count("hidden_size"), param_dtype=init["param_dtype"], **layer_kwargs
             )
-    return multi_head(config, house, **parts)
+    return multi_head(config, init, **parts)
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:

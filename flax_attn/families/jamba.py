@@ -30,11 +30,11 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> nnx.Module:
     """`self_attn` or `mamba` of a layer of JambaForCausalLM."""
     if _is_attention(config, index):
-        return grouped_query(config, house, bias=False)
-    return mamba(config, house, "gains", config.number("rms_norm_eps"))
+        return grouped_query(config, init, bias=False)
+    return mamba(config, init, "gains", config.number("rms_norm_eps"))
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:

@@ -40,11 +40,11 @@ INSIDE = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> nnx.Module:
     """`self_attn` of a layer of KimiLinearForCausalLM."""
     if _is_kimi_delta(config, index):
-        return _delta(config, house)
-    return latent(config, house, None)
+        return _delta(config, init)
+    return latent(config, init, None)
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
@@ -76,7 +76,7 @@ def _delta_config(config: Config) -> Config:
     return config.replaced(**{name: inside[key] for key, name in INSIDE.items() if key in inside})
 
 
-def _delta(config: Config, house: Mapping[str, Any]) -> KimiDeltaAttention:
+def _delta(config: Config, init: Mapping[str, Any]) -> KimiDeltaAttention:
     check_choice("hidden_act", config["hidden_act"], "silu", "swish")
     config = _delta_config(config)
     width = config.count("linear_head_dim")
@@ -87,7 +87,7 @@ def _delta(config: Config, house: Mapping[str, Any]) -> KimiDeltaAttention:
         width,
         conv_size=config.count("linear_conv_kernel_dim"),
         eps=config.number("rms_norm_eps"),
-        **house,
+        **init,
     )
 
 

@@ -36,7 +36,7 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GatedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GatedQueryAttention:
     """`self_attn` of LagunaForCausalLM."""
     check_causal(config)
     kind = config.layer_type(index, lambda index: "full_attention", "sliding_attention")
@@ -51,8 +51,8 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> GatedQuer
         qkv_bias=bias,
         out_bias=bias,
         dropout=config.rate("attention_dropout"),
-        **norms(config, house),
-        **house,
+        **norms(config, init),
+        **init,
     )
 
 

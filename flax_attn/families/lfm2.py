@@ -22,18 +22,18 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> nnx.Module:
     """`self_attn` or `conv` of a layer of Lfm2ForCausalLM; there is no dropout."""
     if _is_convolution(config, index):
         size, bias = config.count("conv_L_cache"), config.flag("conv_bias")
         width = config.count("hidden_size")
-        return GatedShortConvolution(width, conv_size=size, use_bias=bias, **house)
-    h, eps, dtype = config.heads()[2], config.number("norm_eps"), house["param_dtype"]
+        return GatedShortConvolution(width, conv_size=size, use_bias=bias, **init)
+    h, eps, dtype = config.heads()[2], config.number("norm_eps"), init["param_dtype"]
     norms: dict[str, Any] = {
         name: RMSNorm(h, eps=eps, cast="before", param_dtype=dtype) for name in ("q_norm", "k_norm")
     }
     still = config.replaced(attention_dropout=0.0)
-    return grouped_query(still, house, bias=False, rotary=rotary(config), **norms)
+    return grouped_query(still, init, bias=False, rotary=rotary(config), **norms)
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:

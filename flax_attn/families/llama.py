@@ -16,12 +16,12 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of LlamaForCausalLM."""
-    return grouped_query(config, house, bias=config.flag("attention_bias"), rotary=rotary(config))
+    return grouped_query(config, init, bias=config.flag("attention_bias"), rotary=rotary(config))
 
 
-def with_one_bias(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def with_one_bias(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of InternLM3, whose biases are all there or none.
 
     Raises:
@@ -32,7 +32,7 @@ def with_one_bias(config: Config, index: int, house: Mapping[str, Any]) -> Group
     if biases[0] != biases[1]:
         values = " and ".join(f"{name}={x!r}" for name, x in zip(names, biases, strict=True))
         raise ValueError(f"{values} are not served: in transformers they must be the same.")
-    return attention(config, index, house)
+    return attention(config, index, init)
 
 
 def gguf(config: Config, index: int) -> tuple[Rule, ...]:

@@ -12,7 +12,7 @@ from ..norms import RMSNorm
 from ..rules import Rules
 from ..scores import Score
 from ._config import Config, Family
-from ._decoder import decoder_fields, grouped_query, turns
+from ._decoder import decoder_fields, grouped_query, has_rotary
 from ._rope import rotary
 
 DEFAULTS = {
@@ -58,23 +58,23 @@ class Temperature(Score):
         return logits * (1 + self.attn_scale * jnp.log1p(steps))
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of Llama4ForCausalLM."""
-    turned = turns(config, index)
+    rotates = has_rotary(config, index)
     parts: dict[str, Any] = {}
-    if turned:
+    if rotates:
         parts["rotary"] = rotary(config, layout="interleaved")
-    if turned and config.flag("use_qk_norm"):
+    if rotates and config.flag("use_qk_norm"):
         norm = RMSNorm(None, eps=config.number("rms_norm_eps"))
         parts |= {"q_norm": norm, "k_norm": norm, "norm_after_rotary": True}
-    if config.flag("attn_temperature_tuning") and not turned:
+    if config.flag("attn_temperature_tuning") and not rotates:
         score = Temperature(config.number("floor_scale"), config["attn_scale"])
         parts["rules"] = Rules(score=score)
-    default = "chunked_attention" if turned else "full_attention"
+    default = "chunked_attention" if rotates else "full_attention"
     kind = config.layer_type(index, lambda index: default, "chunked_attention")
     chunked = kind == "chunked_attention"
     parts["mask"] = CAUSAL & Chunked(config.count("attention_chunk_size")) if chunked else CAUSAL
-    return grouped_query(config, house, bias=config.flag("attention_bias"), **parts)
+    return grouped_query(config, init, bias=config.flag("attention_bias"), **parts)
 
 
 FAMILY = Family(DEFAULTS, attention)

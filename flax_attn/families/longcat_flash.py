@@ -57,7 +57,7 @@ class Magnified(RMSNorm):
         return super().__call__(x) * self.factor
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> LatentAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> LatentAttention:
     """Either of `self_attn` of a layer of LongcatFlashForCausalLM.
 
     The factor of the queries' latent is one of the logits.
@@ -71,17 +71,21 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> LatentAtt
             f"qk_head_dim must be qk_nope_head_dim + qk_rope_head_dim, {sum(parts)}, or None; got "
             f"{config['qk_head_dim']!r}."
         )
-    return _magnified(config, house)
+    return _magnified(config, init)
 
 
-def _magnified(config: Config, house: Mapping[str, Any]) -> LatentAttention:
-    parts = arguments(config, house, "interleaved", rope_of(config))
+def _magnified(config: Config, init: Mapping[str, Any]) -> LatentAttention:
+    parts = arguments(config, init, "interleaved", rope_of(config))
     width, rank = config.count("hidden_size"), config.count("kv_lora_rank")
     magnified = (width / config.count("q_lora_rank")) ** 0.5
     parts["rules"] = Rules(scale=parts["rules"].scale * magnified)
     layer = LatentAttention(**parts)
-    how: dict[str, Any] = {"eps": 1e-6, "cast": "before", "param_dtype": house["param_dtype"]}
-    layer.kv_a_layernorm = Magnified(rank, (width / rank) ** 0.5, **how)
+    layer_kwargs: dict[str, Any] = {
+        "eps": 1e-6,
+        "cast": "before",
+        "param_dtype": init["param_dtype"],
+    }
+    layer.kv_a_layernorm = Magnified(rank, (width / rank) ** 0.5, **layer_kwargs)
     return layer
 
 

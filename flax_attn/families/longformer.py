@@ -21,14 +21,14 @@ DEFAULTS = {
 NAMES = {"attention_dropout": ("attention_probs_dropout_prob",)}
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> LongformerAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> LongformerAttention:
     """`attention.self` of LongformerModel."""
     return LongformerAttention(
         config.count("hidden_size"),
         config.query_heads()[0],
         _window(config, index),
         dropout=config.rate("attention_dropout"),
-        **house,
+        **init,
     )
 
 

@@ -31,9 +31,9 @@ NAMES = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> nnx.Module:
     """`mixer` of a layer of MambaForCausalLM."""
-    return mamba(config, house, None, width=config["intermediate_size"])
+    return mamba(config, init, None, width=config["intermediate_size"])
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:

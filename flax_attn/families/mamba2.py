@@ -36,9 +36,9 @@ NAMES = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> nnx.Module:
     """`mixer` of a layer of Mamba2ForCausalLM."""
-    return mamba2(config, house, "layer_norm_epsilon")
+    return mamba2(config, init, "layer_norm_epsilon")
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:

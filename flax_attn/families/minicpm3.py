@@ -25,12 +25,12 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> LatentAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> LatentAttention:
     """`self_attn` of MiniCPM3ForCausalLM; values are hidden_size / heads wide unless said."""
     n, width = config.count("num_attention_heads"), config.count("hidden_size")
     each = check_divides("num_attention_heads", n, "hidden_size", width)
     wide = config if config["v_head_dim"] is not None else config.replaced(v_head_dim=each)
-    return latent(wide, house, "half")
+    return latent(wide, init, "half")
 
 
 FAMILY = Family(DEFAULTS, attention, names=NAMES)

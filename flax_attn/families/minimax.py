@@ -21,14 +21,14 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> nnx.Module:
     """`self_attn` of a layer of MiniMaxForCausalLM."""
     if not _is_lightning(config, index):
-        return mistral.attention(config, index, house)
+        return mistral.attention(config, index, init)
     check_choice("hidden_act", config["hidden_act"], "silu", "swish")
     (n, h), layers = config.query_heads(), config.count("num_hidden_layers")
     factor = 1 - index / (layers - 1 + 1e-5) + 1e-5  # later layers look back further
-    return LightningAttention(config.count("hidden_size"), n, h, h, slope_factor=factor, **house)
+    return LightningAttention(config.count("hidden_size"), n, h, h, slope_factor=factor, **init)
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:

@@ -16,10 +16,10 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of MiniMaxM2ForCausalLM."""
-    turn = rotary(_with_share(config), partial=True)
-    return grouped_query(config, house, bias=False, rotary=turn, **norms(config, house, "before"))
+    rope = rotary(_with_share(config), partial=True)
+    return grouped_query(config, init, bias=False, rotary=rope, **norms(config, init, "before"))
 
 
 def _with_share(config: Config) -> Config:

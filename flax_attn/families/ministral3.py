@@ -22,11 +22,11 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of Ministral3ForCausalLM."""
     rope = rope_of(config, MORE)
-    how = Rules(score=tempered(config, rope))
-    return windowed(config, house, bias=False, rotary=rotary_of(config, rope), rules=how)
+    rules = Rules(score=tempered(config, rope))
+    return windowed(config, init, bias=False, rotary=rotary_of(config, rope), rules=rules)
 
 
 FAMILY = Family(DEFAULTS, attention)

@@ -15,45 +15,45 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of MistralForCausalLM."""
-    return windowed(config, house, bias=False, rotary=rotary(config))
+    return windowed(config, init, bias=False, rotary=rotary(config))
 
 
-def biased(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def biased(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """The same with biases on all four projections or none."""
     bias = config.flag("attention_bias")
-    return windowed(config, house, bias=bias, rotary=rotary(config))
+    return windowed(config, init, bias=bias, rotary=rotary(config))
 
 
-def by_kind(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def by_kind(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of MinistralForCausalLM, whose layers may have the window or not."""
 
     def default(index: int) -> str:
         return "full_attention" if config["sliding_window"] is None else "sliding_attention"
 
-    return _of_kind(config, house, config.layer_type(index, default, "sliding_attention"))
+    return _of_kind(config, init, config.layer_type(index, default, "sliding_attention"))
 
 
-def one_in_four(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def one_in_four(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of CwmForCausalLM, of whose layers every fourth sees everything."""
 
     def default(index: int) -> str:
         return "sliding_attention" if index % 4 else "full_attention"
 
-    return _of_kind(config, house, config.layer_type(index, default, "sliding_attention"))
+    return _of_kind(config, init, config.layer_type(index, default, "sliding_attention"))
 
 
-def _of_kind(config: Config, house: Mapping[str, Any], kind: str) -> GroupedQueryAttention:
-    return grouped_query(config, house, rotary=rotary(config), mask=mask_of(config, kind))
+def _of_kind(config: Config, init: Mapping[str, Any], kind: str) -> GroupedQueryAttention:
+    return grouped_query(config, init, rotary=rotary(config), mask=mask_of(config, kind))
 
 
 def windowed(
-    config: Config, house: Mapping[str, Any], *, bias: bool, **parts: Any
+    config: Config, init: Mapping[str, Any], *, bias: bool, **parts: Any
 ) -> GroupedQueryAttention:
     """A layer with the window, if the config has one; arguments as of `grouped_query`."""
     mask = CAUSAL if config["sliding_window"] is None else causal_window(config)
-    return grouped_query(config, house, bias=bias, mask=mask, **parts)
+    return grouped_query(config, init, bias=bias, mask=mask, **parts)
 
 
 FAMILY = Family(DEFAULTS, attention)

@@ -29,22 +29,22 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> LatentAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> LatentAttention:
     """`self_attn` of Mistral4ForCausalLM."""
     rope = rope_of(config, MORE)
     _check_share(config, rope.pop(SHARE, None))
-    parts = arguments(config, house, deepseek_v3.layout(config), rope)
+    parts = arguments(config, init, deepseek_v3.layout(config), rope)
     parts["rules"] = Rules(score=tempered(config, rope), scale=parts["rules"].scale)
     return LatentAttention(**parts)
 
 
 def _check_share(config: Config, share: Any) -> None:
     """ValueError unless a share of a head that turns is that of its turned part."""
-    nope, turned = config.count("qk_nope_head_dim"), config.count("qk_rope_head_dim")
-    if share not in (None, turned / (nope + turned)):
+    nope, rotary_width = config.count("qk_nope_head_dim"), config.count("qk_rope_head_dim")
+    if share not in (None, rotary_width / (nope + rotary_width)):
         raise ValueError(
             f"{SHARE} must be qk_rope_head_dim / (qk_nope_head_dim + qk_rope_head_dim), which is "
-            f"{turned} / {nope + turned}, or left out; got {share!r}."
+            f"{rotary_width} / {nope + rotary_width}, or left out; got {share!r}."
         )
 
 

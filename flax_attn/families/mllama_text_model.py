@@ -28,20 +28,20 @@ NAMES = {"attention_dropout": ("dropout",)}
 
 
 def attention(
-    config: Config, index: int, house: Mapping[str, Any]
+    config: Config, index: int, init: Mapping[str, Any]
 ) -> GroupedQueryAttention | CrossAttention:
     """`self_attn` or `cross_attn` of a layer of MllamaForCausalLM."""
     if not crosses(config, index):
-        return grouped_query(config, house, bias=False, rotary=rotary(config))
+        return grouped_query(config, init, bias=False, rotary=rotary(config))
     (n, k, h), eps = config.heads(), config.number("rms_norm_eps")
-    norm = {"eps": eps, "cast": "before", "param_dtype": house["param_dtype"]}
+    norm = {"eps": eps, "cast": "before", "param_dtype": init["param_dtype"]}
     return CrossAttention(
         *(config.count("hidden_size"), n),
         num_kv_heads=k,
         norms=(RMSNorm(h, **norm), RMSNorm(h, **norm)),
         use_bias=False,
         dropout=config.rate("attention_dropout"),
-        **house,
+        **init,
     )
 
 

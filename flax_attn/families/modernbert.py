@@ -32,13 +32,13 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`attn` of ModernBertModel."""
     kind, half = kind_of(config, index), config.count("local_attention") // 2
-    return layer(config, kind, house, Window(half, half) if kind == KINDS[1] else FULL)
+    return layer(config, kind, init, Window(half, half) if kind == KINDS[1] else FULL)
 
 
-def decoder(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def decoder(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`attn` of ModernBertDecoderModel, whose window is half as long: the token itself is in it.
 
     Files that transformers has written name that half too, as sliding_window, which then counts.
@@ -49,14 +49,19 @@ def decoder(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQuer
         mask = causal_window(config)
     elif kind == KINDS[1]:
         mask = CAUSAL & Window(config.count("local_attention") // 2 - 1, 0)
-    return layer(config, kind, house, mask)
+    return layer(config, kind, init, mask)
 
 
-def layer(config: Config, kind: str, house: Mapping[str, Any], mask: Mask) -> GroupedQueryAttention:
+def layer(config: Config, kind: str, init: Mapping[str, Any], mask: Mask) -> GroupedQueryAttention:
     """The layer of a kind, with this mask."""
     bias = config.flag("attention_bias")
-    parts = {"qkv_bias": bias, "out_bias": bias, "rotary": turn(config, kind), "mask": mask}
-    return multi_head(config, house, **parts)
+    parts = {
+        "qkv_bias": bias,
+        "out_bias": bias,
+        "rotary": rotary_of_layers(config, kind),
+        "mask": mask,
+    }
+    return multi_head(config, init, **parts)
 
 
 def kind_of(config: Config, index: int) -> str:
@@ -68,7 +73,7 @@ def kind_of(config: Config, index: int) -> str:
     return config.layer_type(index, default, KINDS[1])
 
 
-def turn(config: Config, kind: str) -> Rotary:
+def rotary_of_layers(config: Config, kind: str) -> Rotary:
     """The rotary of a kind; a rope_scaling of older files is of both.
 
     Raises:

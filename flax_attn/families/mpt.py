@@ -23,16 +23,18 @@ NAMES = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`attn` of MptForCausalLM."""
     within = config["attn_config"] or {}
     config = config.replaced(**{name: within.get(name, x) for name, x in WITHIN.items()})
     config = config.replaced(attention_dropout=config["attn_pdrop"])
     n, h = config.query_heads()
     scale = None if config["softmax_scale"] is None else config.number("softmax_scale")
-    how = Rules(score=KeyAlibi(n), scale=scale)
+    score_rules = Rules(score=KeyAlibi(n), scale=scale)
     clip = config.number("clip_qkv") if config["clip_qkv"] else None
-    return grouped_query(config, house, heads=(n, n, h), bias=False, rules=how, clip_qkv=clip)
+    return grouped_query(
+        config, init, heads=(n, n, h), bias=False, rules=score_rules, clip_qkv=clip
+    )
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:

@@ -17,12 +17,12 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of NanoChatForCausalLM."""
     norm, bias = RMSNorm(None, eps=config.number("rms_norm_eps")), config.flag("attention_bias")
     parts = {"q_norm": norm, "k_norm": norm, "norm_after_rotary": True}
-    turn = replace(rotary(config), reverse=True)
-    return grouped_query(config, house, bias=bias, rotary=turn, **parts)
+    rope = replace(rotary(config), reverse=True)
+    return grouped_query(config, init, bias=bias, rotary=rope, **parts)
 
 
 FAMILY = Family(DEFAULTS, attention)

@@ -15,10 +15,10 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of NemotronForCausalLM."""
-    turn, bias = rotary(config, partial=True), config.flag("attention_bias")
-    return grouped_query(config, house, bias=bias, rotary=turn)
+    rope, bias = rotary(config, partial=True), config.flag("attention_bias")
+    return grouped_query(config, init, bias=bias, rotary=rope)
 
 
 FAMILY = Family(DEFAULTS, attention)

@@ -46,14 +46,14 @@ LETTERS = {"M": "linear_attention", "*": "full_attention", "E": "moe", "-": "mlp
 KINDS = (*LETTERS.values(),)
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> nnx.Module:
     """`mixer` of a layer of NemotronHForCausalLM that is a state space or attention."""
     kind = config["layer_types"][index]
     if kind == "full_attention":
-        return grouped_query(config, house, bias=False)
+        return grouped_query(config, init, bias=False)
     least, width = config["time_step_min"], config.count("mamba_n_heads") * _head(config)
     limits = (least, float("inf")) if least > 0 else None
-    return mamba2(config, house, "layer_norm_epsilon", width=width, step_limits=limits)
+    return mamba2(config, init, "layer_norm_epsilon", width=width, step_limits=limits)
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
@@ -61,7 +61,7 @@ def rules(config: Config, index: int) -> tuple[Rule, ...]:
     return RULES if config["layer_types"][index] == "linear_attention" else ()
 
 
-def lacks(config: Config, index: int) -> str:
+def missing_reason(config: Config, index: int) -> str:
     """Which layers mix no tokens: those of experts and of an MLP."""
     kind = config["layer_types"][index]
     return "" if kind in ("full_attention", "linear_attention") else f"{kind!r} alone"
@@ -98,4 +98,6 @@ def _head(config: Config) -> int:
     return config.count("mamba_d_head")
 
 
-FAMILY = Family(DEFAULTS, attention, rules, names=NAMES, derived=derived, lacks=lacks)
+FAMILY = Family(
+    DEFAULTS, attention, rules, names=NAMES, derived=derived, missing_reason=missing_reason
+)

@@ -25,20 +25,20 @@ NORMED_DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of OlmoForCausalLM."""
-    return _clamped(config, house)
+    return _clamped(config, init)
 
 
-def normed(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def normed(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of OlmoeForCausalLM."""
-    return _clamped(config, house, **norms(config, house, "before"))
+    return _clamped(config, init, **norms(config, init, "before"))
 
 
-def _clamped(config: Config, house: Mapping[str, Any], **parts: Any) -> GroupedQueryAttention:
+def _clamped(config: Config, init: Mapping[str, Any], **parts: Any) -> GroupedQueryAttention:
     clip, bias = config["clip_qkv"], config.flag("attention_bias")
     parts["clip_qkv"] = None if clip is None else config.number("clip_qkv")
-    return grouped_query(config, house, bias=bias, rotary=rotary(config), **parts)
+    return grouped_query(config, init, bias=bias, rotary=rotary(config), **parts)
 
 
 FAMILY = Family(DEFAULTS, attention)

@@ -17,21 +17,21 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of Olmo2ForCausalLM."""
-    return normed(config, house, rotary(config))
+    return normed(config, init, rotary(config))
 
 
-def normed(config: Config, house: Mapping[str, Any], turn: Rotary | None) -> GroupedQueryAttention:
+def normed(config: Config, init: Mapping[str, Any], rope: Rotary | None) -> GroupedQueryAttention:
     """The layer with this rotary."""
-    parts = {"rotary": turn, **norms(config, house)}
-    return grouped_query(config, house, bias=config.flag("attention_bias"), **parts)
+    parts = {"rotary": rope, **norms(config, init)}
+    return grouped_query(config, init, bias=config.flag("attention_bias"), **parts)
 
 
-def norms(config: Config, house: Mapping[str, Any], cast: Cast = "after") -> dict[str, Any]:
+def norms(config: Config, init: Mapping[str, Any], cast: Cast = "after") -> dict[str, Any]:
     """Of queries and keys, over all heads together; `cast` as of the norm."""
     n, k, h = config.heads()
-    eps, dtype = config.number("rms_norm_eps"), house["param_dtype"]
+    eps, dtype = config.number("rms_norm_eps"), init["param_dtype"]
     return {
         name: RMSNorm(heads * h, eps=eps, over_heads=True, cast=cast, param_dtype=dtype)
         for name, heads in (("q_norm", n), ("k_norm", k))

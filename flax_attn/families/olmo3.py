@@ -19,7 +19,7 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of Olmo3ForCausalLM."""
 
     def default(index: int) -> str:
@@ -29,8 +29,8 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQu
         config.layer_type(index, default, "sliding_attention"),
         config.flag("attention_bias"),
     )
-    parts = {"rotary": rotary_of_kind(config, kind, "default_theta"), **norms(config, house)}
-    return grouped_query(config, house, bias=bias, mask=mask_of(config, kind), **parts)
+    parts = {"rotary": rotary_of_kind(config, kind, "default_theta"), **norms(config, init)}
+    return grouped_query(config, init, bias=bias, mask=mask_of(config, kind), **parts)
 
 
 FAMILY = Family(DEFAULTS, attention)

@@ -28,12 +28,12 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> nnx.Module:
     """`self_attn` or `linear_attn` of a layer of OlmoHybridForCausalLM."""
     if not _is_gated_delta(config, index):
-        return normed(config, house, rotary(config) if _turns(config) else None)
+        return normed(config, init, rotary(config) if _has_rotary(config) else None)
     negative = config.flag("linear_allow_neg_eigval")
-    return qwen3_next.delta(_filled(config), house, negative=negative, eps=1e-5)
+    return qwen3_next.delta(_filled(config), init, negative=negative, eps=1e-5)
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
@@ -52,12 +52,12 @@ def saved_rules(config: Config, index: int) -> tuple[Rule, ...]:
     return convolutions(key, key, value)
 
 
-def _turns(config: Config) -> bool:
+def _has_rotary(config: Config) -> bool:
     """Whether there is a rotary: unless the config says that its base is None."""
     inside = config.entry("rope_parameters") or config.entry("rope_scaling") or {}
     if "rope_theta" in inside:
         return inside["rope_theta"] is not None
-    return not config.says_none("rope_theta")
+    return not config.is_explicit_null("rope_theta")
 
 
 def _filled(config: Config) -> Config:

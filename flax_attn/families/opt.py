@@ -17,10 +17,10 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of OPTForCausalLM."""
     n, h = config.query_heads()
-    return grouped_query(config, house, heads=(n, n, h), bias=config.flag("enable_bias"))
+    return grouped_query(config, init, heads=(n, n, h), bias=config.flag("enable_bias"))
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:

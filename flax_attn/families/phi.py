@@ -36,9 +36,9 @@ PERSIMMON_DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of PhiForCausalLM."""
-    return _biased(config, house, config.heads())
+    return _biased(config, init, config.heads())
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
@@ -47,10 +47,10 @@ def rules(config: Config, index: int) -> tuple[Rule, ...]:
     return (*(named if config.flag("qk_layernorm") else ()), Rule("dense -> o_proj"))
 
 
-def with_keys_of_all(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def with_keys_of_all(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of PersimmonForCausalLM."""
     n, h = config.query_heads()
-    return _biased(config, house, (n, n, h))
+    return _biased(config, init, (n, n, h))
 
 
 def fused_rules(config: Config, index: int) -> tuple[Rule, ...]:
@@ -61,15 +61,15 @@ def fused_rules(config: Config, index: int) -> tuple[Rule, ...]:
 
 
 def _biased(
-    config: Config, house: Mapping[str, Any], heads: tuple[int, int, int]
+    config: Config, init: Mapping[str, Any], heads: tuple[int, int, int]
 ) -> GroupedQueryAttention:
-    eps, dtype = config.number("layer_norm_eps"), house["param_dtype"]
+    eps, dtype = config.number("layer_norm_eps"), init["param_dtype"]
     normed = ("q_norm", "k_norm") if config.flag("qk_layernorm") else ()
     norms: dict[str, Any] = {
         name: LayerNorm(heads[2], eps=eps, use_bias=True, param_dtype=dtype) for name in normed
     }
-    turn = rotary(config, partial=True)
-    return grouped_query(config, house, heads=heads, bias=True, rotary=turn, **norms)
+    rope = rotary(config, partial=True)
+    return grouped_query(config, init, heads=heads, bias=True, rotary=rope, **norms)
 
 
 FAMILY = Family(DEFAULTS, attention, rules)

@@ -18,11 +18,11 @@ DEFAULTS = {
 RENAMED = {"su": "longrope", "yarn": "longrope"}
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of Phi3ForCausalLM."""
     mask = CAUSAL if config["sliding_window"] is None else causal_window(config)
-    turn = rotary(config, partial=True, renamed=RENAMED)
-    return grouped_query(config, house, rotary=turn, mask=mask)
+    rope = rotary(config, partial=True, renamed=RENAMED)
+    return grouped_query(config, init, rotary=rope, mask=mask)
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:

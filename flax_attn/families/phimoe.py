@@ -21,10 +21,10 @@ DEFAULTS = {
 MAGNITUDES = ("short_mscale", "long_mscale")
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of PhimoeForCausalLM."""
     return windowed(
-        config, house, bias=config.flag("attention_bias"), rotary=_constant_rotary(config)
+        config, init, bias=config.flag("attention_bias"), rotary=_constant_rotary(config)
     )
 
 
@@ -45,9 +45,9 @@ def _constant_rotary(config: Config) -> Rotary:
             "short_mscale and long_mscale must be equal, since the magnitude of a rotary does not "
             f"follow the length here; got {short} and {long}."
         )
-    turn = rotary_of(config, rope)
-    assert turn.scaling is not None
-    rates = turn.scaling.rates(turn.base, config.heads()[2], 1)
+    plain_rotary = rotary_of(config, rope)
+    assert plain_rotary.scaling is not None
+    rates = plain_rotary.scaling.rates(plain_rotary.base, config.heads()[2], 1)
     return Rotary(scaling=Frequencies(rates, short))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..layers import GroupedQueryAttention
 from ._config import Config, Family
-from ._decoder import decoder_fields, grouped_query, mask_of, upper_window
+from ._decoder import decoder_fields, grouped_query, mask_of, window_from_layer
 from ._rope import rotary
 
 DEFAULTS = {
@@ -17,10 +17,10 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of Qwen2ForCausalLM."""
-    mask = mask_of(config, upper_window(config, index))
-    return grouped_query(config, house, qkv_bias=True, rotary=rotary(config), mask=mask)
+    mask = mask_of(config, window_from_layer(config, index))
+    return grouped_query(config, init, qkv_bias=True, rotary=rotary(config), mask=mask)
 
 
 FAMILY = Family(DEFAULTS, attention)

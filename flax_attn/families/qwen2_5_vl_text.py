@@ -8,7 +8,7 @@ from typing import Any
 
 from ..layers import GroupedQueryAttention
 from ._config import Config, Family
-from ._decoder import grouped_query, mask_of, upper_window
+from ._decoder import grouped_query, mask_of, window_from_layer
 from ._rope import rotary
 
 DEFAULTS = {
@@ -27,11 +27,11 @@ DEFAULTS = {
 SECTIONS = (16, 24, 24)  # where rope_parameters have no mrope_section
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of Qwen2_5_VLTextModel."""
-    turn = rotary(config, renamed={"mrope": "default"}, sections=SECTIONS)
-    mask = mask_of(config, upper_window(config, index))
-    return grouped_query(config, house, qkv_bias=True, rotary=turn, mask=mask)
+    rope = rotary(config, renamed={"mrope": "default"}, sections=SECTIONS)
+    mask = mask_of(config, window_from_layer(config, index))
+    return grouped_query(config, init, qkv_bias=True, rotary=rope, mask=mask)
 
 
 FAMILY = Family(DEFAULTS, attention)

@@ -18,14 +18,14 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of Qwen2MoeForCausalLM."""
 
     def chosen(index: int) -> bool:
         return index % 2 == 0 and index < config["max_window_layers"]
 
     mask, bias = mask_of(config, window_if_used(config, index, chosen)), config.flag("qkv_bias")
-    return grouped_query(config, house, qkv_bias=bias, rotary=rotary(config), mask=mask)
+    return grouped_query(config, init, qkv_bias=bias, rotary=rotary(config), mask=mask)
 
 
 FAMILY = Family(DEFAULTS, attention)

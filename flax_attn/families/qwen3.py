@@ -6,7 +6,7 @@ from typing import Any
 from ..layers import GroupedQueryAttention
 from ..norms import RMSNorm
 from ._config import Config, Family
-from ._decoder import decoder_fields, grouped_query, mask_of, upper_window
+from ._decoder import decoder_fields, grouped_query, mask_of, window_from_layer
 from ._rope import rotary
 
 DEFAULTS = {
@@ -20,16 +20,16 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of Qwen3ForCausalLM."""
-    mask, bias = mask_of(config, upper_window(config, index)), config.flag("attention_bias")
-    parts = {"rotary": rotary(config), "mask": mask, **norms(config, house)}
-    return grouped_query(config, house, bias=bias, **parts)
+    mask, bias = mask_of(config, window_from_layer(config, index)), config.flag("attention_bias")
+    parts = {"rotary": rotary(config), "mask": mask, **norms(config, init)}
+    return grouped_query(config, init, bias=bias, **parts)
 
 
-def norms(config: Config, house: Mapping[str, Any]) -> dict[str, Any]:
+def norms(config: Config, init: Mapping[str, Any]) -> dict[str, Any]:
     """Of queries and keys, head by head."""
-    h, eps, dtype = config.heads()[2], config.number("rms_norm_eps"), house["param_dtype"]
+    h, eps, dtype = config.heads()[2], config.number("rms_norm_eps"), init["param_dtype"]
     return {
         name: RMSNorm(h, eps=eps, cast="before", param_dtype=dtype) for name in ("q_norm", "k_norm")
     }

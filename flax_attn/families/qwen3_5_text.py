@@ -18,12 +18,12 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> nnx.Module:
     """`self_attn` or `linear_attn` of a layer of Qwen3_5ForCausalLM."""
     if qwen3_next.is_linear(config, index):
-        return qwen3_next.delta(config, house)
-    turn = rotary(config, partial=True, sections=(11, 11, 10), interleaved=True)
-    return qwen3_next.gated(config, house, turn)
+        return qwen3_next.delta(config, init)
+    rope = rotary(config, partial=True, sections=(11, 11, 10), interleaved=True)
+    return qwen3_next.gated(config, init, rope)
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:

@@ -19,12 +19,12 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of Qwen3MoeForCausalLM."""
     used = config.flag("use_sliding_window") and config["sliding_window"] is not None
-    parts = {"mask": causal_window(config) if used else CAUSAL, **norms(config, house)}
+    parts = {"mask": causal_window(config) if used else CAUSAL, **norms(config, init)}
     bias = config.flag("attention_bias")
-    return grouped_query(config, house, bias=bias, rotary=rotary(config), **parts)
+    return grouped_query(config, init, bias=bias, rotary=rotary(config), **parts)
 
 
 FAMILY = Family(DEFAULTS, attention)

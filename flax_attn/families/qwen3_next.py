@@ -32,11 +32,11 @@ DEFAULTS = {
 ENDS = (Rule("norm.weight -> o_norm.scale"), Rule("out_proj -> o_proj"))
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> nnx.Module:
     """`self_attn` or `linear_attn` of a layer of Qwen3NextForCausalLM."""
     if is_linear(config, index):
-        return delta(config, house)
-    return gated(config, house, rotary(config, partial=True))
+        return delta(config, init)
+    return gated(config, init, rotary(config, partial=True))
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
@@ -70,7 +70,7 @@ def sizes(config: Config) -> tuple[int, int, int, int]:
     return n, k, config.count("linear_key_head_dim"), config.count("linear_value_head_dim")
 
 
-def delta(config: Config, house: Mapping[str, Any], **parts: Any) -> GatedDeltaAttention:
+def delta(config: Config, init: Mapping[str, Any], **parts: Any) -> GatedDeltaAttention:
     """The layer of linear attention; `parts` are further arguments.
 
     Raises:
@@ -78,7 +78,7 @@ def delta(config: Config, house: Mapping[str, Any], **parts: Any) -> GatedDeltaA
     """
     check_choice("hidden_act", config["hidden_act"], "silu", "swish")
     n, k, key, value = sizes(config)
-    how: dict[str, Any] = {"eps": config.number("rms_norm_eps"), **parts, **house}
+    layer_kwargs: dict[str, Any] = {"eps": config.number("rms_norm_eps"), **parts, **init}
     return GatedDeltaAttention(
         config.count("hidden_size"),
         n,
@@ -86,26 +86,26 @@ def delta(config: Config, house: Mapping[str, Any], **parts: Any) -> GatedDeltaA
         value,
         num_key_heads=k,
         conv_size=config.count("linear_conv_kernel_dim"),
-        **how,
+        **layer_kwargs,
     )
 
 
-def gated(config: Config, house: Mapping[str, Any], turn: Rotary) -> GatedQueryAttention:
+def gated(config: Config, init: Mapping[str, Any], rope: Rotary) -> GatedQueryAttention:
     """The layer of full attention, with this rotary."""
     check_causal(config)
-    shape, dtype = (config.count("hidden_size"), *config.heads()), house["param_dtype"]
+    shape, dtype = (config.count("hidden_size"), *config.heads()), init["param_dtype"]
     norm = {"eps": config.number("rms_norm_eps"), "plus_one": True, "param_dtype": dtype}
     bias = config.flag("attention_bias")
     return GatedQueryAttention(
         *shape,
         fused=True,
-        rotary=turn,
+        rotary=rope,
         q_norm=RMSNorm(shape[-1], **norm),
         k_norm=RMSNorm(shape[-1], **norm),
         qkv_bias=bias,
         out_bias=bias,
         dropout=config.rate("attention_dropout"),
-        **house,
+        **init,
     )
 
 

@@ -16,11 +16,11 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of Qwen3VLTextModel."""
-    turn, bias = rotary(config, sections=(24, 20, 20), interleaved=True), "attention_bias"
-    parts = norms(config, house)
-    return grouped_query(config, house, bias=config.flag(bias), rotary=turn, **parts)
+    rope, bias = rotary(config, sections=(24, 20, 20), interleaved=True), "attention_bias"
+    parts = norms(config, init)
+    return grouped_query(config, init, bias=config.flag(bias), rotary=rope, **parts)
 
 
 FAMILY = Family(DEFAULTS, attention)

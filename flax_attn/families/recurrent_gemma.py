@@ -26,15 +26,15 @@ DEFAULTS = {
 NAMES = {"sliding_window": ("attention_window_size", "sliding_window")}
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> nnx.Module:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> nnx.Module:
     """`temporal_block` of a layer of RecurrentGemmaForCausalLM."""
     if _is_recurrent(config, index):
-        return _griffin(config, house)
-    bias, turn = config.flag("attention_bias"), rotary(config, partial=True)
-    if turn.scaling is not None and not isinstance(turn.scaling, Frequencies):
+        return _griffin(config, init)
+    bias, rope = config.flag("attention_bias"), rotary(config, partial=True)
+    if rope.scaling is not None and not isinstance(rope.scaling, Frequencies):
         raise ValueError("rope_type must be 'default' in this model_type, as in transformers.")
-    parts = {"rotary": turn, "mask": causal_window(config)}
-    return grouped_query(config, house, qkv_bias=bias, out_bias=True, **parts)
+    parts = {"rotary": rope, "mask": causal_window(config)}
+    return grouped_query(config, init, qkv_bias=bias, out_bias=True, **parts)
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
@@ -42,12 +42,12 @@ def rules(config: Config, index: int) -> tuple[Rule, ...]:
     return (Rule("rg_lru.* -> *"),) if _is_recurrent(config, index) else ()
 
 
-def _griffin(config: Config, house: Mapping[str, Any]) -> RGLRU:
+def _griffin(config: Config, init: Mapping[str, Any]) -> RGLRU:
     check_choice("hidden_activation", config["hidden_activation"], "gelu_pytorch_tanh")
     width, n = config.count("hidden_size"), config.count("num_attention_heads")
     inner = width if config["lru_width"] is None else config.count("lru_width")
     check_divides("num_attention_heads", n, "lru_width", inner)
-    return RGLRU(width, n, width=inner, conv_size=config.count("conv1d_width"), **house)
+    return RGLRU(width, n, width=inner, conv_size=config.count("conv1d_width"), **init)
 
 
 def _is_recurrent(config: Config, index: int) -> bool:

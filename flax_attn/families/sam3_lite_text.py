@@ -11,7 +11,7 @@ DEFAULTS = {
 }
 
 
-def lacks(config: Config, index: int) -> str:
+def missing_reason(config: Config, index: int) -> str:
     """The first and the last layer mix tokens by convolutions, where they are asked for."""
     ends = (0, config.count("num_hidden_layers") - 1)
     return (
@@ -21,4 +21,4 @@ def lacks(config: Config, index: int) -> str:
     )
 
 
-FAMILY = Family(DEFAULTS, siglip.attention, siglip.rules, lacks=lacks)
+FAMILY = Family(DEFAULTS, siglip.attention, siglip.rules, missing_reason=missing_reason)

@@ -16,10 +16,10 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of SeedOssForCausalLM, but for its dropout of the output, `residual_dropout`."""
     parts: dict[str, Any] = {"qkv_bias": config.flag("attention_bias"), "rotary": rotary(config)}
-    return grouped_query(config, house, out_bias=config.flag("attention_out_bias"), **parts)
+    return grouped_query(config, init, out_bias=config.flag("attention_out_bias"), **parts)
 
 
 FAMILY = Family(DEFAULTS, attention)

@@ -16,9 +16,9 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of SiglipVisionModel and SiglipTextModel."""
-    return multi_head(config, house, qkv_bias=True, out_bias=True)
+    return multi_head(config, init, qkv_bias=True, out_bias=True)
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..layers import GroupedQueryAttention
 from ._config import Config, Family
-from ._decoder import decoder_fields, grouped_query, mask_of, turns
+from ._decoder import decoder_fields, grouped_query, has_rotary, mask_of
 from ._rope import rotary
 
 DEFAULTS = {
@@ -19,17 +19,17 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of SmolLM3ForCausalLM."""
 
     def default(index: int) -> str:
         used = config.flag("use_sliding_window") and config["sliding_window"] is not None
-        return "sliding_attention" if used and not turned else "full_attention"
+        return "sliding_attention" if used and not rotates else "full_attention"
 
-    turned, bias = turns(config, index), config.flag("attention_bias")
+    rotates, bias = has_rotary(config, index), config.flag("attention_bias")
     mask = mask_of(config, config.layer_type(index, default, "sliding_attention"))
-    turn = rotary(config) if turned else None
-    return grouped_query(config, house, bias=bias, rotary=turn, mask=mask)
+    rope = rotary(config) if rotates else None
+    return grouped_query(config, init, bias=bias, rotary=rope, mask=mask)
 
 
 FAMILY = Family(DEFAULTS, attention)

@@ -25,15 +25,15 @@ DEFAULTS = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of StableLmForCausalLM."""
-    eps, dtype = config.number("layer_norm_eps"), house["param_dtype"]
+    eps, dtype = config.number("layer_norm_eps"), init["param_dtype"]
     norms: dict[str, Any] = {
         f"{name}_norm": LayerNorm((heads, config.heads()[2]), eps=eps, param_dtype=dtype)
         for name, heads in _normed(config).items()
     }
-    turn, bias = rotary(config, partial=True), config.flag("use_qkv_bias")
-    return grouped_query(config, house, qkv_bias=bias, rotary=turn, **norms)
+    rope, bias = rotary(config, partial=True), config.flag("use_qkv_bias")
+    return grouped_query(config, init, qkv_bias=bias, rotary=rope, **norms)
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:

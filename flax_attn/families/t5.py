@@ -9,7 +9,7 @@ from typing import Any
 
 from ..layers import T5Attention
 from ..masks import CAUSAL
-from ._config import As, Config, Family
+from ._config import Config, Family, SameAs
 from ._decoder import check_causal
 from ._parts import at
 
@@ -18,7 +18,7 @@ DEFAULTS = {
     "d_kv": 64,
     "num_heads": 8,
     "num_layers": 6,
-    "num_decoder_layers": As("num_layers"),
+    "num_decoder_layers": SameAs("num_layers"),
     "relative_attention_num_buckets": 32,
     "relative_attention_max_distance": 128,
     "dropout_rate": 0.1,
@@ -34,7 +34,7 @@ DECODER = {**NAMES, "num_hidden_layers": ("num_decoder_layers",)}
 
 
 def layer(
-    config: Config, house: Mapping[str, Any], *, bidirectional: bool = True, **parts: Any
+    config: Config, init: Mapping[str, Any], *, bidirectional: bool = True, **parts: Any
 ) -> T5Attention:
     """A layer of a config's sizes, buckets and dropout.
 
@@ -43,32 +43,36 @@ def layer(
     """
     n, h = config.query_heads()
     names = ("relative_attention_num_buckets", "relative_attention_max_distance")
-    buckets, far = map(config.count, names)
-    near = buckets // (4 if bidirectional else 2)
-    if not 1 <= near < far:
+    buckets, max_distance = map(config.count, names)
+    exact = buckets // (4 if bidirectional else 2)
+    if not 1 <= exact < max_distance:
         raise ValueError(
-            f"{names[1]} must exceed the {near} distances that have a bucket each, and there must "
-            f"be one; got {names[0]}={buckets}, {names[1]}={far}."
+            f"{names[1]} must exceed the {exact} distances that have a bucket each, and there must "
+            f"be one; got {names[0]}={buckets}, {names[1]}={max_distance}."
         )
-    how: dict[str, Any] = {"buckets": buckets, "max_distance": far, "bidirectional": bidirectional}
-    how["dropout"] = config.rate("attention_dropout")
-    return T5Attention(config.count("hidden_size"), n, h, **how, **parts, **house)
+    layer_kwargs: dict[str, Any] = {
+        "buckets": buckets,
+        "max_distance": max_distance,
+        "bidirectional": bidirectional,
+    }
+    layer_kwargs["dropout"] = config.rate("attention_dropout")
+    return T5Attention(config.count("hidden_size"), n, h, **layer_kwargs, **parts, **init)
 
 
-def encoder(config: Config, index: int, house: Mapping[str, Any]) -> T5Attention:
+def encoder(config: Config, index: int, init: Mapping[str, Any]) -> T5Attention:
     """`SelfAttention` of the encoder's blocks."""
-    return layer(config, house, has_bias=index == 0)
+    return layer(config, init, has_bias=index == 0)
 
 
-def decoder(config: Config, index: int, house: Mapping[str, Any]) -> T5Attention:
+def decoder(config: Config, index: int, init: Mapping[str, Any]) -> T5Attention:
     """`SelfAttention` of the decoder's blocks."""
     check_causal(config)
-    return layer(config, house, has_bias=index == 0, bidirectional=False, mask=CAUSAL)
+    return layer(config, init, has_bias=index == 0, bidirectional=False, mask=CAUSAL)
 
 
-def cross(config: Config, index: int, house: Mapping[str, Any]) -> T5Attention:
+def cross(config: Config, index: int, init: Mapping[str, Any]) -> T5Attention:
     """`EncDecAttention` of the decoder's blocks."""
-    return layer(config, house, has_bias=False)
+    return layer(config, init, has_bias=False)
 
 
 IN_ENCODER = at("encoder.block.{}.layer.0.SelfAttention")

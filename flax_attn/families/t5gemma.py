@@ -20,12 +20,12 @@ DEFAULTS = {k: v for k, v in gemma2.DEFAULTS.items() if k not in UNREAD}
 NESTED = {"encoder": None, "decoder": None}
 
 
-def encoder(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def encoder(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`self_attn` of the encoder's layers, whose windows reach as far ahead as behind."""
     kind = config.layer_type(index, alternating, "sliding_attention")
     reach = config.count("sliding_window") if kind == "sliding_attention" else None
     mask = FULL if reach is None else Window(reach, reach)
-    return gemma2.capped(config, house, mask)
+    return gemma2.capped(config, init, mask)
 
 
 def nested(part: str) -> Callable[[Config], Config]:

@@ -12,15 +12,15 @@ from ._decoder import check_causal
 DEFAULTS = {**t5.DEFAULTS, "num_heads": 6, "num_layers": 8}
 
 
-def encoder(config: Config, index: int, house: Mapping[str, Any]) -> T5Attention:
+def encoder(config: Config, index: int, init: Mapping[str, Any]) -> T5Attention:
     """`SelfAttention` of the encoder's blocks."""
-    return t5.layer(config, house)
+    return t5.layer(config, init)
 
 
-def decoder(config: Config, index: int, house: Mapping[str, Any]) -> T5Attention:
+def decoder(config: Config, index: int, init: Mapping[str, Any]) -> T5Attention:
     """`SelfAttention` of the decoder's blocks."""
     check_causal(config)
-    return t5.layer(config, house, bidirectional=False, mask=CAUSAL)
+    return t5.layer(config, init, bidirectional=False, mask=CAUSAL)
 
 
 FAMILY = {

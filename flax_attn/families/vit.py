@@ -22,9 +22,9 @@ DEFAULTS = {
 NAMES = {"attention_dropout": ("attention_probs_dropout_prob",)}
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> GroupedQueryAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`attention` of ViTModel."""
-    return multi_head(config, house, qkv_bias=config.flag("qkv_bias"), out_bias=True)
+    return multi_head(config, init, qkv_bias=config.flag("qkv_bias"), out_bias=True)
 
 
 FAMILY = Family(DEFAULTS, attention, names=NAMES)

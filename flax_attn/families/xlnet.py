@@ -34,7 +34,7 @@ NAMES = {
 }
 
 
-def attention(config: Config, index: int, house: Mapping[str, Any]) -> RelativeShiftAttention:
+def attention(config: Config, index: int, init: Mapping[str, Any]) -> RelativeShiftAttention:
     """`rel_attn` of XLNetModel."""
     check_choice("attn_type", config["attn_type"], "bi", "uni")
     is_causal = config["attn_type"] == "uni"
@@ -49,7 +49,7 @@ def attention(config: Config, index: int, house: Mapping[str, Any]) -> RelativeS
         biases="segment",
         mask=CAUSAL if is_causal else FULL,
         dropout=config.rate("attention_dropout"),
-        **house,
+        **init,
     )
 
 

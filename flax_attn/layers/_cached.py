@@ -9,11 +9,11 @@ from jaxtyping import Array, Bool, Float, Int
 from .._internal.checks import check_choice, check_input
 from ..attend import Empty, attend
 from ..cache import Cache, Memory, PagedCache, attend_cached, attend_memory
-from ..cache.asked import check_no_mean
+from ..cache.checks import check_no_mean
 from ..masks import Mask
-from ..masks.answers import reach_of
+from ..masks.ranges import reach_of
 from ..quantized import Float8, Int8
-from ._sources import zero_absent
+from ._inputs import zero_padding
 
 AnyCache = Cache | PagedCache
 C = TypeVar("C", Cache, PagedCache)
@@ -70,21 +70,21 @@ def new_cache(
       ValueError: for options that do not go together, or window="mask" with a mask that looks back
         without a limit.
     """
-    how: dict[str, Any] = {"dtype": dtype, "latent": latent, **options}
-    how["dtype"] = dtype if how["dtype"] is None else how["dtype"]
-    pages = how.pop("pages", None)
-    if how.get("window") == "mask":
-        how["window"] = _window_of(mask, how.get("keep_first", 0))
+    cache_kwargs: dict[str, Any] = {"dtype": dtype, "latent": latent, **options}
+    cache_kwargs["dtype"] = dtype if cache_kwargs["dtype"] is None else cache_kwargs["dtype"]
+    pages = cache_kwargs.pop("pages", None)
+    if cache_kwargs.get("window") == "mask":
+        cache_kwargs["window"] = _window_of(mask, cache_kwargs.get("keep_first", 0))
     if pages is None:
-        return Cache.empty(batch, length, *sizes, **how)
-    ring = {name: how.pop(name, None) for name in ("window", "keep_first", "spare")}
+        return Cache.empty(batch, length, *sizes, **cache_kwargs)
+    ring = {name: cache_kwargs.pop(name, None) for name in ("window", "keep_first", "spare")}
     if any(ring.values()):
         raise ValueError(
             "A paged cache is no ring: leave window, keep_first and spare out, or pages; got "
             f"pages={pages} and {', '.join(f'{k}={v}' for k, v in ring.items() if v)}."
         )
     heads, *widths = sizes
-    return PagedCache.empty(batch, length, heads, pages, *widths, **how)
+    return PagedCache.empty(batch, length, heads, pages, *widths, **cache_kwargs)
 
 
 def arithmetic_dtype(linear: nnx.Linear) -> Any:
@@ -102,7 +102,7 @@ def _window_of(mask: Mask, keep_first: int) -> int:
     return back
 
 
-def attended_to(
+def cross_attend(
     q: Float[Array, "*B T N H"],
     memory: Float[Array, "*B S E"],
     keys_and_values: Callable[[Array], tuple[Array, Array]],
@@ -111,29 +111,29 @@ def attended_to(
     valid: Bool[Array, "*#B T"] | None,
     order: Int[Array, "*B T"] | None,
     empty: Empty,
-    **how: Any,
+    **attend_kwargs: Any,
 ) -> tuple[Float[Array, "*B T N h"], Any]:
     """Attention over tokens, what a `Memory` keeps of them, or a cache, and what that keeps.
 
     Without a cache the mask hides already what is not valid. `order` is that of the queries.
     """
     if isinstance(cache, Memory):
-        return attend_memory(q, cache, q_positions=order, **how), cache
+        return attend_memory(q, cache, q_positions=order, **attend_kwargs), cache
     k, v = keys_and_values(memory)
     if cache is None:
-        return attend(q, k, v, empty=empty, **how), None
+        return attend(q, k, v, empty=empty, **attend_kwargs), None
     check_empty(empty, cache)
-    return attend_cached(q, k, v, cache, valid=valid, **how)
+    return attend_cached(q, k, v, cache, valid=valid, **attend_kwargs)
 
 
-def remembered(
+def cache_memory(
     memory: Float[Array, "*B S E"],
     valid: Bool[Array, "*#B S"] | None,
     width: int,
     keys_and_values: Callable[[Array], tuple[Array, Array]],
 ) -> Memory:
     """Keys and values of a memory of this width, in which some tokens may not be there."""
-    memory = zero_absent(check_input("memory", memory, width), valid)
+    memory = zero_padding(check_input("memory", memory, width), valid)
     return Memory.of(*keys_and_values(memory), valid)
 
 

@@ -48,13 +48,13 @@ def merge_heads(x: Shaped[Array, "*B T N H"]) -> Shaped[Array, "*B T D"]:
     return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
 
 
-def contracted(
+def dot_general_sharded(
     x: Shaped[Array, "*B D"],
     kernel: Shaped[Array, "D E"],
     axes: Any,
     *,
     out_sharding: Any = None,
-    **how: Any,
+    **dot_general_kwargs: Any,
 ) -> Shaped[Array, "*B E"]:
     """`jax.lax.dot_general`, also where both arrays are cut along the axis that is summed over.
 
@@ -63,7 +63,7 @@ def contracted(
     and is whole on each device along the axes that were summed over. A kernel that lies on devices
     that share a batch, as weights and their optimizer state may, comes whole from them.
 
-    >>> contracted(jnp.ones((2, 3)), jnp.ones((3, 4)), (((1,), (0,)), ((), ()))).shape
+    >>> dot_general_sharded(jnp.ones((2, 3)), jnp.ones((3, 4)), (((1,), (0,)), ((), ()))).shape
     (2, 4)
     """
     if any(jax.typeof(kernel).sharding.spec):
@@ -74,7 +74,10 @@ def contracted(
         if summed == sharding.spec[0]:
             spec = jax.P(*batch, sharding.spec[1])
             out_sharding = jax.NamedSharding(sharding.mesh, spec)
-    return jax.lax.dot_general(x, kernel, axes, out_sharding=out_sharding, **how)
+    return jax.lax.dot_general(x, kernel, axes, out_sharding=out_sharding, **dot_general_kwargs)
+
+
+contracted = dot_general_sharded  # the name in pickles that the last release wrote
 
 
 def _gathered_for(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -97,11 +100,11 @@ def torch_uniform(fan_in: int) -> Any:
     return init
 
 
-def as_attribute(value: Any) -> Any:
+def as_module_data(value: Any) -> Any:
     """`value`, ready to be an attribute of a layer: frozen objects that hold arrays are its data.
 
     >>> from flax_attn import CAUSAL
-    >>> as_attribute(CAUSAL) is CAUSAL
+    >>> as_module_data(CAUSAL) is CAUSAL
     True
     """
     return nnx.data(value) if is_frozen(type(value)) and jax.tree.leaves(value) else value
@@ -120,14 +123,14 @@ def check_tokens(name: str, valid: Any, x: Float[Array, "*B T D"]) -> Bool[Array
     return valid_tokens(name, valid, x.shape[:-1])
 
 
-def tokens_of(
+def mask_padding(
     x: Float[Array, "*B T D"],
-    seen: Mask,
+    visible: Mask,
     valid: Bool[Array, "*#B T"] | None,
     width: int,
-    hide: bool = True,
+    mask_keys: bool = True,
 ) -> tuple[Float[Array, "*B T D"], Mask]:
-    """x with zeros for the tokens that are not there; `hide` keeps all others from seeing them.
+    """x with zeros at padding, and with `mask_keys` the mask with padding hidden.
 
     Raises:
       TypeError: if x is not floating, or valid not boolean.
@@ -135,13 +138,13 @@ def tokens_of(
     """
     x = check_input("x", x, width)
     if valid is None:
-        return x, seen
+        return x, visible
     is_valid = check_tokens("valid", valid, x)  # *B T
     x = jnp.where(is_valid[..., None], x, 0)
-    return x, seen & Dense(is_valid[..., None, None, :]) if hide else seen
+    return x, visible & Dense(is_valid[..., None, None, :]) if mask_keys else visible
 
 
-def visible(
+def visible_states(
     mask: Mask | Array, h: Float[Array, "*B S E"], s: Float[Array, "*B T F"]
 ) -> Bool[Array, "*B T S"]:
     """Which of the S states each of the T queries may look at; one head, so N is 1.
@@ -150,33 +153,33 @@ def visible(
       ValueError: if `h` and `s` have other batch axes, or the mask does not broadcast.
 
     >>> from flax_attn import Causal
-    >>> visible(Causal(), jnp.ones((3, 4)), jnp.ones((2, 5))).astype(int).tolist()
+    >>> visible_states(Causal(), jnp.ones((3, 4)), jnp.ones((2, 5))).astype(int).tolist()
     [[1, 0, 0], [1, 1, 0]]
     """
     if h.shape[:-2] != s.shape[:-2]:
         raise ValueError(f"h and s must share their batch axes; got h {h.shape}, s {s.shape}.")
     sizes = Sizes(h.shape[:-2], 1, s.shape[-2], h.shape[-2])
-    seen = as_mask(mask).bind(sizes).grid(sizes)
-    seen = jnp.broadcast_to(seen, (sizes.B, 1, sizes.T, sizes.S))
-    return seen.reshape(*sizes.batch, sizes.T, sizes.S)
+    visible = as_mask(mask).bind(sizes).grid(sizes)
+    visible = jnp.broadcast_to(visible, (sizes.B, 1, sizes.T, sizes.S))
+    return visible.reshape(*sizes.batch, sizes.T, sizes.S)
 
 
-def zero_unseen_states(
-    h: Float[Array, "*B S E"], s: Float[Array, "*B T F"], seen: Bool[Array, "*B T S"]
+def zero_masked_states(
+    h: Float[Array, "*B S E"], s: Float[Array, "*B T F"], visible: Bool[Array, "*B T S"]
 ) -> tuple[Float[Array, "*B S E"], Float[Array, "*B T F"]]:
     """Zeros for fully masked states and queries: NaN there is inert."""
-    h = jnp.where(seen.any(axis=-2)[..., None], h, 0)
-    return h, jnp.where(seen.any(axis=-1)[..., None], s, 0)
+    h = jnp.where(visible.any(axis=-2)[..., None], h, 0)
+    return h, jnp.where(visible.any(axis=-1)[..., None], s, 0)
 
 
 def pool(
-    logits: Float[Array, "*B T S"], h: Float[Array, "*B S E"], seen: Bool[Array, "*B T S"]
+    logits: Float[Array, "*B T S"], h: Float[Array, "*B S E"], visible: Bool[Array, "*B T S"]
 ) -> Float[Array, "*B T E"]:
-    """`softmax(logits where seen) . h`; a fully masked query gets zeros.
+    """`softmax(logits where visible) . h`; a fully masked query gets zeros.
 
     >>> pool(jnp.zeros((1, 2)), jnp.asarray([[1.0], [3.0]]), jnp.ones((1, 2), bool)).tolist()
     [[2.0]]
     """
-    scores = tap("scores", jnp.where(seen, logits, -jnp.inf))  # *B T S
+    scores = tap("scores", jnp.where(visible, logits, -jnp.inf))  # *B T S
     weights = tap("weights", softmax(scores))  # *B T S
     return tap("context", weights @ h.astype(weights.dtype))  # *B T E

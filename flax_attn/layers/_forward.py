@@ -24,27 +24,27 @@ from jaxtyping import Array, Bool, Float, Int
 from .._internal.checks import check_choice
 from ..attend import Empty, attend
 from ..cache import attend_cached
-from ..cache.asked import check_kind, check_no_mean, refuse_later
+from ..cache.checks import check_kind, check_no_mean, refuse_later
 from ..dropout import AttentionDropout
 from ..masks import Mask, as_mask
 from ..rules import Rules
 from ..scores import Score
 from ._cached import AnyCache, C, Call
-from ._common import as_attribute, merge_heads, tokens_of
-from ._house import keywords_of
-from ._numbers import (
-    Numbers,
+from ._common import as_module_data, mask_padding, merge_heads
+from ._init import keywords_of
+from ._inputs import zero_padding
+from ._token_indices import (
     RotaryPositions,
-    numbers_of,
-    one_a_token,
+    TokenIndices,
+    one_per_token,
     rotary_input,
-    rotated,
+    rotate_by,
+    token_indices,
 )
-from ._sources import zero_absent
 
-Turn = Callable[[jax.Array, jax.Array | None], jax.Array]
-Norm = Callable[[jax.Array], jax.Array]
-Combine = Callable[[jax.Array, jax.Array], jax.Array]
+RotaryFn = Callable[[jax.Array, jax.Array | None], jax.Array]
+NormFn = Callable[[jax.Array], jax.Array]
+CombineFn = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class Tokens(NamedTuple):
@@ -61,28 +61,28 @@ class Tokens(NamedTuple):
     mask: Mask
     score: Score
     positions: RotaryPositions
-    numbers: Numbers
+    indices: TokenIndices
 
 
 class Heads(nnx.Module):
-    """What a layer of self attention does before and after it.
+    """The steps before and after attention in a self-attention layer.
 
-    A subclass hands what it was given to `keep`, and sets `o_proj`, and maybe `dropout`, `sinks`.
+    A subclass calls `set_rules` and sets `o_proj`, and optionally `dropout` and `sinks`.
     """
 
-    rotary: Turn | None
-    index_rotary: Turn | None = None  # of a layer with an indexer
+    rotary: RotaryFn | None
+    index_rotary: RotaryFn | None = None  # of a layer with an indexer
     mask: Mask
     rules: Rules
-    o_norm: Norm | None = None  # of what `o_proj` is given
+    o_norm: NormFn | None = None  # of what `o_proj` is given
     o_proj: nnx.Linear
     dropout: AttentionDropout | None = None
     sinks: nnx.Param | None = None
 
-    def keep(self, rotary: Turn | None, mask: Mask | Array, rules: Rules) -> None:
+    def set_rules(self, rotary: RotaryFn | None, mask: Mask | Array, rules: Rules) -> None:
         """Checks the arguments of these names, and keeps them as attributes."""
-        self.rotary, self.mask = as_attribute(rotary), as_attribute(as_mask(mask))
-        self.rules = as_attribute(_score_and_scale(rules))
+        self.rotary, self.mask = as_module_data(rotary), as_module_data(as_mask(mask))
+        self.rules = as_module_data(_score_and_scale(rules))
 
     def tokens(
         self,
@@ -97,25 +97,27 @@ class Heads(nnx.Module):
             check_kind(cache)
             if mask is None and self.mask.shows_later:
                 refuse_later(self.mask)
-        seen, score = self.mask if mask is None else as_mask(mask), self.rules.score
-        x, shown = tokens_of(x, seen, valid, self.o_proj.out_features, hide=cache is None)
+        visible, score = self.mask if mask is None else as_mask(mask), self.rules.score
+        x, shown = mask_padding(
+            x, visible, valid, self.o_proj.out_features, mask_keys=cache is None
+        )
         if valid is positions is self.rotary is self.index_rotary is None:
-            return Tokens(x, shown, score, None, Numbers())  # slots are what all numbers are
-        single = one_a_token(x, positions, self.rotary)
-        numbers = numbers_of(x, valid, single, cache=cache, readers=(seen, score))
-        order = numbers.order
+            return Tokens(x, shown, score, None, TokenIndices())  # slots are what all numbers are
+        single = one_per_token(x, positions, self.rotary)
+        indices = token_indices(x, valid, single, cache=cache, readers=(visible, score))
+        order = indices.order
         if cache is not None and positions is None and self.rotary is not None:
             order = jnp.maximum(cache.next_places(x.shape[-2], valid), 0)
-        at = rotary_input(x, valid, positions, order, seen, self.rotary, self.index_rotary)
-        return Tokens(x, numbers.mask(shown), numbers.score(score), at, numbers)
+        at = rotary_input(x, valid, positions, order, visible, self.rotary, self.index_rotary)
+        return Tokens(x, indices.mask(shown), indices.score(score), at, indices)
 
-    def turned(
+    def rotate(
         self, x: Float[Array, "*B T N H"], positions: RotaryPositions
     ) -> Float[Array, "*B T N H"]:
         """Heads, turned by their positions if the layer has a rotary."""
-        return x if self.rotary is None else rotated(self.rotary, x, positions)
+        return x if self.rotary is None else rotate_by(self.rotary, x, positions)
 
-    def how(self, deterministic: bool | None) -> dict[str, Any]:
+    def attend_kwargs(self, deterministic: bool | None) -> dict[str, Any]:
         """What `attend` is given beside the heads, the mask and the score."""
         return {
             "scale": self.rules.scale,
@@ -139,15 +141,15 @@ class Heads(nnx.Module):
         """The output projection of heads, normed if the layer norms them; zeros for no tokens."""
         o = o if self.o_norm is None else self.o_norm(o)
         y = self.o_proj(merge_heads(o))  # *B T D
-        return y if valid is None else zero_absent(y, valid)
+        return y if valid is None else zero_padding(y, valid)
 
 
 class Forward(Heads):
     """The steps of self attention by `attend`. A layer adds `project`."""
 
     stores_latent = False  # whether a cache keeps the keys alone, of which values are a part
-    # `attended(q, k, v, **how)` and `attended_cached(q, k, v, cache, **how)` of a layer whose
-    # attention is not one `attend`, or one `attend_cached`.
+    # A layer whose attention is not one call of `attend` defines `attended(q, k, v, **kwargs)`, and
+    # `attended_cached(q, k, v, cache, **kwargs)` in place of `attend_cached`.
     attended: Callable[..., Array] | None = None
     attended_cached: Callable[..., Any] | None = None
     # `narrowed(mask, x, positions, k, cache, valid)` of a layer that chooses among the keys.
@@ -167,20 +169,20 @@ class Forward(Heads):
     ) -> Any:
         """`o_proj(combine(attend(project(x))))`; arguments as of the call."""
         check_choice("empty", empty, *get_args(Empty))
-        x, seen, score, at, numbers = self.tokens(x, mask, valid, positions, cache)  # *B T D
+        x, visible, score, at, indices = self.tokens(x, mask, valid, positions, cache)  # *B T D
         q, k, v, combine = project(x, at, cache is not None)  # *B T N H, *B T K H
         if self.narrowed is not None:
-            seen = self.narrowed(seen, x, at, k, cache, valid)
-        how = {"mask": seen, "score": score, **self.how(deterministic)}
+            visible = self.narrowed(visible, x, at, k, cache, valid)
+        attend_kwargs = {"mask": visible, "score": score, **self.attend_kwargs(deterministic)}
         if cache is None:
-            o = (self.attended or attend)(q, k, v, empty=empty, **how)  # *B T N h
+            o = (self.attended or attend)(q, k, v, empty=empty, **attend_kwargs)  # *B T N h
         else:
             check_no_mean(empty)
             values = None if self.stores_latent else v
             stored: Any = cache  # either kind of cache
             over = self.attended_cached or attend_cached
-            o, cache = over(q, k, values, stored, valid=valid, **how)  # *B T N h
-            o = o if numbers.unknown is None else numbers.outputs(o)  # *B T N h
+            o, cache = over(q, k, values, stored, valid=valid, **attend_kwargs)  # *B T N h
+            o = o if indices.unknown is None else indices.outputs(o)  # *B T N h
         o = o if combine is None else combine(o, v)  # *B T N h
         y = self.output(o, valid)  # *B T D
         return y if cache is None else (y, cache)

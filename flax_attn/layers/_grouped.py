@@ -14,20 +14,20 @@ from ..masks import CAUSAL, Mask
 from ..rules import Rules
 from ._cached import AnyCache, CacheOptions, arithmetic_dtype, new_cache
 from ._common import split_heads
-from ._forward import Heads, Norm, Turn
-from ._house import House, HouseKeywords, house_signature, keywords_of
-from ._numbers import RotaryPositions
+from ._forward import Heads, NormFn, RotaryFn
+from ._init import LayerInit, LayerInitKeywords, keywords_of, layer_init_signature
+from ._token_indices import RotaryPositions
 
 
-class Grouped(HouseKeywords, total=False):
+class Grouped(LayerInitKeywords, total=False):
     """The keywords of `GroupedHeads`, for a layer that takes them too and hands them on.
 
     Such a layer writes `@grouped_signature def __init__(..., **grouped: Unpack[Grouped])`.
     """
 
-    rotary: Turn | None
-    q_norm: Norm | None
-    k_norm: Norm | None
+    rotary: RotaryFn | None
+    q_norm: NormFn | None
+    k_norm: NormFn | None
     norm_after_rotary: bool
     mask: Mask | Array
     rules: Rules
@@ -49,7 +49,7 @@ class GroupedHeads(Heads):
     k_proj: nnx.Linear
     v_proj: nnx.Linear
 
-    @house_signature
+    @layer_init_signature
     def __init__(
         self,
         in_features: int,
@@ -57,35 +57,35 @@ class GroupedHeads(Heads):
         num_kv_heads: int,
         head_dim: int,
         *,
-        rotary: Turn | None = None,
-        q_norm: Norm | None = None,
-        k_norm: Norm | None = None,
+        rotary: RotaryFn | None = None,
+        q_norm: NormFn | None = None,
+        k_norm: NormFn | None = None,
         norm_after_rotary: bool = False,
         mask: Mask | Array = CAUSAL,
         rules: Rules = Rules(),  # noqa: B008
         sinks: bool = False,
         qkv_bias: bool = False,
         out_bias: bool = False,
-        **more: Unpack[HouseKeywords],
+        **more: Unpack[LayerInitKeywords],
     ):
         self.refuse(k_norm, sinks)
         _check_sizes(in_features, num_heads, num_kv_heads, head_dim)
         _check_order(norm_after_rotary, rotary, q_norm, k_norm)
-        self.keep(rotary, mask, rules)
+        self.set_rules(rotary, mask, rules)
         self.head_dim, self.num_kv_heads = head_dim, num_kv_heads
         self.q_norm, self.k_norm, self.norm_after_rotary = q_norm, k_norm, norm_after_rotary
-        house = House(**more)
+        init = LayerInit(**more)
         q_width = self.query_parts * num_heads * head_dim
-        self.q_proj = house.linear(in_features, q_width, use_bias=qkv_bias)
+        self.q_proj = init.linear(in_features, q_width, use_bias=qkv_bias)
         for name in self.kv_projections:
             kv_width = num_kv_heads * head_dim
             biased = qkv_bias and (self.key_bias or name != "k_proj")
-            setattr(self, name, house.linear(in_features, kv_width, use_bias=biased))
-        self.o_proj = house.linear(num_heads * head_dim, in_features, use_bias=out_bias)
-        self.sinks = nnx.Param(jnp.zeros(num_heads, house.param_dtype)) if sinks else None
-        self.dropout = house.attention_dropout()
+            setattr(self, name, init.linear(in_features, kv_width, use_bias=biased))
+        self.o_proj = init.linear(num_heads * head_dim, in_features, use_bias=out_bias)
+        self.sinks = nnx.Param(jnp.zeros(num_heads, init.param_dtype)) if sinks else None
+        self.dropout = init.attention_dropout()
 
-    def refuse(self, k_norm: Norm | None, sinks: bool) -> None:
+    def refuse(self, k_norm: NormFn | None, sinks: bool) -> None:
         """Raises ValueError for what a layer cannot do with these; most can do with all."""
 
     def project(
@@ -93,7 +93,7 @@ class GroupedHeads(Heads):
     ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K H"], Any]:
         """Queries, keys and values, normed and turned where the layer has norms and a rotary."""
         q = split_heads(self.q_proj(x), self.head_dim)  # *B T N H
-        q = self.normed_and_turned(q, self.q_norm, positions)
+        q = self.norm_and_rotate(q, self.q_norm, positions)
         return q, *self.keys_and_values(x, positions), None
 
     def heads(
@@ -107,17 +107,17 @@ class GroupedHeads(Heads):
     ) -> tuple[Float[Array, "*B T K H"], Float[Array, "*B T K H"]]:
         """Keys, normed and turned, and values."""
         k = split_heads(self.k_proj(x), self.head_dim)  # *B T K H
-        k = self.normed_and_turned(k, self.k_norm, positions)
+        k = self.norm_and_rotate(k, self.k_norm, positions)
         v = split_heads(self.v_proj(x), self.head_dim)  # *B T K H
         return k, v if self.clip_qkv is None else self.clipped(v, self.clip_qkv)
 
-    def normed_and_turned(
-        self, x: Float[Array, "*B T N H"], norm: Norm | None, positions: RotaryPositions
+    def norm_and_rotate(
+        self, x: Float[Array, "*B T N H"], norm: NormFn | None, positions: RotaryPositions
     ) -> Float[Array, "*B T N H"]:
         """Heads, normed and turned by their positions, in the layer's order."""
         x = x if norm is None or self.norm_after_rotary else norm(x)
         x = x if self.clip_qkv is None else self.clipped(x, self.clip_qkv)
-        x = x if self.rotary is positions is None else self.turned(x, positions)
+        x = x if self.rotary is positions is None else self.rotate(x, positions)
         return norm(x) if norm is not None and self.norm_after_rotary else x
 
     def clipped(self, x: Float[Array, "*B T N H"], most: float) -> Float[Array, "*B T N H"]:
@@ -158,7 +158,7 @@ def _check_sizes(in_features: int, num_heads: int, num_kv_heads: int, head_dim: 
     check_divides("num_kv_heads", num_kv_heads, "num_heads", num_heads)
 
 
-def _check_order(after: bool, rotary: Turn | None, *norms: Norm | None) -> None:
+def _check_order(after: bool, rotary: RotaryFn | None, *norms: NormFn | None) -> None:
     if after and (rotary is None or all(norm is None for norm in norms)):
         raise ValueError(
             "norm_after_rotary=True says which of a norm and a rotary comes first; hand in rotary= "

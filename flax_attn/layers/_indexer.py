@@ -10,13 +10,13 @@ from flax import nnx
 from jax.core import min_dim
 from jaxtyping import Array, Bool, Float, Int
 
-from .._internal.arrays import mapped
+from .._internal.arrays import vmap_leading
 from .._internal.types import wide
 from ..norms import LayerNorm
-from ..sharding.rows import may_be_cut
+from ..sharding.rows import may_be_sharded
 from ._common import split_heads
-from ._forward import Turn
-from ._numbers import RotaryPositions, rotated
+from ._forward import RotaryFn
+from ._token_indices import RotaryPositions, rotate_by
 
 
 class Indexer(nnx.Module):
@@ -38,7 +38,7 @@ class Indexer(nnx.Module):
         top_k: int,
         param_dtype: Any,
     ):
-        (latent, width), (heads, dim, self.turned_dim) = widths, sizes
+        (latent, width), (heads, dim, self.rotary_dim) = widths, sizes
         self.heads, self.dim, self.top_k = heads, dim, top_k
         self.wq_b = linear(latent, heads * dim, use_bias=False)
         self.wk = linear(width, dim, use_bias=False)
@@ -51,45 +51,49 @@ class Indexer(nnx.Module):
         latent: Float[Array, "*B T R"],
         k: Float[Array, "*B S H"],
         may: Bool[Array, "*B T S"],
-        turn: Turn | None,
+        rotary: RotaryFn | None,
         positions: RotaryPositions,
     ) -> Bool[Array, "*B T S"]:
         """True for the keys that are chosen among those that a query may look at."""
-        q = self._placed(split_heads(self.wq_b(latent), self.dim), turn, positions)  # *B T I H
+        q = self._rotate_first(
+            split_heads(self.wq_b(latent), self.dim), rotary, positions
+        )  # *B T I H
         q, k = (y.astype(wide(y.dtype)) for y in (q, k))
         scores = jnp.einsum("...tih,...sh->...its", q, k) * self.dim**-0.5
         weights = self.weights_proj(x).astype(scores.dtype) * self.heads**-0.5  # *B T I
         scores = jnp.einsum("...ti,...its->...ts", weights, nnx.relu(scores))  # *B T S
         scores = jnp.where(may, jax.lax.stop_gradient(scores), -jnp.inf)
-        best = _highest(scores, min_dim(self.top_k, k.shape[-2]))  # *B T I
+        best = _top_keys(scores, min_dim(self.top_k, k.shape[-2]))  # *B T I
         # An index beside sharded axes has to be mapped over them.
-        chosen = mapped(partial(_marked, length=k.shape[-2]), best.ndim - 1)
+        chosen = vmap_leading(partial(_scatter_true, length=k.shape[-2]), best.ndim - 1)
         return chosen(best) & may
 
     def keys(
-        self, x: Float[Array, "*B T D"], turn: Turn | None, positions: RotaryPositions
+        self, x: Float[Array, "*B T D"], rotary: RotaryFn | None, positions: RotaryPositions
     ) -> Float[Array, "*B T H"]:
         """One key a token."""
-        return self._placed(self.k_norm(self.wk(x)[..., None, :]), turn, positions)[..., 0, :]
+        return self._rotate_first(self.k_norm(self.wk(x)[..., None, :]), rotary, positions)[
+            ..., 0, :
+        ]
 
-    def _placed(self, x: Array, turn: Turn | None, positions: RotaryPositions) -> Array:
+    def _rotate_first(self, x: Array, rotary: RotaryFn | None, positions: RotaryPositions) -> Array:
         """Heads, of which the first components are turned."""
-        if turn is None:
+        if rotary is None:
             return x
-        first, rest = jnp.split(x, [self.turned_dim], axis=-1)
-        return jnp.concatenate([rotated(turn, first, positions), rest], axis=-1)
+        first, rest = jnp.split(x, [self.rotary_dim], axis=-1)
+        return jnp.concatenate([rotate_by(rotary, first, positions), rest], axis=-1)
 
 
-def _highest(scores: Float[Array, "*B T S"], count: int) -> Int[Array, "*B T I"]:
+def _top_keys(scores: Float[Array, "*B T S"], count: int) -> Int[Array, "*B T I"]:
     """The keys of the highest scores of each query, of equals the first.
 
     XLA gathers all rows for a `top_k`, so where they may be cut it sorts.
     """
-    if not may_be_cut(scores):
+    if not may_be_sharded(scores):
         return jax.lax.top_k(scores, count)[1]
     return jnp.argsort(scores, axis=-1, stable=True, descending=True)[..., :count]
 
 
-def _marked(best: Int[Array, " I"], length: int) -> Bool[Array, " S"]:
+def _scatter_true(best: Int[Array, " I"], length: int) -> Bool[Array, " S"]:
     """True at these indices."""
     return jnp.zeros(length, bool).at[best].set(True)

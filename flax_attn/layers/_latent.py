@@ -16,16 +16,16 @@ from ..masks import CAUSAL, Mask
 from ..norms import RMSNorm
 from ..rules import Rules
 from ._common import split_heads
-from ._forward import Heads, Turn
-from ._house import House, HouseKeywords, house_signature, keywords_of
-from ._numbers import RotaryPositions
+from ._forward import Heads, RotaryFn
+from ._init import LayerInit, LayerInitKeywords, keywords_of, layer_init_signature
+from ._token_indices import RotaryPositions
 
 
-class Latent(HouseKeywords, total=False):
+class Latent(LayerInitKeywords, total=False):
     """The keywords of `LatentHeads`, for a layer that takes them too and hands them on."""
 
     q_rank: int | None
-    rotary: Turn | None
+    rotary: RotaryFn | None
     mask: Mask | Array
     rules: Rules
     absorbed: bool
@@ -41,7 +41,7 @@ class LatentHeads(Heads):
 
     stores_latent = True  # a cache keeps the latents alone, in the absorbed form
 
-    @house_signature
+    @layer_init_signature
     def __init__(
         self,
         in_features: int,
@@ -52,30 +52,30 @@ class LatentHeads(Heads):
         value_dim: int,
         *,
         q_rank: int | None = None,
-        rotary: Turn | None = None,
+        rotary: RotaryFn | None = None,
         mask: Mask | Array = CAUSAL,
         rules: Rules = Rules(),  # noqa: B008
         absorbed: bool = False,
         qkv_bias: bool = False,
         out_bias: bool = False,
-        **more: Unpack[HouseKeywords],
+        **more: Unpack[LayerInitKeywords],
     ):
         _check_sizes(in_features, num_heads, kv_rank, nope_dim, rotary_dim, value_dim, q_rank)
-        self.keep(rotary, mask, rules)
+        self.set_rules(rotary, mask, rules)
         self.nope_dim, self.rotary_dim, self.absorbed = nope_dim, rotary_dim, absorbed
-        house = House(**more)
-        norm = partial(RMSNorm, eps=1e-6, cast="before", param_dtype=house.param_dtype)
+        init = LayerInit(**more)
+        norm = partial(RMSNorm, eps=1e-6, cast="before", param_dtype=init.param_dtype)
         self.low_rank_queries, q_width = q_rank is not None, num_heads * (nope_dim + rotary_dim)
         if q_rank is None:
-            self.q_proj = house.linear(in_features, q_width, use_bias=False)
+            self.q_proj = init.linear(in_features, q_width, use_bias=False)
         else:
-            self.q_a_proj = house.linear(in_features, q_rank, use_bias=qkv_bias)
-            self.q_a_layernorm, self.q_b_proj = norm(q_rank), house.linear(q_rank, q_width, False)
-        self.kv_a_proj_with_mqa = house.linear(in_features, kv_rank + rotary_dim, use_bias=qkv_bias)
+            self.q_a_proj = init.linear(in_features, q_rank, use_bias=qkv_bias)
+            self.q_a_layernorm, self.q_b_proj = norm(q_rank), init.linear(q_rank, q_width, False)
+        self.kv_a_proj_with_mqa = init.linear(in_features, kv_rank + rotary_dim, use_bias=qkv_bias)
         self.kv_a_layernorm = norm(kv_rank)
-        self.kv_b_proj = house.linear(kv_rank, num_heads * (nope_dim + value_dim), use_bias=False)
-        self.o_proj = house.linear(num_heads * value_dim, in_features, use_bias=out_bias)
-        self.dropout = house.attention_dropout()
+        self.kv_b_proj = init.linear(kv_rank, num_heads * (nope_dim + value_dim), use_bias=False)
+        self.o_proj = init.linear(num_heads * value_dim, in_features, use_bias=out_bias)
+        self.dropout = init.attention_dropout()
 
     def project(
         self, x: Float[Array, "*B T D"], positions: RotaryPositions, cached: bool = False
@@ -101,7 +101,7 @@ class LatentHeads(Heads):
         project = self.q_b_proj if self.low_rank_queries else self.q_proj
         q = split_heads(project(latent), self.nope_dim + self.rotary_dim)  # *B T N (M P)
         plain, rest = jnp.split(q, [self.nope_dim], axis=-1)
-        return plain, self.turned(rest, positions)
+        return plain, self.rotate(rest, positions)
 
     def kv_latent(
         self, x: Float[Array, "*B T D"], positions: RotaryPositions
@@ -109,7 +109,7 @@ class LatentHeads(Heads):
         """The normed latent, and the key that all heads share, turned."""
         both = self.kv_a_proj_with_mqa(x)  # *B T (L P)
         latent, shared = jnp.split(both, [both.shape[-1] - self.rotary_dim], axis=-1)
-        return self.kv_a_layernorm(latent), self.turned(shared[..., None, :], positions)
+        return self.kv_a_layernorm(latent), self.rotate(shared[..., None, :], positions)
 
     def heads(
         self,
@@ -120,17 +120,17 @@ class LatentHeads(Heads):
         """Queries, keys and values for `attend`, in either form."""
         if absorbed:
             return self._absorbed(*q, *kv)
-        (plain, turned), (latent, shared) = q, kv
+        (plain, rotate), (latent, shared) = q, kv
         width = self.kv_b_proj.out_features // plain.shape[-2]
         both = split_heads(self.kv_b_proj(latent), width)  # *B T N (M + h)
         k, v = jnp.split(both, [self.nope_dim], axis=-1)
-        shared = jnp.broadcast_to(shared, turned.shape)  # *B T N P
-        return _joined(plain, turned), _joined(k, shared), v
+        shared = jnp.broadcast_to(shared, rotate.shape)  # *B T N P
+        return _concat_parts(plain, rotate), _concat_parts(k, shared), v
 
     def _absorbed(
         self,
         plain: Float[Array, "*B T N M"],
-        turned: Float[Array, "*B T N P"],
+        rotate: Float[Array, "*B T N P"],
         latent: Float[Array, "*B T L"],
         shared: Float[Array, "*B T 1 P"],
     ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T 1 H"], Float[Array, "*B T 1 L"]]:
@@ -138,7 +138,7 @@ class LatentHeads(Heads):
         plain, to_key = self._with_kernel(plain, slice(0, self.nope_dim))
         inner = jnp.einsum("...nm,lnm->...nl", plain, to_key)  # *B T N L
         latent = latent[..., None, :]  # *B T 1 L
-        return _joined(inner, turned), _joined(latent, shared), latent
+        return _concat_parts(inner, rotate), _concat_parts(latent, shared), latent
 
     def _with_kernel(
         self, x: Float[Array, "*B T N X"], part: slice
@@ -147,11 +147,11 @@ class LatentHeads(Heads):
         x, kernel = promote_dtype((x, self.kv_b_proj.kernel[...]), dtype=self.kv_b_proj.dtype)
         return x, kernel.reshape(kernel.shape[0], x.shape[-2], -1)[..., part]
 
-    def how(self, deterministic: bool | None) -> dict[str, Any]:
+    def attend_kwargs(self, deterministic: bool | None) -> dict[str, Any]:
         """What `attend` is given beside the heads and the mask."""
         scale = (self.nope_dim + self.rotary_dim) ** -0.5  # in both forms
         scale = scale if self.rules.scale is None else self.rules.scale
-        return {**super().how(deterministic), "scale": scale}
+        return {**super().attend_kwargs(deterministic), "scale": scale}
 
     def from_latent(self, o: Float[Array, "*B T N L"], absorbed: bool) -> Float[Array, "*B T N h"]:
         """What the heads read; in the absorbed form they read latents: `sum a (W c) = W sum a c`.
@@ -169,12 +169,12 @@ latent_signature = keywords_of(LatentHeads)
 
 
 def _check_sizes(
-    in_features: int, num_heads: int, kv_rank: int, nope: int, turned: int, value: int, q_rank: Any
+    in_features: int, num_heads: int, kv_rank: int, nope: int, rotate: int, value: int, q_rank: Any
 ) -> None:
     check_positive(in_features=in_features, num_heads=num_heads, kv_rank=kv_rank)
-    check_positive(nope_dim=nope, rotary_dim=turned, value_dim=value)
+    check_positive(nope_dim=nope, rotary_dim=rotate, value_dim=value)
     check_positive(q_rank=1 if q_rank is None else q_rank)
 
 
-def _joined(plain: Array, turned: Array) -> Array:
-    return jnp.concatenate([plain, turned], axis=-1)
+def _concat_parts(plain: Array, rotate: Array) -> Array:
+    return jnp.concatenate([plain, rotate], axis=-1)

@@ -24,9 +24,9 @@ from ..masks.algebra import parts_of
 from ..recurrence import causal_convolution
 from ._cached import arithmetic_dtype
 from ._common import check_tokens
-from ._house import House
-from ._numbers import check_positions, segment_ids
-from ._sources import zero_absent
+from ._init import LayerInit
+from ._inputs import zero_padding
+from ._token_indices import check_positions, segment_ids
 
 
 class RecurrentCall(TypedDict, total=False):
@@ -46,7 +46,7 @@ class Tokens(NamedTuple):
     valid: Bool[Array, "*#B T"] | None
     cache: State | None
 
-    def how(self) -> dict[str, Any]:
+    def kwargs(self) -> dict[str, Any]:
         """What a recurrence is given beside its numbers."""
         state = None if self.cache is None else self.cache.recurrent
         return {"segments": self.segments, "valid": self.valid, "state": state}
@@ -109,17 +109,17 @@ class Recurrent(nnx.Module):
         check_positions(positions)
         segments = _segments_of(mask, segments, x, valid)
         last: nnx.Linear = getattr(self, self.last)
-        x = entered(x, last.out_features, valid, cache)
+        x = check_and_mask(x, last.out_features, valid, cache)
         start, documents = cache, None
         if cache is not None and segments is not None:
-            documents = cache.joined(x, segments, valid)
+            documents = cache.join_documents(x, segments, valid)
             start = cache.reset(documents.is_other)
-        y, far, near = self.recur(x, Tokens(segments, valid, start))  # *B T E
-        y = zero_absent(last(y), valid)  # *B T D
+        y, recurrent_state, conv_state = self.recur(x, Tokens(segments, valid, start))  # *B T E
+        y = zero_padding(last(y), valid)  # *B T D
         if cache is None:
             return y
         count = check_tokens("valid", valid, y).sum(axis=-1, dtype=jnp.int32)
-        return y, cache.then(far, near, count, documents)
+        return y, cache.advance(recurrent_state, conv_state, count, documents)
 
     def recur(self, x: Float[Array, "*B T D"], tokens: Tokens) -> Recurred:
         """What the last projection is given, and the states of recurrence and convolution."""
@@ -140,8 +140,8 @@ class Recurrent(nnx.Module):
         """The `State` before the first token; arguments as of a cache of attention."""
         recurrent, convolution = self.state_shapes()
         dtype = dtype or arithmetic_dtype(getattr(self, self.last))
-        how = {"recurrent": recurrent, "convolution": convolution}
-        return empty_state(batch, length, layers, dtype, **how)
+        state_kwargs = {"recurrent": recurrent, "convolution": convolution}
+        return empty_state(batch, length, layers, dtype, **state_kwargs)
 
 
 def _segments_of(mask: Any, segments: Any, x: Any, valid: Any) -> Any:
@@ -170,7 +170,7 @@ def state_of(conv: nnx.Conv) -> tuple[int, int]:
     return conv.kernel.shape[0] - 1, conv.out_features
 
 
-def entered(
+def check_and_mask(
     x: Float[Array, "*B T D"], width: int, valid: Bool[Array, "*#B T"] | None, cache: State | None
 ) -> Float[Array, "*B T D"]:
     """x, with zeros for the tokens that are not there.
@@ -179,7 +179,7 @@ def entered(
       TypeError: if x is not floating, valid not boolean, or the cache no State.
       ValueError: if their shapes do not fit.
 
-    >>> entered(jnp.ones((2, 1)), 1, jnp.asarray([True, False]), None).tolist()
+    >>> check_and_mask(jnp.ones((2, 1)), 1, jnp.asarray([True, False]), None).tolist()
     [[1.0], [0.0]]
     """
     x = check_input("x", x, width)
@@ -193,16 +193,16 @@ def entered(
             f"The cache has rows {cache.length.shape}, and x has {x.shape[:-2]}; make it with "
             f"init_cache({x.shape[:-2]}, length)."
         )
-    return zero_absent(x, valid)
+    return zero_padding(x, valid)
 
 
-def short_convolution(features: int, size: int, use_bias: bool, house: House) -> nnx.Conv:
+def short_convolution(features: int, size: int, use_bias: bool, init: LayerInit) -> nnx.Conv:
     """The weights of a causal convolution of each component, which start as torch's do.
 
     They are read by `Tokens.convolved`; the module itself is not called.
     """
-    how = {"padding": "CAUSAL", "feature_group_count": features, "use_bias": use_bias}
-    return nnx.Conv(features, features, (size,), **how, **house.torch_start(size))
+    conv_kwargs = {"padding": "CAUSAL", "feature_group_count": features, "use_bias": use_bias}
+    return nnx.Conv(features, features, (size,), **conv_kwargs, **init.torch_initializers(size))
 
 
 def empty_state(
@@ -231,24 +231,26 @@ def empty_state(
     """
     check_positive(length=length)
     rows = batch_axes(batch, layers)
-    far = None if recurrent is None else jnp.zeros((*rows, *recurrent), wide(dtype))
-    near = None if convolution is None else jnp.zeros((*rows, *convolution), dtype)
+    recurrent_state = None if recurrent is None else jnp.zeros((*rows, *recurrent), wide(dtype))
+    conv_state = None if convolution is None else jnp.zeros((*rows, *convolution), dtype)
     none = jnp.zeros(rows, jnp.int32)
-    return State(far, near, length=none, segment=none, has_segment=jnp.zeros(rows, bool))
+    return State(
+        recurrent_state, conv_state, length=none, segment=none, has_segment=jnp.zeros(rows, bool)
+    )
 
 
-def decay_parameters(heads: int, biases: int, house: House) -> tuple[nnx.Param, nnx.Param]:
+def decay_parameters(heads: int, biases: int, init: LayerInit) -> tuple[nnx.Param, nnx.Param]:
     """`A_log` of each head and `dt_bias`, as Mamba starts: A from 1 to 16, steps 0.001 to 0.1.
 
     Source: Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023.
 
-    >>> A_log, dt_bias = decay_parameters(3, 3, House(rngs=nnx.Rngs(0)))
+    >>> A_log, dt_bias = decay_parameters(3, 3, LayerInit(rngs=nnx.Rngs(0)))
     >>> bool((A_log[...] >= 0).all()), dt_bias.shape
     (True, (3,))
     """
-    a = jax.random.uniform(house.rngs.params(), (heads,), house.param_dtype, 1.0, 16.0)
+    a = jax.random.uniform(init.rngs.params(), (heads,), init.param_dtype, 1.0, 16.0)
     low, high = np.log(1e-3), np.log(1e-1)
-    steps = jax.random.uniform(house.rngs.params(), (biases,), house.param_dtype, low, high)
+    steps = jax.random.uniform(init.rngs.params(), (biases,), init.param_dtype, low, high)
     dt = jnp.exp(steps)
     return nnx.Param(jnp.log(a)), nnx.Param(dt + jnp.log(-jnp.expm1(-dt)))
 

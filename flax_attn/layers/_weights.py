@@ -6,8 +6,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..masks import Dense, Mask, as_mask
 from ._common import check_tokens
-from ._grouped import GroupedHeads, Norm
-from ._numbers import documents_of
+from ._grouped import GroupedHeads, NormFn
+from ._token_indices import documents_of
 
 
 class WeightsAttention(GroupedHeads):
@@ -15,7 +15,7 @@ class WeightsAttention(GroupedHeads):
 
     reads_documents = False  # whether `read` is told which tokens are real, and their documents
 
-    def refuse(self, k_norm: Norm | None, sinks: bool) -> None:
+    def refuse(self, k_norm: NormFn | None, sinks: bool) -> None:
         """Raises ValueError for sinks."""
         if sinks:
             raise ValueError(
@@ -33,21 +33,23 @@ class WeightsAttention(GroupedHeads):
         deterministic: bool | None = None,
     ) -> Float[Array, "*B T D"]:
         """Attention of x over itself; arguments as of `GroupedQueryAttention`."""
-        x, seen, score, at, _ = self.tokens(x, mask, valid, positions)  # *B T D
+        x, visible, score, at, _ = self.tokens(x, mask, valid, positions)  # *B T D
         if valid is not None:  # a query that is padding may not change the weights of another
-            seen = seen & Dense(check_tokens("valid", valid, x)[..., None, :, None])
-        how = {"mask": seen, "score": score, **self.how(deterministic)}
-        del how["sinks"]
+            visible = visible & Dense(check_tokens("valid", valid, x)[..., None, :, None])
+        attend_kwargs = {"mask": visible, "score": score, **self.attend_kwargs(deterministic)}
+        del attend_kwargs["sinks"]
         if self.reads_documents:
-            how["documents"] = documents_of(x, valid, self.mask if mask is None else as_mask(mask))
-        return self.output(self.read(*self.heads(x, at), **how), valid)  # *B T D
+            attend_kwargs["documents"] = documents_of(
+                x, valid, self.mask if mask is None else as_mask(mask)
+            )
+        return self.output(self.read(*self.heads(x, at), **attend_kwargs), valid)  # *B T D
 
     def read(
         self,
         q: Float[Array, "*B T N H"],
         k: Float[Array, "*B T K H"],
         v: Float[Array, "*B T K H"],
-        **how: Any,
+        **attend_kwargs: Any,
     ) -> Float[Array, "*B T N H"]:
-        """What the heads read; `how` is what `attend_by_weights` is given beside them."""
+        """What the heads read; `attend_kwargs` is what `attend_by_weights` is given beside them."""
         raise NotImplementedError

@@ -10,8 +10,8 @@ from .._internal.checks import check_divides, check_positive
 from ..attend import attend
 from ..masks import FULL
 from ._common import merge_heads, split_heads
-from ._house import House, HouseKeywords, house_signature
-from ._sources import tokens
+from ._init import LayerInit, LayerInitKeywords, layer_init_signature
+from ._inputs import tokens
 
 
 class AttentionPool(nnx.Module):
@@ -51,7 +51,7 @@ class AttentionPool(nnx.Module):
     (3, 1, 6)
     """
 
-    @house_signature
+    @layer_init_signature
     def __init__(
         self,
         dim: int,
@@ -59,17 +59,17 @@ class AttentionPool(nnx.Module):
         queries: int,
         *,
         bias: bool = True,
-        **more: Unpack[HouseKeywords],
+        **more: Unpack[LayerInitKeywords],
     ):
         check_positive(dim=dim, num_heads=num_heads, queries=queries)
         self.head_dim = check_divides("num_heads", num_heads, "dim", dim)
-        house = House(**more)
-        self.q_proj = house.linear(dim, dim, use_bias=bias)
-        self.k_proj = house.linear(dim, dim, use_bias=bias)
-        self.v_proj = house.linear(dim, dim, use_bias=bias)
-        self.out_proj = house.linear(dim, dim, use_bias=bias)
-        self.probe = house.param((queries, dim), nnx.initializers.normal(1.0))
-        self.dropout = house.attention_dropout()
+        init = LayerInit(**more)
+        self.q_proj = init.linear(dim, dim, use_bias=bias)
+        self.k_proj = init.linear(dim, dim, use_bias=bias)
+        self.v_proj = init.linear(dim, dim, use_bias=bias)
+        self.out_proj = init.linear(dim, dim, use_bias=bias)
+        self.probe = init.param((queries, dim), nnx.initializers.normal(1.0))
+        self.dropout = init.attention_dropout()
 
     def __call__(
         self,
@@ -86,11 +86,11 @@ class AttentionPool(nnx.Module):
           deterministic: overrides `train()` and `eval()`.
         """
         width = self.k_proj.in_features
-        x, _, seen, _ = tokens(x, None, FULL, None, valid, (width, width))
+        x, _, visible, _ = tokens(x, None, FULL, None, valid, (width, width))
         probe = self.probe[...].astype(x.dtype)  # Q D
         probe = for_each_row(probe, x)  # *B Q D
         q = split_heads(self.q_proj(probe), self.head_dim)  # *B Q N H
         k = split_heads(self.k_proj(x), self.head_dim)  # *B S N H
         v = split_heads(self.v_proj(x), self.head_dim)  # *B S N H
         drop = None if self.dropout is None else self.dropout(deterministic)
-        return self.out_proj(merge_heads(attend(q, k, v, mask=seen, dropout=drop)))  # *B Q D
+        return self.out_proj(merge_heads(attend(q, k, v, mask=visible, dropout=drop)))  # *B Q D

@@ -10,8 +10,8 @@ from .._internal.checks import check_divides, check_input, check_positive
 from ..attend import attend
 from ..masks import FULL, Dense
 from ._common import check_tokens, merge_heads, split_heads
-from ._house import House, HouseKeywords, house_signature
-from ._sources import zero_absent
+from ._init import LayerInit, LayerInitKeywords, layer_init_signature
+from ._inputs import zero_padding
 
 
 class AxialAttention(nnx.Module):
@@ -46,7 +46,7 @@ class AxialAttention(nnx.Module):
     (3, 4, 5, 6)
     """
 
-    @house_signature
+    @layer_init_signature
     def __init__(
         self,
         dim: int,
@@ -55,18 +55,18 @@ class AxialAttention(nnx.Module):
         *,
         summed: bool = True,
         head_dim: int | None = None,
-        **more: Unpack[HouseKeywords],
+        **more: Unpack[LayerInitKeywords],
     ):
         check_positive(dim=dim, num_heads=num_heads, axes=axes)
         part = check_divides("num_heads", num_heads, "dim", dim)
         self.head_dim = part if head_dim is None else head_dim
         check_positive(head_dim=self.head_dim)
         self.axes, self.summed, width = axes, summed, num_heads * self.head_dim
-        house = House(**more)
-        self.to_q = nnx.List([house.linear(dim, width, use_bias=False) for _ in range(axes)])
-        self.to_kv = nnx.List([house.linear(dim, 2 * width, use_bias=False) for _ in range(axes)])
-        self.to_out = nnx.List([house.linear(width, dim) for _ in range(axes)])
-        self.dropout = house.attention_dropout()
+        init = LayerInit(**more)
+        self.to_q = nnx.List([init.linear(dim, width, use_bias=False) for _ in range(axes)])
+        self.to_kv = nnx.List([init.linear(dim, 2 * width, use_bias=False) for _ in range(axes)])
+        self.to_out = nnx.List([init.linear(width, dim) for _ in range(axes)])
+        self.dropout = init.attention_dropout()
 
     def __call__(
         self,
@@ -87,11 +87,11 @@ class AxialAttention(nnx.Module):
         is_valid = None if valid is None else check_tokens("valid", valid, x)
         total = 0 * x
         for i in range(self.axes):
-            x = zero_absent(x, is_valid)
+            x = zero_padding(x, is_valid)
             made = self._along(i, x, is_valid, deterministic)
             total = total + made
             x = x if self.summed else made
-        return zero_absent(total if self.summed else x, is_valid)
+        return zero_padding(total if self.summed else x, is_valid)
 
     def _along(self, i: int, x: Array, is_valid: Array | None, deterministic: bool | None) -> Array:
         """Attention along axis i, of lines that are moved to the last axis but one."""
@@ -99,11 +99,11 @@ class AxialAttention(nnx.Module):
         lines = jnp.moveaxis(x, axis, -2)  # ... T C
         q, (k, v) = self.to_q[i](lines), jnp.split(self.to_kv[i](lines), 2, axis=-1)
         q, k, v = (split_heads(y, self.head_dim) for y in (q, k, v))  # ... T N H
-        seen = FULL
+        visible = FULL
         if is_valid is not None:
-            seen = Dense(jnp.moveaxis(is_valid, axis + 1, -1)[..., None, None, :])
+            visible = Dense(jnp.moveaxis(is_valid, axis + 1, -1)[..., None, None, :])
         drop = None if self.dropout is None else self.dropout(deterministic)
-        o = attend(q, k, v, mask=seen, dropout=drop)  # ... T N H
+        o = attend(q, k, v, mask=visible, dropout=drop)  # ... T N H
         return jnp.moveaxis(self.to_out[i](merge_heads(o)), -2, axis)
 
 

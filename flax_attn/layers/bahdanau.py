@@ -8,8 +8,8 @@ from jaxtyping import Array, Float
 
 from .._internal.checks import check_input, check_positive
 from ..masks import FULL, Mask
-from ._common import pool, visible, zero_unseen_states
-from ._house import Start, StartKeywords, start_signature
+from ._common import pool, visible_states, zero_masked_states
+from ._init import InitKeywords, InitWithoutDropout, init_signature
 
 
 class BahdanauAttention(nnx.Module):
@@ -43,16 +43,16 @@ class BahdanauAttention(nnx.Module):
     (2, 3, 6)
     """
 
-    @start_signature
+    @init_signature
     def __init__(
         self,
         d_encoder: int,
         d_decoder: int,
         units: int,
-        **more: Unpack[StartKeywords],
+        **more: Unpack[InitKeywords],
     ):
         check_positive(d_encoder=d_encoder, d_decoder=d_decoder, units=units)
-        linear = Start(**more).linear
+        linear = InitWithoutDropout(**more).linear
         self.W1 = linear(d_encoder, units, use_bias=False)
         self.W2 = linear(d_decoder, units, use_bias=False)
         self.v = linear(units, 1, use_bias=False)
@@ -71,8 +71,8 @@ class BahdanauAttention(nnx.Module):
         """
         h = check_input("h", h, self.W1.in_features)
         s = check_input("s", s, self.W2.in_features)
-        seen = visible(mask, h, s)  # *B T S
-        h, s = zero_unseen_states(h, s, seen)
+        visible = visible_states(mask, h, s)  # *B T S
+        h, s = zero_masked_states(h, s, visible)
         sums = self.W1(h)[..., None, :, :] + self.W2(s)[..., :, None, :]  # *B T S units
         logits = self.v(jnp.tanh(sums))[..., 0]  # *B T S
-        return pool(logits, h, seen)
+        return pool(logits, h, visible)

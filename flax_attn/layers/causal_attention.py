@@ -14,7 +14,7 @@ from ..reference import softmax
 from ..taps import tap
 from ._cached import AnyCache, C, CacheOptions, arithmetic_dtype, check_eval, new_cache
 from ._common import merge_heads, split_heads
-from ._house import Start, StartKeywords, start_signature
+from ._init import InitKeywords, InitWithoutDropout, init_signature
 
 
 class CausalAttention(nnx.Module):
@@ -42,7 +42,7 @@ class CausalAttention(nnx.Module):
     (5, 2)
     """
 
-    @start_signature
+    @init_signature
     def __init__(
         self,
         d_in: int,
@@ -52,18 +52,18 @@ class CausalAttention(nnx.Module):
         qkv_bias: bool = False,
         *,
         context_dropout: float = 0.0,
-        **more: Unpack[StartKeywords],
+        **more: Unpack[InitKeywords],
     ):
         check_positive(d_in=d_in, d_out=d_out, context_length=context_length)
         self.d_out = d_out
         self.context_length = context_length
-        house = Start(**more)
-        self.W_query = house.linear(d_in, d_out, use_bias=qkv_bias)
-        self.W_key = house.linear(d_in, d_out, use_bias=qkv_bias)
-        self.W_value = house.linear(d_in, d_out, use_bias=qkv_bias)
-        self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=house.rngs)
+        init = InitWithoutDropout(**more)
+        self.W_query = init.linear(d_in, d_out, use_bias=qkv_bias)
+        self.W_key = init.linear(d_in, d_out, use_bias=qkv_bias)
+        self.W_value = init.linear(d_in, d_out, use_bias=qkv_bias)
+        self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=init.rngs)
         context_dropout = check_rate("context_dropout", context_dropout)
-        self.context_dropout = LayerDropout(context_dropout, rngs=house.rngs)
+        self.context_dropout = LayerDropout(context_dropout, rngs=init.rngs)
 
     @overload
     def __call__(

@@ -10,7 +10,7 @@ from .._internal.checks import check_context, check_input, check_positive, check
 from ..dropout import LayerDropout
 from ..reference import softmax
 from ..taps import tap
-from ._house import Start, StartKeywords, start_signature
+from ._init import InitKeywords, InitWithoutDropout, init_signature
 
 
 class CausalRenormalisedAttention(nnx.Module):
@@ -37,7 +37,7 @@ class CausalRenormalisedAttention(nnx.Module):
     (5, 2)
     """
 
-    @start_signature
+    @init_signature
     def __init__(
         self,
         d_in: int,
@@ -45,16 +45,16 @@ class CausalRenormalisedAttention(nnx.Module):
         context_length: int,
         dropout: float = 0.0,
         qkv_bias: bool = False,
-        **more: Unpack[StartKeywords],
+        **more: Unpack[InitKeywords],
     ):
         check_positive(d_in=d_in, d_out=d_out, context_length=context_length)
         self.d_out = d_out
         self.context_length = context_length
-        house = Start(**more)
-        self.W_query = house.linear(d_in, d_out, use_bias=qkv_bias)
-        self.W_key = house.linear(d_in, d_out, use_bias=qkv_bias)
-        self.W_value = house.linear(d_in, d_out, use_bias=qkv_bias)
-        self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=house.rngs)
+        init = InitWithoutDropout(**more)
+        self.W_query = init.linear(d_in, d_out, use_bias=qkv_bias)
+        self.W_key = init.linear(d_in, d_out, use_bias=qkv_bias)
+        self.W_value = init.linear(d_in, d_out, use_bias=qkv_bias)
+        self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=init.rngs)
 
     def __call__(
         self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None

@@ -8,9 +8,9 @@ from jaxtyping import Array, Bool, Float, Int
 from .._internal.checks import check_divides, check_positive
 from ..attend import attend
 from ..masks import FULL, Mask, as_mask
-from ._common import as_attribute, merge_heads, split_heads
-from ._house import House, HouseKeywords, house_signature
-from ._sources import tokens, zero_absent
+from ._common import as_module_data, merge_heads, split_heads
+from ._init import LayerInit, LayerInitKeywords, layer_init_signature
+from ._inputs import tokens, zero_padding
 
 
 class ClassAttention(nnx.Module):
@@ -44,7 +44,7 @@ class ClassAttention(nnx.Module):
     (2, 1, 12)
     """
 
-    @house_signature
+    @layer_init_signature
     def __init__(
         self,
         dim: int,
@@ -52,17 +52,17 @@ class ClassAttention(nnx.Module):
         *,
         qkv_bias: bool = False,
         mask: Mask | Array = FULL,
-        **more: Unpack[HouseKeywords],
+        **more: Unpack[LayerInitKeywords],
     ):
         check_positive(dim=dim, num_heads=num_heads)
         self.head_dim = check_divides("num_heads", num_heads, "dim", dim)
-        self.mask = as_attribute(as_mask(mask))
-        house = House(**more)
-        self.q = house.linear(dim, dim, use_bias=qkv_bias)
-        self.k = house.linear(dim, dim, use_bias=qkv_bias)
-        self.v = house.linear(dim, dim, use_bias=qkv_bias)
-        self.proj = house.linear(dim, dim)
-        self.dropout = house.attention_dropout()
+        self.mask = as_module_data(as_mask(mask))
+        init = LayerInit(**more)
+        self.q = init.linear(dim, dim, use_bias=qkv_bias)
+        self.k = init.linear(dim, dim, use_bias=qkv_bias)
+        self.v = init.linear(dim, dim, use_bias=qkv_bias)
+        self.proj = init.linear(dim, dim)
+        self.dropout = init.attention_dropout()
 
     def __call__(
         self,
@@ -85,17 +85,17 @@ class ClassAttention(nnx.Module):
         """
         width = self.q.in_features
         call = {"mask": FULL, "valid": valid, "positions": positions}
-        x, _, real, numbers = tokens(x, None, FULL, widths=(width, width), **call)
+        x, _, real, indices = tokens(x, None, FULL, widths=(width, width), **call)
         _check_class_token(x)
-        seen = numbers.of_first(1).mask(self.mask if mask is None else as_mask(mask))
-        seen = seen if valid is None else seen & real
+        visible = indices.of_first(1).mask(self.mask if mask is None else as_mask(mask))
+        visible = visible if valid is None else visible & real
         q = split_heads(self.q(x[..., :1, :]), self.head_dim)  # *B 1 N H
         k = split_heads(self.k(x), self.head_dim)  # *B T N H
         v = split_heads(self.v(x), self.head_dim)  # *B T N H
         drop = None if self.dropout is None else self.dropout(deterministic)
-        o = attend(q, k, v, mask=seen, dropout=drop)  # *B 1 N H
+        o = attend(q, k, v, mask=visible, dropout=drop)  # *B 1 N H
         first = None if valid is None else valid[..., :1]
-        return zero_absent(self.proj(merge_heads(o)), first)  # *B 1 D
+        return zero_padding(self.proj(merge_heads(o)), first)  # *B 1 D
 
 
 def _check_class_token(x: Float[Array, "*B T D"]) -> None:

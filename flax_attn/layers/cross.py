@@ -8,10 +8,10 @@ from jaxtyping import Array, Float
 from .._internal.checks import check_divides, check_positive
 from ..masks import FULL, Mask, as_mask
 from ._cached import CrossCall, M
-from ._common import as_attribute
-from ._crossing import CrossForward
-from ._grouped import Norm
-from ._house import House, HouseKeywords, house_signature, keywords_of
+from ._common import as_module_data
+from ._cross_attention import CrossForward
+from ._grouped import NormFn
+from ._init import LayerInit, LayerInitKeywords, keywords_of, layer_init_signature
 
 
 class CrossAttention(CrossForward):
@@ -58,7 +58,7 @@ class CrossAttention(CrossForward):
     (3, 5, 8)
     """
 
-    @house_signature
+    @layer_init_signature
     def __init__(
         self,
         in_features: int,
@@ -66,27 +66,27 @@ class CrossAttention(CrossForward):
         *,
         num_kv_heads: int | None = None,
         memory_features: int | None = None,
-        norms: tuple[Norm, Norm] | None = None,
+        norms: tuple[NormFn, NormFn] | None = None,
         use_bias: bool = True,
         key_bias: bool = True,
         mask: Mask | Array = FULL,
-        **more: Unpack[HouseKeywords],
+        **more: Unpack[LayerInitKeywords],
     ):
         memory_features = in_features if memory_features is None else memory_features
         check_positive(in_features=in_features, num_heads=num_heads)
         check_positive(memory_features=memory_features)
         self.head_dim = check_divides("num_heads", num_heads, "in_features", in_features)
-        self.mask = as_attribute(as_mask(mask))
+        self.mask = as_module_data(as_mask(mask))
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         check_positive(num_kv_heads=kv_heads)
         check_divides("num_kv_heads", kv_heads, "num_heads", num_heads)
         self.q_norm, self.k_norm = (None, None) if norms is None else norms
-        house, kv_width = House(**more), kv_heads * self.head_dim
-        self.q_proj = house.linear(in_features, in_features, use_bias)
-        self.k_proj = house.linear(memory_features, kv_width, use_bias and key_bias)
-        self.v_proj = house.linear(memory_features, kv_width, use_bias)
-        self.out_proj = house.linear(in_features, in_features, use_bias)
-        self.dropout = house.attention_dropout()
+        init, kv_width = LayerInit(**more), kv_heads * self.head_dim
+        self.q_proj = init.linear(in_features, in_features, use_bias)
+        self.k_proj = init.linear(memory_features, kv_width, use_bias and key_bias)
+        self.v_proj = init.linear(memory_features, kv_width, use_bias)
+        self.out_proj = init.linear(in_features, in_features, use_bias)
+        self.dropout = init.attention_dropout()
 
     def projections(self) -> tuple[nnx.Linear, nnx.Linear, nnx.Linear, nnx.Linear]:
         """Those of queries, keys, values and output."""

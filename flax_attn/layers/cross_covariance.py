@@ -14,8 +14,8 @@ from ..norms import l2_norm
 from ..reference import softmax
 from ..taps import tap
 from ._common import check_tokens, merge_heads
-from ._house import House, HouseKeywords, house_signature
-from ._sources import zero_absent
+from ._init import LayerInit, LayerInitKeywords, layer_init_signature
+from ._inputs import zero_padding
 
 EPS = 1e-12  # the least norm that is divided by, torch's
 
@@ -56,23 +56,23 @@ class CrossCovarianceAttention(nnx.Module):
     (2, 5, 12)
     """
 
-    @house_signature
+    @layer_init_signature
     def __init__(
         self,
         dim: int,
         num_heads: int,
         *,
         qkv_bias: bool = False,
-        **more: Unpack[HouseKeywords],
+        **more: Unpack[LayerInitKeywords],
     ):
         check_positive(dim=dim, num_heads=num_heads)
         self.num_heads = num_heads
         self.head_dim = check_divides("num_heads", num_heads, "dim", dim)
-        house = House(**more)
-        self.qkv = house.linear(dim, 3 * dim, use_bias=qkv_bias)
-        self.temperature = nnx.Param(jnp.ones((num_heads, 1, 1), house.param_dtype))
-        self.proj = house.linear(dim, dim)
-        self.dropout = LayerDropout(check_rate("dropout", house.dropout), rngs=house.rngs)
+        init = LayerInit(**more)
+        self.qkv = init.linear(dim, 3 * dim, use_bias=qkv_bias)
+        self.temperature = nnx.Param(jnp.ones((num_heads, 1, 1), init.param_dtype))
+        self.proj = init.linear(dim, dim)
+        self.dropout = LayerDropout(check_rate("dropout", init.dropout), rngs=init.rngs)
 
     def __call__(
         self,
@@ -101,4 +101,4 @@ class CrossCovarianceAttention(nnx.Module):
         weights = tap("weights", softmax(scores))  # *B N H H
         weights = self.dropout(weights, deterministic=deterministic)
         context = tap("context", jnp.moveaxis(weights @ v, -1, -3))  # *B T N H
-        return zero_absent(self.proj(merge_heads(context.astype(out))), valid)  # *B T D
+        return zero_padding(self.proj(merge_heads(context.astype(out))), valid)  # *B T D

@@ -10,9 +10,9 @@ from .._internal.checks import check_input
 from ._cached import C, Call
 from ._common import check_tokens, split_heads
 from ._forward import Forward
-from ._grouped import DecodingHeads, Norm
-from ._house import keywords_of
-from ._numbers import RotaryPositions
+from ._grouped import DecodingHeads, NormFn
+from ._init import keywords_of
+from ._token_indices import RotaryPositions
 
 Pair = tuple[Float[Array, "*B T K H"], Float[Array, "*B T K H"]]
 
@@ -51,7 +51,7 @@ class CrossLayerAttention(DecodingHeads, Forward):
 
     kv_projections = ()
 
-    def refuse(self, k_norm: Norm | None, sinks: bool) -> None:
+    def refuse(self, k_norm: NormFn | None, sinks: bool) -> None:
         """Raises ValueError for a norm of keys that this layer does not make."""
         if k_norm is not None:
             raise ValueError(
@@ -77,10 +77,10 @@ class CrossLayerAttention(DecodingHeads, Forward):
 
         The other arguments are as of `GroupedQueryAttention`.
         """
-        project = partial(self.project_beside, keys_and_values, call.get("valid"))
+        project = partial(self.project_with_shared_kv, keys_and_values, call.get("valid"))
         return self.forward(project, x, **call)
 
-    def project_beside(
+    def project_with_shared_kv(
         self,
         pair: Pair,
         valid: Bool[Array, "*#B T"] | None,
@@ -89,11 +89,11 @@ class CrossLayerAttention(DecodingHeads, Forward):
         cached: bool,
     ) -> tuple[Float[Array, "*B T N H"], Array, Array, None]:
         """Queries of x, and the keys and values of an earlier layer."""
-        k, v = self.made_before(x, pair, valid)  # *B T K H
+        k, v = self.check_shared_kv(x, pair, valid)  # *B T K H
         q = split_heads(self.q_proj(x), self.head_dim)  # *B T N H
-        return self.normed_and_turned(q, self.q_norm, positions), k, v, None
+        return self.norm_and_rotate(q, self.q_norm, positions), k, v, None
 
-    def made_before(
+    def check_shared_kv(
         self, x: Float[Array, "*B T D"], pair: Pair, valid: Bool[Array, "*#B T"] | None
     ) -> Pair:
         """The keys and values of an earlier layer, with zeros for tokens that are not there."""

@@ -16,8 +16,8 @@ from ..positions.relative import decomposed_bias, resized_rows
 from ..scores import Additive
 from ..taps import listening
 from ._common import check_tokens, merge_heads, split_heads
-from ._house import House, HouseKeywords, house_signature
-from ._sources import zero_absent
+from ._init import LayerInit, LayerInitKeywords, layer_init_signature
+from ._inputs import zero_padding
 
 
 class DecomposedRelativeAttention(nnx.Module):
@@ -57,7 +57,7 @@ class DecomposedRelativeAttention(nnx.Module):
     (3, 4, 5, 6)
     """
 
-    @house_signature
+    @layer_init_signature
     def __init__(
         self,
         dim: int,
@@ -65,17 +65,17 @@ class DecomposedRelativeAttention(nnx.Module):
         size: tuple[int, int],
         *,
         qkv_bias: bool = True,
-        **more: Unpack[HouseKeywords],
+        **more: Unpack[LayerInitKeywords],
     ):
         check_positive(dim=dim, num_heads=num_heads)
         check_positive(**{f"size[{i}]": side for i, side in enumerate(size)})
         self.head_dim = check_divides("num_heads", num_heads, "dim", dim)
-        house = House(**more)
-        self.qkv, self.proj = house.linear(dim, 3 * dim, use_bias=qkv_bias), house.linear(dim, dim)
+        init = LayerInit(**more)
+        self.qkv, self.proj = init.linear(dim, 3 * dim, use_bias=qkv_bias), init.linear(dim, dim)
         self.rel_pos_h, self.rel_pos_w = (
-            house.param((2 * side - 1, self.head_dim), nnx.initializers.zeros) for side in size
+            init.param((2 * side - 1, self.head_dim), nnx.initializers.zeros) for side in size
         )
-        self.dropout = house.attention_dropout()
+        self.dropout = init.attention_dropout()
 
     def __call__(
         self,
@@ -91,22 +91,22 @@ class DecomposedRelativeAttention(nnx.Module):
           valid: which tokens are real. Padding is masked out, and its outputs are zero.
           deterministic: overrides `train()` and `eval()`.
         """
-        x, seen = check_image("x", x, self.qkv.in_features), FULL
+        x, visible = check_image("x", x, self.qkv.in_features), FULL
         if valid is not None:
             is_valid = check_tokens("valid", valid, x)  # *B Y X
             x = jnp.where(is_valid[..., None], x, 0)
             *batch, Y, X = is_valid.shape
             flat = is_valid.reshape(*batch, Y * X)  # *B T
-            seen = Dense(flat[..., None, None, :])
+            visible = Dense(flat[..., None, None, :])
         tokens = x.reshape(*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1])  # *B T C
         made = self.qkv(tokens)  # *B T 3C
         q, k, v = (split_heads(y, self.head_dim) for y in jnp.split(made, 3, axis=-1))
         rows = resized_rows(self.rel_pos_h[...].astype(q.dtype), *x.shape[-3:-2] * 2)  # Y Y H
         columns = resized_rows(self.rel_pos_w[...].astype(q.dtype), *x.shape[-2:-1] * 2)  # X X H
         drop = None if self.dropout is None else self.dropout(deterministic)
-        o = _attended(q, k, v, rows, columns, seen, drop)  # *B T N H
+        o = _attended(q, k, v, rows, columns, visible, drop)  # *B T N H
         y = self.proj(merge_heads(o)).reshape(x.shape)  # *B Y X C
-        return zero_absent(y, valid)
+        return zero_padding(y, valid)
 
 
 def _attended(
@@ -115,13 +115,13 @@ def _attended(
     v: Float[Array, "*B T N H"],
     rows: Float[Array, "Y Y H"],
     columns: Float[Array, "X X H"],
-    seen: Any,
+    visible: Any,
     drop: Drop | None,
 ) -> Float[Array, "*B T N H"]:
     """Attention with the bias, of many queries that of one block after the other."""
     if q.shape[-3] <= ROWS or listening() or mesh_of(q).size > 1:
         bias = Additive(decomposed_bias(q, rows, columns))  # *B N T T
-        return attend(q, k, v, mask=seen, score=bias, dropout=drop)
+        return attend(q, k, v, mask=visible, score=bias, dropout=drop)
     batch, width = q.shape[:-3], columns.shape[0]
 
     def of_queries(some: Array, at: Array) -> Array:
@@ -131,7 +131,7 @@ def _attended(
         bias = by_row[..., :, None] + by_column[..., None, :]  # *B N t Y X
         bias = Additive(bias.reshape(*by_row.shape[:-1], -1))
         places = None if drop is None else at  # by which weights are dropped
-        o = attend(some, k, v, mask=seen, score=bias, dropout=drop, q_positions=places)
+        o = attend(some, k, v, mask=visible, score=bias, dropout=drop, q_positions=places)
         return o.reshape(-1, *o.shape[-3:])
 
     return in_blocks(of_queries, q.reshape(-1, *q.shape[-3:])).reshape(q.shape)

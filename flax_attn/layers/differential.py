@@ -16,9 +16,9 @@ from ..norms import rms_norm
 from ..rules import Rules
 from ._cached import AnyCache, CacheOptions, arithmetic_dtype, new_cache
 from ._common import split_heads
-from ._forward import SelfAttention, Turn
-from ._house import Start, StartKeywords, start_signature
-from ._numbers import RotaryPositions
+from ._forward import RotaryFn, SelfAttention
+from ._init import InitKeywords, InitWithoutDropout, init_signature
+from ._token_indices import RotaryPositions
 
 
 class DifferentialAttention(SelfAttention):
@@ -66,7 +66,7 @@ class DifferentialAttention(SelfAttention):
     (2, 5, 12)
     """
 
-    @start_signature
+    @init_signature
     def __init__(
         self,
         in_features: int,
@@ -75,25 +75,25 @@ class DifferentialAttention(SelfAttention):
         head_dim: int,
         depth: int,
         *,
-        rotary: Turn | None = None,
+        rotary: RotaryFn | None = None,
         mask: Mask | Array = CAUSAL,
         eps: float = 1e-5,
         qkv_bias: bool = False,
         out_bias: bool = False,
-        **more: Unpack[StartKeywords],
+        **more: Unpack[InitKeywords],
     ):
         _check(in_features, num_heads, num_kv_heads, head_dim, depth)
-        self.keep(rotary, mask, Rules())
+        self.set_rules(rotary, mask, Rules())
         self.head_dim, self.eps = head_dim, eps
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * depth)
-        house = Start(**more)
-        self.q_proj = house.linear(in_features, num_heads * head_dim, use_bias=qkv_bias)
-        self.k_proj = house.linear(in_features, num_kv_heads * head_dim, use_bias=qkv_bias)
-        self.v_proj = house.linear(in_features, num_kv_heads * head_dim, use_bias=qkv_bias)
-        self.o_proj = house.linear(num_heads * head_dim, in_features, use_bias=out_bias)
+        init = InitWithoutDropout(**more)
+        self.q_proj = init.linear(in_features, num_heads * head_dim, use_bias=qkv_bias)
+        self.k_proj = init.linear(in_features, num_kv_heads * head_dim, use_bias=qkv_bias)
+        self.v_proj = init.linear(in_features, num_kv_heads * head_dim, use_bias=qkv_bias)
+        self.o_proj = init.linear(num_heads * head_dim, in_features, use_bias=out_bias)
         for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
             start = nnx.initializers.normal(0.1)
-            vector = start(house.rngs.params(), (head_dim,), house.param_dtype)
+            vector = start(init.rngs.params(), (head_dim,), init.param_dtype)
             setattr(self, name, nnx.Param(vector))
 
     def project(
@@ -101,7 +101,7 @@ class DifferentialAttention(SelfAttention):
     ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K X"], Float[Array, "*B T J V"], Any]:
         """Queries, keys and values, keys side by side beside a cache; and their difference."""
         q, k, v = self.heads(x, positions)  # *B T N H, *B T K H, *B T K/2 2H
-        return q, _side_by_side(k) if cached else k, v, self.difference
+        return q, _concat_halves(k) if cached else k, v, self.difference
 
     def heads(
         self, x: Float[Array, "*B T D"], positions: RotaryPositions
@@ -111,18 +111,21 @@ class DifferentialAttention(SelfAttention):
             split_heads(project(x), self.head_dim)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        return self.turned(q, positions), self.turned(k, positions), _side_by_side(v)
+        return self.rotate(q, positions), self.rotate(k, positions), _concat_halves(v)
 
     def attended(
         self,
         q: Float[Array, "*B T N H"],
         k: Float[Array, "*B T K H"],
         v: Float[Array, "*B T J V"],
-        **how: Any,
+        **attend_kwargs: Any,
     ) -> Float[Array, "*B T N V"]:
         """What the first heads have read, and behind it what the second have."""
         (q1, q2), (k1, k2) = jnp.split(q, 2, axis=-2), jnp.split(k, 2, axis=-2)
-        each = [attend(q1, k1, v, **how), attend(q2, k2, v, **how)]  # *B T N/2 2H
+        each = [
+            attend(q1, k1, v, **attend_kwargs),
+            attend(q2, k2, v, **attend_kwargs),
+        ]  # *B T N/2 2H
         return jnp.concatenate(each, axis=-2)
 
     def attended_cached(
@@ -131,7 +134,7 @@ class DifferentialAttention(SelfAttention):
         k: Float[Array, "*B T J V"],
         v: Float[Array, "*B T J V"],
         cache: AnyCache,
-        **how: Any,
+        **attend_kwargs: Any,
     ) -> tuple[Float[Array, "*B T N V"], AnyCache]:
         """The same over a cache, whose keys lie side by side as the values do.
 
@@ -142,7 +145,8 @@ class DifferentialAttention(SelfAttention):
         zeros, stored = jnp.zeros_like(first), cast(Any, cache)
         pairs = ((first, zeros), (zeros, second))
         (o1, written), (o2, _) = (
-            attend_cached(jnp.concatenate(pair, axis=-1), k, v, stored, **how) for pair in pairs
+            attend_cached(jnp.concatenate(pair, axis=-1), k, v, stored, **attend_kwargs)
+            for pair in pairs
         )
         return jnp.concatenate([o1, o2], axis=-2), written
 
@@ -152,9 +156,9 @@ class DifferentialAttention(SelfAttention):
         o = first - self.share().astype(first.dtype) * second  # *B T N/2 2H
         return (1 - self.lambda_init) * rms_norm(o, eps=self.eps)
 
-    def how(self, deterministic: bool | None) -> dict[str, Any]:
+    def attend_kwargs(self, deterministic: bool | None) -> dict[str, Any]:
         """What `attend` is given beside the heads and the mask: the scale, in both forms."""
-        return {**super().how(deterministic), "scale": self.head_dim**-0.5}
+        return {**super().attend_kwargs(deterministic), "scale": self.head_dim**-0.5}
 
     def init_cache(
         self, batch: int | tuple[int, ...], length: int, **options: Unpack[CacheOptions]
@@ -172,7 +176,7 @@ class DifferentialAttention(SelfAttention):
         return first - second + self.lambda_init
 
 
-def _side_by_side(x: Float[Array, "*B T K H"]) -> Float[Array, "*B T J V"]:
+def _concat_halves(x: Float[Array, "*B T K H"]) -> Float[Array, "*B T J V"]:
     """Heads of the second half beside those of the first."""
     return jnp.concatenate(jnp.split(x, 2, axis=-2), axis=-1)
 

@@ -6,15 +6,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from .._internal.arrays import up_to
+from .._internal.arrays import iota
 from .._internal.checks import check_divides, check_input, check_positive
 from ..attend import attend
 from ..masks import FULL, Mask, as_mask
 from ..positions.relative import Indices, deberta_rows_at
 from ..scores import Additive
-from ._common import as_attribute, merge_heads, split_heads
-from ._house import House, HouseKeywords, house_signature
-from ._sources import tokens, zero_absent
+from ._common import as_module_data, merge_heads, split_heads
+from ._init import LayerInit, LayerInitKeywords, layer_init_signature
+from ._inputs import tokens, zero_padding
 
 
 class DisentangledAttention(nnx.Module):
@@ -60,7 +60,7 @@ class DisentangledAttention(nnx.Module):
     (3, 5, 6)
     """
 
-    @house_signature
+    @layer_init_signature
     def __init__(
         self,
         in_features: int,
@@ -72,28 +72,28 @@ class DisentangledAttention(nnx.Module):
         share: bool = False,
         key_bias: bool = True,
         mask: Mask | Array = FULL,
-        **more: Unpack[HouseKeywords],
+        **more: Unpack[LayerInitKeywords],
     ):
         check_positive(in_features=in_features, num_heads=num_heads, max_positions=max_positions)
         self.terms, self.buckets, self.max_positions = _known(terms), buckets, max_positions
         self.embeddings = 2 * (max_positions if buckets is None else buckets)
         self.rows(1, 1)  # refuses buckets that DeBERTa has not
         self.head_dim = check_divides("num_heads", num_heads, "in_features", in_features)
-        self.mask = as_attribute(as_mask(mask))
-        house = House(**more)
-        self.query_proj = house.linear(in_features, in_features)
-        self.key_proj = house.linear(in_features, in_features, key_bias)
-        self.value_proj = house.linear(in_features, in_features)
+        self.mask = as_module_data(as_mask(mask))
+        init = LayerInit(**more)
+        self.query_proj = init.linear(in_features, in_features)
+        self.key_proj = init.linear(in_features, in_features, key_bias)
+        self.value_proj = init.linear(in_features, in_features)
         self.share = share
         if not share and "c2p" in terms:
-            self.pos_key_proj = house.linear(in_features, in_features, key_bias)
+            self.pos_key_proj = init.linear(in_features, in_features, key_bias)
         if not share and "p2c" in terms:
-            self.pos_query_proj = house.linear(in_features, in_features)
-        self.dropout = house.attention_dropout()
+            self.pos_query_proj = init.linear(in_features, in_features)
+        self.dropout = init.attention_dropout()
 
     def rows(self, queries: int, keys: int) -> Indices:
         """The row of the embeddings for each query and key, `T S`."""
-        return self._rows_at(up_to(queries)[:, None] - up_to(keys)[None])
+        return self._rows_at(iota(queries)[:, None] - iota(keys)[None])
 
     def _rows_of(self, distances: Int[Array, "*B T T"] | None, length: int) -> Any:
         """The row of the embeddings for each pair; those of slots unless distances are given."""
@@ -102,8 +102,8 @@ class DisentangledAttention(nnx.Module):
     def _rows_at(self, distance: Any) -> Any:
         """The row of the embeddings for each distance from a key to its query."""
         if self.buckets is not None:
-            how = {"buckets": self.buckets, "max_distance": self.max_positions}
-            return deberta_rows_at(distance, **how)
+            bucket_kwargs = {"buckets": self.buckets, "max_distance": self.max_positions}
+            return deberta_rows_at(distance, **bucket_kwargs)
         return (distance + self.max_positions).clip(0, self.embeddings - 1)
 
     def __call__(
@@ -129,17 +129,17 @@ class DisentangledAttention(nnx.Module):
         """
         width = self.query_proj.in_features
         call = {"mask": mask, "valid": valid, "positions": positions}
-        x, _, seen, numbers = tokens(x, None, self.mask, widths=(width, width), **call)
+        x, _, visible, indices = tokens(x, None, self.mask, widths=(width, width), **call)
         rel_embeddings = self._checked(rel_embeddings)  # R D
         q = split_heads(self.query_proj(x), self.head_dim)  # *B T N H
         k = split_heads(self.key_proj(x), self.head_dim)  # *B T N H
         v = split_heads(self.value_proj(x), self.head_dim)  # *B T N H
         scale = (self.head_dim * (1 + len(self.terms))) ** -0.5
-        rows = self._rows_of(numbers.distances(), x.shape[-2])  # *#B T T
+        rows = self._rows_of(indices.distances(), x.shape[-2])  # *#B T T
         bias = Additive(scale * self._by_distance(q, k, rel_embeddings, rows))  # *B N T T
         drop = None if self.dropout is None else self.dropout(deterministic)
-        o = attend(q, k, v, mask=seen, score=bias, scale=scale, dropout=drop)  # *B T N H
-        return zero_absent(merge_heads(o), valid)  # *B T D
+        o = attend(q, k, v, mask=visible, score=bias, scale=scale, dropout=drop)  # *B T N H
+        return zero_padding(merge_heads(o), valid)  # *B T D
 
     def _checked(self, rel_embeddings: Any) -> Float[Array, "R D"]:
         """The embeddings, if they have a row for each bucket."""
@@ -160,19 +160,19 @@ class DisentangledAttention(nnx.Module):
         if "c2p" in self.terms:
             project = self.key_proj if self.share else self.pos_key_proj
             pos_k = split_heads(project(rel_embeddings), self.head_dim)  # R N H
-            parts.append(_picked(jnp.einsum("...tnh,rnh->...ntr", q, pos_k), rows))
+            parts.append(_gather_rows(jnp.einsum("...tnh,rnh->...ntr", q, pos_k), rows))
         if "p2c" in self.terms:
             project = self.query_proj if self.share else self.pos_query_proj
             pos_q = split_heads(project(rel_embeddings), self.head_dim)  # R N H
-            by_key = _picked(jnp.einsum("...snh,rnh->...nsr", k, pos_q), rows.mT)
+            by_key = _gather_rows(jnp.einsum("...snh,rnh->...nsr", k, pos_q), rows.mT)
             parts.append(jnp.swapaxes(by_key, -1, -2))
         return sum(parts[1:], start=parts[0])
 
 
-def _picked(x: Float[Array, "*B N T R"], rows: Indices) -> Float[Array, "*B N T S"]:
+def _gather_rows(x: Float[Array, "*B N T R"], rows: Indices) -> Float[Array, "*B N T S"]:
     """`x[..., t, rows[t, s]]`, the rows the same for all or of each batch entry."""
     if rows.ndim == 2:
-        return x[..., up_to(rows.shape[0])[:, None], rows]
+        return x[..., iota(rows.shape[0])[:, None], rows]
     return jnp.take_along_axis(x, rows[..., None, :, :], axis=-1)
 
 

@@ -55,6 +55,8 @@ class EntmaxAttention(WeightsAttention):
         super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
         self.alpha = alpha
 
-    def read(self, q: Array, k: Array, v: Array, **how: Any) -> Float[Array, "*B T N H"]:
+    def read(self, q: Array, k: Array, v: Array, **attend_kwargs: Any) -> Float[Array, "*B T N H"]:
         """Sparse weights that sum to one."""
-        return attend_by_weights(q, k, v, normalise=partial(entmax, alpha=self.alpha), **how)
+        return attend_by_weights(
+            q, k, v, normalise=partial(entmax, alpha=self.alpha), **attend_kwargs
+        )

@@ -9,13 +9,13 @@ from jaxtyping import Array, Float
 
 from .._internal.arrays import aligned
 from ..norms import l2_norm
-from ._forward import Combine, SelfAttention
+from ._forward import CombineFn, SelfAttention
 from ._grouped import DecodingHeads, Grouped, grouped_signature
-from ._house import House
-from ._numbers import RotaryPositions
+from ._init import LayerInit
+from ._token_indices import RotaryPositions
 
 
-def without_direction(
+def remove_value_component(
     o: Float[Array, "*B T N H"], v: Float[Array, "*B T K H"], share: Float[Array, " N"]
 ) -> Float[Array, "*B T N H"]:
     """`o - share * (o . u) u`, u the direction of the same token's value; head n has v n // G."""
@@ -66,12 +66,12 @@ class ExclusiveAttention(DecodingHeads, SelfAttention):
         start = jnp.zeros(num_heads, grouped.get("param_dtype", jnp.float32))
         self.alpha = nnx.Param(start) if learned else None
         wide = num_heads * head_dim
-        linear = House.of(grouped).linear
+        linear = LayerInit.of(grouped).linear
         self.gate_proj = linear(in_features, wide, use_bias=False) if gate else None
 
     def project(
         self, x: Float[Array, "*B T D"], positions: RotaryPositions, cached: bool = False
-    ) -> tuple[Array, Array, Array, Combine]:
+    ) -> tuple[Array, Array, Array, CombineFn]:
         """Queries, keys, values, and `combine` with the gate if there is one."""
         gate = None if self.gate_proj is None else nnx.sigmoid(self.gate_proj(x))  # *B T (N H)
         q, k, v, _ = super().project(x, positions)
@@ -82,5 +82,5 @@ class ExclusiveAttention(DecodingHeads, SelfAttention):
     ) -> Float[Array, "*B T N H"]:
         """What the heads have read, without the direction of the token's own value; gated."""
         one = jnp.ones(o.shape[-2], o.dtype)
-        o = without_direction(o, v, one if self.alpha is None else jnp.tanh(self.alpha[...]))
+        o = remove_value_component(o, v, one if self.alpha is None else jnp.tanh(self.alpha[...]))
         return o if gate is None else o * gate.reshape(o.shape)

@@ -12,7 +12,7 @@ from ..norms import RMSNorm, l2_norm
 from ..recurrence import linear_recurrence
 from ..taps import tap
 from ._common import merge_heads, split_heads
-from ._house import Start, StartKeywords, start_signature
+from ._init import InitKeywords, InitWithoutDropout, init_signature
 from ._recurrent import (
     Recurred,
     Recurrent,
@@ -68,7 +68,7 @@ class GatedDeltaAttention(Recurrent):
 
     last = "o_proj"
 
-    @start_signature
+    @init_signature
     def __init__(
         self,
         in_features: int,
@@ -81,39 +81,41 @@ class GatedDeltaAttention(Recurrent):
         negative: bool = False,
         eps: float = 1e-6,
         chunk: int = 64,
-        **more: Unpack[StartKeywords],
+        **more: Unpack[InitKeywords],
     ):
         keys = num_heads if num_key_heads is None else num_key_heads
         check_positive(in_features=in_features, num_heads=num_heads, num_key_heads=keys)
         check_positive(key_dim=key_dim, value_dim=value_dim, conv_size=conv_size, chunk=chunk)
         check_divides("num_key_heads", keys, "num_heads", num_heads)
-        house = Start(**more)
+        init = InitWithoutDropout(**more)
         self.key_dim, self.value_dim = key_dim, value_dim
         self.num_heads, self.num_key_heads = num_heads, keys
         self.negative, self.chunk = negative, chunk
-        self.q_proj = house.linear(in_features, keys * key_dim, use_bias=False)
-        self.k_proj = house.linear(in_features, keys * key_dim, use_bias=False)
-        self.v_proj = house.linear(in_features, num_heads * value_dim, use_bias=False)
-        self.a_proj = house.linear(in_features, num_heads, use_bias=False)
-        self.b_proj = house.linear(in_features, num_heads, use_bias=False)
-        self.g_proj = house.linear(in_features, num_heads * value_dim, use_bias=False)
-        self.o_proj = house.linear(num_heads * value_dim, in_features, use_bias=False)
+        self.q_proj = init.linear(in_features, keys * key_dim, use_bias=False)
+        self.k_proj = init.linear(in_features, keys * key_dim, use_bias=False)
+        self.v_proj = init.linear(in_features, num_heads * value_dim, use_bias=False)
+        self.a_proj = init.linear(in_features, num_heads, use_bias=False)
+        self.b_proj = init.linear(in_features, num_heads, use_bias=False)
+        self.g_proj = init.linear(in_features, num_heads * value_dim, use_bias=False)
+        self.o_proj = init.linear(num_heads * value_dim, in_features, use_bias=False)
         width = 2 * keys * key_dim + num_heads * value_dim
-        self.conv1d = short_convolution(width, conv_size, False, house)
-        self.A_log, self.dt_bias = decay_parameters(num_heads, num_heads, house)
-        self.o_norm = RMSNorm(value_dim, eps=eps, cast="before", param_dtype=house.param_dtype)
+        self.conv1d = short_convolution(width, conv_size, False, init)
+        self.A_log, self.dt_bias = decay_parameters(num_heads, num_heads, init)
+        self.o_norm = RMSNorm(value_dim, eps=eps, cast="before", param_dtype=init.param_dtype)
 
     def recur(self, x: Float[Array, "*B T D"], tokens: Tokens) -> Recurred:
         """The equation above, up to `o_proj`."""
         qkv = jnp.concatenate([self.q_proj(x), self.k_proj(x), self.v_proj(x)], axis=-1)
-        qkv, near = tokens.convolved(self.conv1d, qkv)  # *B T E
+        qkv, conv_state = tokens.convolved(self.conv1d, qkv)  # *B T E
         q, k, v = self.heads(qkv)  # *B T N H, *B T N H, *B T N h
         g, beta = self.gates(x)  # *B T N
-        how = {"chunk": self.chunk, **tokens.how()}
-        o, far = linear_recurrence(q, k, v, log_decay=g, beta=beta, delta=True, **how)
+        kwargs = {"chunk": self.chunk, **tokens.kwargs()}
+        o, recurrent_state = linear_recurrence(
+            q, k, v, log_decay=g, beta=beta, delta=True, **kwargs
+        )
         gate = split_heads(self.g_proj(x), self.value_dim)  # *B T N h
         o = gated(self.o_norm(tap("context", o)), gate)  # *B T N h
-        return merge_heads(o), far, near
+        return merge_heads(o), recurrent_state, conv_state
 
     def heads(
         self, qkv: Float[Array, "*B T E"]

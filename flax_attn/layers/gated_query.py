@@ -10,10 +10,10 @@ from jaxtyping import Array, Float
 from .._internal.checks import check_choice
 from .._internal.types import wide
 from ._common import split_heads
-from ._forward import Combine, SelfAttention
+from ._forward import CombineFn, SelfAttention
 from ._grouped import DecodingHeads, Grouped, grouped_signature
-from ._house import House
-from ._numbers import RotaryPositions
+from ._init import LayerInit
+from ._token_indices import RotaryPositions
 
 Gate = Literal["head", "full"]
 Activation = Literal["sigmoid", "softplus"]
@@ -75,15 +75,15 @@ class GatedQueryAttention(DecodingHeads, SelfAttention):
         self.query_parts, self.activation = 2 if fused else 1, activation
         super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
         width = num_heads * (head_dim if gate == "full" else 1)
-        house = House.of(grouped)
-        self.g_proj = None if fused else house.linear(in_features, width, use_bias=False)
+        init = LayerInit.of(grouped)
+        self.g_proj = None if fused else init.linear(in_features, width, use_bias=False)
 
     def project(
         self, x: Float[Array, "*B T D"], positions: RotaryPositions, cached: bool = False
-    ) -> tuple[Array, Array, Array, Combine]:
+    ) -> tuple[Array, Array, Array, CombineFn]:
         """Queries, keys, values, and `combine` with the gate."""
         q, gate = self.query_and_gate(x)  # *B T N H, *B T N H or 1
-        q = self.normed_and_turned(q, self.q_norm, positions)  # *B T N H
+        q = self.norm_and_rotate(q, self.q_norm, positions)  # *B T N H
         return q, *self.keys_and_values(x, positions), partial(self.combine, gate)
 
     def combine(

@@ -4,7 +4,7 @@ import math
 from typing import Unpack
 
 from ._forward import SelfAttention
-from ._grouped import DecodingHeads, Grouped, Norm, grouped_signature
+from ._grouped import DecodingHeads, Grouped, NormFn, grouped_signature
 
 
 class GroupedQueryAttention(DecodingHeads, SelfAttention):
@@ -69,7 +69,7 @@ class GroupedQueryAttention(DecodingHeads, SelfAttention):
         head_dim: int,
         *,
         clip_qkv: float | None = None,
-        o_norm: Norm | None = None,
+        o_norm: NormFn | None = None,
         key_bias: bool = True,
         **grouped: Unpack[Grouped],
     ):

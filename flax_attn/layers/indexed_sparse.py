@@ -12,12 +12,12 @@ from ..places import Positions
 from ..quantized import Quantized
 from ..rules import Rules
 from ._cached import AnyCache, CacheOptions, arithmetic_dtype, new_cache
-from ._common import as_attribute, visible
-from ._forward import SelfAttention, Turn
-from ._house import House
+from ._common import as_module_data, visible_states
+from ._forward import RotaryFn, SelfAttention
 from ._indexer import Indexer
+from ._init import LayerInit
 from ._latent import Latent, LatentHeads, latent_signature
-from ._numbers import RotaryPositions
+from ._token_indices import RotaryPositions
 
 
 class IndexedSparseAttention(LatentHeads, SelfAttention):
@@ -76,7 +76,7 @@ class IndexedSparseAttention(LatentHeads, SelfAttention):
         index_heads: int,
         index_dim: int,
         top_k: int,
-        index_rotary: Turn | None = None,
+        index_rotary: RotaryFn | None = None,
         **latent: Unpack[Latent],
     ):
         check_positive(index_heads=index_heads, index_dim=index_dim, top_k=top_k)
@@ -87,11 +87,11 @@ class IndexedSparseAttention(LatentHeads, SelfAttention):
             )
         sizes = (in_features, num_heads, kv_rank, nope_dim, rotary_dim, value_dim)
         super().__init__(*sizes, **latent)
-        self.index_rotary = as_attribute(index_rotary)
-        house = House.of(latent)
+        self.index_rotary = as_module_data(index_rotary)
+        init = LayerInit.of(latent)
         widths = (latent.get("q_rank") or in_features, in_features)
         sizes = (index_heads, index_dim, rotary_dim)
-        self.indexer = Indexer(house.linear, widths, sizes, top_k, house.param_dtype)
+        self.indexer = Indexer(init.linear, widths, sizes, top_k, init.param_dtype)
 
     def project(
         self, x: Float[Array, "*B T D"], positions: RotaryPositions, cached: bool = False
@@ -114,7 +114,7 @@ class IndexedSparseAttention(LatentHeads, SelfAttention):
 
     def narrowed(
         self,
-        seen: Mask,
+        mask: Mask,
         x: Float[Array, "*B T D"],
         positions: RotaryPositions,
         k: Float[Array, "*B T K H"],
@@ -123,10 +123,10 @@ class IndexedSparseAttention(LatentHeads, SelfAttention):
     ) -> Mask:
         """The keys that the indexer chose, of those that the mask shows."""
         if cache is None:
-            keys, may = self.index_keys(x, positions), visible(seen, x, x)  # *B T I, *B T T
+            keys, may = self.index_keys(x, positions), visible_states(mask, x, x)  # *B T I, *B T T
         else:
             places = cache.next_places(x.shape[-2], valid)
-            keys, may = _stored(cache.append(k, None, places), places, seen)
+            keys, may = _stored(cache.append(k, None, places), places, mask)
             keys = keys[..., -self.indexer.dim :]  # *B S I
         latent = self.q_latent(x)  # *B T R
         chosen = self.indexer(x, latent, keys, may, self.index_rotary, positions)  # *B T S
@@ -152,14 +152,14 @@ class IndexedSparseAttention(LatentHeads, SelfAttention):
 
 
 def _stored(
-    cache: AnyCache, places: Int[Array, "*B T"], seen: Mask
+    cache: AnyCache, places: Int[Array, "*B T"], mask: Mask
 ) -> tuple[Float[Array, "*B S H"], Bool[Array, "*B T S"]]:
     """The keys that a cache holds, and which of them each new token may look at."""
     keys, _, positions = cache.read()
     keys = keys.dequantized(jnp.float32) if isinstance(keys, Quantized) else keys
     keys = keys[..., 0, :, :]  # *B S H
     sizes = Sizes(places.shape[:-1], 1, places.shape[-1], positions.shape[-1])
-    rules = Rules(mask=seen, positions=Positions(places, positions, in_order=True))
+    rules = Rules(mask=mask, positions=Positions(places, positions, in_order=True))
     may = rules.bind(sizes, 1).mask.grid(sizes)  # broadcasts to B 1 T S
     may = jnp.broadcast_to(may, (sizes.B, 1, sizes.T, sizes.S))
     return keys, may.reshape(*sizes.batch, sizes.T, sizes.S)

@@ -12,7 +12,7 @@ from ..norms import RMSNorm, l2_norm
 from ..recurrence import linear_recurrence
 from ..taps import tap
 from ._common import merge_heads, split_heads
-from ._house import Start, StartKeywords, start_signature
+from ._init import InitKeywords, InitWithoutDropout, init_signature
 from ._recurrent import (
     Recurred,
     Recurrent,
@@ -59,7 +59,7 @@ class KimiDeltaAttention(Recurrent):
 
     last = "o_proj"
 
-    @start_signature
+    @init_signature
     def __init__(
         self,
         in_features: int,
@@ -70,38 +70,44 @@ class KimiDeltaAttention(Recurrent):
         conv_size: int = 4,
         eps: float = 1e-5,
         chunk: int = 64,
-        **more: Unpack[StartKeywords],
+        **more: Unpack[InitKeywords],
     ):
         check_positive(in_features=in_features, num_heads=num_heads, conv_size=conv_size)
         check_positive(key_dim=key_dim, value_dim=value_dim, chunk=chunk)
-        house = Start(**more)
+        init = InitWithoutDropout(**more)
         self.num_heads, self.key_dim, self.value_dim = num_heads, key_dim, value_dim
         self.chunk = chunk
         keys, values = num_heads * key_dim, num_heads * value_dim
-        self.q_proj = house.linear(in_features, keys, use_bias=False)
-        self.k_proj = house.linear(in_features, keys, use_bias=False)
-        self.v_proj = house.linear(in_features, values, use_bias=False)
-        self.conv1d = short_convolution(2 * keys + values, conv_size, False, house)
-        self.f_a_proj = house.linear(in_features, value_dim, use_bias=False)
-        self.f_b_proj = house.linear(value_dim, keys, use_bias=False)
-        self.A_log, self.dt_bias = decay_parameters(num_heads, keys, house)
-        self.b_proj = house.linear(in_features, num_heads, use_bias=False)
-        self.g_a_proj = house.linear(in_features, value_dim, use_bias=False)
-        self.g_b_proj = house.linear(value_dim, values, use_bias=False)
-        self.o_norm = RMSNorm(value_dim, eps=eps, param_dtype=house.param_dtype)
-        self.o_proj = house.linear(values, in_features, use_bias=False)
+        self.q_proj = init.linear(in_features, keys, use_bias=False)
+        self.k_proj = init.linear(in_features, keys, use_bias=False)
+        self.v_proj = init.linear(in_features, values, use_bias=False)
+        self.conv1d = short_convolution(2 * keys + values, conv_size, False, init)
+        self.f_a_proj = init.linear(in_features, value_dim, use_bias=False)
+        self.f_b_proj = init.linear(value_dim, keys, use_bias=False)
+        self.A_log, self.dt_bias = decay_parameters(num_heads, keys, init)
+        self.b_proj = init.linear(in_features, num_heads, use_bias=False)
+        self.g_a_proj = init.linear(in_features, value_dim, use_bias=False)
+        self.g_b_proj = init.linear(value_dim, values, use_bias=False)
+        self.o_norm = RMSNorm(value_dim, eps=eps, param_dtype=init.param_dtype)
+        self.o_proj = init.linear(values, in_features, use_bias=False)
 
     def recur(self, x: Float[Array, "*B T D"], tokens: Tokens) -> Recurred:
         """The equation above, up to `o_proj`."""
         qkv = jnp.concatenate([self.q_proj(x), self.k_proj(x), self.v_proj(x)], axis=-1)
-        qkv, near = tokens.convolved(self.conv1d, qkv)  # *B T E
+        qkv, conv_state = tokens.convolved(self.conv1d, qkv)  # *B T E
         q, k, v = self.heads(qkv)  # *B T N H, *B T N H, *B T N h
         b = self.b_proj(x)  # *B T N
-        how = {"beta": nnx.sigmoid(b.astype(wide(b.dtype))), "chunk": self.chunk, **tokens.how()}
-        o, far = linear_recurrence(q, k, v, log_decay=self.log_decay(x), delta=True, **how)
+        kwargs = {
+            "beta": nnx.sigmoid(b.astype(wide(b.dtype))),
+            "chunk": self.chunk,
+            **tokens.kwargs(),
+        }
+        o, recurrent_state = linear_recurrence(
+            q, k, v, log_decay=self.log_decay(x), delta=True, **kwargs
+        )
         gate = split_heads(self.g_b_proj(self.g_a_proj(x)), self.value_dim)  # *B T N h
         o = gated(self.o_norm(tap("context", o)), gate, nnx.sigmoid)  # *B T N h
-        return merge_heads(o), far, near
+        return merge_heads(o), recurrent_state, conv_state
 
     def heads(
         self, qkv: Float[Array, "*B T E"]

@@ -13,7 +13,7 @@ from ..norms import RMSNorm
 from ..recurrence import linear_recurrence
 from ..taps import tap
 from ._common import merge_heads, split_heads
-from ._house import Start, StartKeywords, start_signature
+from ._init import InitKeywords, InitWithoutDropout, init_signature
 from ._recurrent import Recurred, Recurrent, Shape, Tokens, gated
 
 
@@ -52,7 +52,7 @@ class LightningAttention(Recurrent):
     (2, 7, 12)
     """
 
-    @start_signature
+    @init_signature
     def __init__(
         self,
         in_features: int,
@@ -63,23 +63,23 @@ class LightningAttention(Recurrent):
         slope_factor: float = 1.0,
         eps: float = 1e-6,
         chunk: int = 64,
-        **more: Unpack[StartKeywords],
+        **more: Unpack[InitKeywords],
     ):
         check_positive(in_features=in_features, num_heads=num_heads, chunk=chunk)
         check_positive(key_dim=key_dim, value_dim=value_dim)
         if not 0 <= slope_factor < float("inf"):
             raise ValueError(f"slope_factor must be a number of at least 0; got {slope_factor!r}.")
-        house = Start(**more)
+        init = InitWithoutDropout(**more)
         self.num_heads, self.key_dim, self.value_dim = num_heads, key_dim, value_dim
         self.slope_factor, self.chunk = slope_factor, chunk
-        self.q_proj = house.linear(in_features, num_heads * key_dim, use_bias=False)
-        self.k_proj = house.linear(in_features, num_heads * key_dim, use_bias=False)
-        self.v_proj = house.linear(in_features, num_heads * value_dim, use_bias=False)
-        self.output_gate = house.linear(in_features, num_heads * value_dim, use_bias=False)
+        self.q_proj = init.linear(in_features, num_heads * key_dim, use_bias=False)
+        self.k_proj = init.linear(in_features, num_heads * key_dim, use_bias=False)
+        self.v_proj = init.linear(in_features, num_heads * value_dim, use_bias=False)
+        self.output_gate = init.linear(in_features, num_heads * value_dim, use_bias=False)
         self.norm = RMSNorm(
-            num_heads * value_dim, eps=eps, cast="before", param_dtype=house.param_dtype
+            num_heads * value_dim, eps=eps, cast="before", param_dtype=init.param_dtype
         )
-        self.out_proj = house.linear(num_heads * value_dim, in_features, use_bias=False)
+        self.out_proj = init.linear(num_heads * value_dim, in_features, use_bias=False)
 
     def recur(self, x: Float[Array, "*B T D"], tokens: Tokens) -> Recurred:
         """The equation above, up to `out_proj`."""
@@ -87,9 +87,11 @@ class LightningAttention(Recurrent):
         k = split_heads(nnx.silu(self.k_proj(x)), self.key_dim)  # *B T N H
         v = split_heads(nnx.silu(self.v_proj(x)), self.value_dim)  # *B T N h
         decay = jnp.broadcast_to(-self.slopes(wide(v.dtype)), v.shape[:-1])  # *B T N
-        o, far = linear_recurrence(q, k, v, log_decay=decay, chunk=self.chunk, **tokens.how())
+        o, recurrent_state = linear_recurrence(
+            q, k, v, log_decay=decay, chunk=self.chunk, **tokens.kwargs()
+        )
         o = self.norm(merge_heads(tap("context", o)))  # *B T (N h)
-        return gated(o, self.output_gate(x), nnx.sigmoid), far, None
+        return gated(o, self.output_gate(x), nnx.sigmoid), recurrent_state, None
 
     def slopes(self, dtype: Any) -> Float[Array, " N"]:
         """How much the logarithm of a head's state falls with each token."""

@@ -12,7 +12,7 @@ from .._internal.checks import check_input, check_positive
 from .._internal.types import wide
 from ..taps import tap
 from ._common import check_tokens, merge_heads, split_heads
-from ._house import Start, StartKeywords, start_signature
+from ._init import InitKeywords, InitWithoutDropout, init_signature
 
 CHUNK = 64
 
@@ -42,7 +42,7 @@ def divide(
     return jnp.where(some[..., None], sums / jnp.where(some, total, 1)[..., None], 0)
 
 
-def absorb(state: State, k: jax.Array, v: jax.Array) -> State:
+def update(state: State, k: jax.Array, v: jax.Array) -> State:
     """The state after keys `*B S N H` (mapped by phi) and values `*B S N h`."""
     kv = state.kv + jnp.einsum("...snh,...snd->...nhd", k, v)
     return State(kv, state.z + k.sum(axis=-3))
@@ -78,7 +78,7 @@ def causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         sums, total = read(state, q)
         sums = sums + jnp.einsum("...nts,...snd->...tnd", pairs, v)
         total = total + jnp.swapaxes(pairs.sum(axis=-1), -1, -2)
-        return absorb(state, k, v), divide(sums, total)
+        return update(state, k, v), divide(sums, total)
 
     _, chunks = jax.lax.scan(one, start, pieces)  # C *B chunk N h
     whole = jnp.moveaxis(chunks, 0, -4)
@@ -125,7 +125,7 @@ class LinearAttention(nnx.Module):
     (3, 5, 6)
     """
 
-    @start_signature
+    @init_signature
     def __init__(
         self,
         in_features: int,
@@ -133,10 +133,10 @@ class LinearAttention(nnx.Module):
         head_dim: int,
         *,
         causal: bool = False,
-        **more: Unpack[StartKeywords],
+        **more: Unpack[InitKeywords],
     ):
         check_positive(in_features=in_features, num_heads=num_heads, head_dim=head_dim)
-        linear = Start(**more).linear
+        linear = InitWithoutDropout(**more).linear
         self.num_heads, self.head_dim, self.causal = num_heads, head_dim, causal
         self.q_proj = linear(in_features, num_heads * head_dim, use_bias=False)
         self.k_proj = linear(in_features, num_heads * head_dim, use_bias=False)
@@ -159,12 +159,12 @@ class LinearAttention(nnx.Module):
         x = check_input("x", x, self.q_proj.in_features)
         is_valid = check_tokens("mask", mask, x)[..., None]  # *B T 1
         x = jnp.where(is_valid, x, 0)
-        q, k, v = self._mapped(x)  # *B T N H
+        q, k, v = self._feature_map(x)  # *B T N H
         k = jnp.where(is_valid[..., None], k, 0)
         if self.causal:
             o = causal(q, k, v)  # *B T N H
         else:
-            o = divide(*read(absorb(self.initial_state(x.shape[:-2], q.dtype), k, v), q))
+            o = divide(*read(update(self.initial_state(x.shape[:-2], q.dtype), k, v), q))
         return self._out(jnp.where(is_valid[..., None], o, 0), x)  # *B T D
 
     def recurrent(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T D"]:
@@ -183,15 +183,15 @@ class LinearAttention(nnx.Module):
         """One token's output, and the state after it."""
         if not self.causal:
             raise ValueError("step and recurrent need a layer built with causal=True.")
-        q, k, v = self._mapped(x[..., None, :])  # *B 1 N H
-        state = absorb(state, k, v)
+        q, k, v = self._feature_map(x[..., None, :])  # *B 1 N H
+        state = update(state, k, v)
         return self._out(divide(*read(state, q)), x[..., None, :])[..., 0, :], state
 
     def initial_state(self, batch: tuple[int, ...] = (), dtype: Any = jnp.float32) -> State:
         """The state before the first token, for these batch axes."""
         return empty(batch, self.num_heads, self.head_dim, dtype)
 
-    def _mapped(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def _feature_map(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """phi(q), phi(k) and v, `*B T N H`, in float32 or wider."""
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (split_heads(project(x), self.head_dim) for project in projections)

@@ -10,9 +10,9 @@ from .._internal.checks import check_divides, check_input, check_positive
 from ..attend import attend
 from ..masks import Dense, Window
 from ._common import check_tokens, merge_heads, split_heads
-from ._house import House, HouseKeywords, house_signature
-from ._numbers import numbers_of
-from ._sources import zero_absent
+from ._init import LayerInit, LayerInitKeywords, layer_init_signature
+from ._inputs import zero_padding
+from ._token_indices import token_indices
 
 
 class LongformerAttention(nnx.Module):
@@ -45,25 +45,25 @@ class LongformerAttention(nnx.Module):
     (3, 9, 6)
     """
 
-    @house_signature
+    @layer_init_signature
     def __init__(
         self,
         dim: int,
         num_heads: int,
         window: int,
-        **more: Unpack[HouseKeywords],
+        **more: Unpack[LayerInitKeywords],
     ):
         check_positive(dim=dim, num_heads=num_heads, window=window)
         if window % 2:
             raise ValueError(f"window must be even, for two sides of one length; got {window=}.")
         self.half = window // 2
         self.head_dim = check_divides("num_heads", num_heads, "dim", dim)
-        house = House(**more)
-        self.query, self.key, self.value = (house.linear(dim, dim) for _ in range(3))
+        init = LayerInit(**more)
+        self.query, self.key, self.value = (init.linear(dim, dim) for _ in range(3))
         self.query_global, self.key_global, self.value_global = (
-            house.linear(dim, dim) for _ in range(3)
+            init.linear(dim, dim) for _ in range(3)
         )
-        self.dropout = house.attention_dropout()
+        self.dropout = init.attention_dropout()
 
     def __call__(
         self,
@@ -86,17 +86,17 @@ class LongformerAttention(nnx.Module):
         x = jnp.where(is_valid[..., None], x, 0)
         chosen = _global(global_tokens, x)  # *B T
         keys, rows = is_valid[..., None, None, :], chosen[..., None, :, None]
-        near = numbers_of(x, valid).mask(Window(self.half, self.half))
-        near = near | Dense(chosen[..., None, None, :])
+        local_mask = token_indices(x, valid).mask(Window(self.half, self.half))
+        local_mask = local_mask | Dense(chosen[..., None, None, :])
         drops = [None if self.dropout is None else self.dropout(deterministic) for _ in range(2)]
         local = [self.query, self.key, self.value]
         q, k, v = (split_heads(project(x), self.head_dim) for project in local)  # *B T N H
-        seen = near & Dense(~rows) & Dense(keys)
-        o = attend(q, k, v, mask=seen, dropout=drops[0])  # *B T N H
+        visible = local_mask & Dense(~rows) & Dense(keys)
+        o = attend(q, k, v, mask=visible, dropout=drops[0])  # *B T N H
         wide = [self.query_global, self.key_global, self.value_global]
         q, k, v = (split_heads(project(x), self.head_dim) for project in wide)  # *B T N H
         o = o + attend(q, k, v, mask=Dense(rows) & Dense(keys), dropout=drops[1])  # *B T N H
-        return zero_absent(merge_heads(o), valid)  # *B T D
+        return zero_padding(merge_heads(o), valid)  # *B T D
 
 
 def _global(tokens: Array | None, x: Float[Array, "*B T D"]) -> Bool[Array, "*B T"]:

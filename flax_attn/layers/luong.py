@@ -9,8 +9,8 @@ from jaxtyping import Array, Float
 
 from .._internal.checks import check_choice, check_input, check_positive
 from ..masks import FULL, Mask
-from ._common import pool, visible, zero_unseen_states
-from ._house import Start, StartKeywords, start_signature
+from ._common import pool, visible_states, zero_masked_states
+from ._init import InitKeywords, InitWithoutDropout, init_signature
 
 
 def dot(layer: "LuongAttention", h: jax.Array, s: jax.Array) -> jax.Array:
@@ -67,7 +67,7 @@ class LuongAttention(nnx.Module):
     (2, 3, 6)
     """
 
-    @start_signature
+    @init_signature
     def __init__(
         self,
         d_encoder: int,
@@ -75,19 +75,19 @@ class LuongAttention(nnx.Module):
         *,
         score: Literal["dot", "general", "concat"] = "general",
         units: int | None = None,
-        **more: Unpack[StartKeywords],
+        **more: Unpack[InitKeywords],
     ):
         check_positive(d_encoder=d_encoder, d_decoder=d_decoder)
         check_choice("score", score, *SCORES)
         _check_sizes(score, d_encoder, d_decoder, units)
-        house = Start(**more)
-        self.score, self.dtype = score, house.dtype
+        init = InitWithoutDropout(**more)
+        self.score, self.dtype = score, init.dtype
         self.d_encoder, self.d_decoder = d_encoder, d_decoder
         if score == "general":
-            self.W = house.linear(d_encoder, d_decoder, use_bias=False)
+            self.W = init.linear(d_encoder, d_decoder, use_bias=False)
         if units is not None:
-            self.W = house.linear(d_decoder + d_encoder, units, use_bias=False)
-            self.v = house.linear(units, 1, use_bias=False)
+            self.W = init.linear(d_decoder + d_encoder, units, use_bias=False)
+            self.v = init.linear(units, 1, use_bias=False)
 
     def __call__(
         self,
@@ -103,9 +103,9 @@ class LuongAttention(nnx.Module):
         """
         h, s = check_input("h", h, self.d_encoder), check_input("s", s, self.d_decoder)
         h, s = (x.astype(self.dtype or x.dtype) for x in (h, s))
-        seen = visible(mask, h, s)  # *B T S
-        h, s = zero_unseen_states(h, s, seen)
-        return pool(SCORES[self.score](self, h, s), h, seen)
+        visible = visible_states(mask, h, s)  # *B T S
+        h, s = zero_masked_states(h, s, visible)
+        return pool(SCORES[self.score](self, h, s), h, visible)
 
 
 def _check_sizes(score: str, d_encoder: int, d_decoder: int, units: int | None) -> None:

@@ -14,7 +14,7 @@ from .._internal.types import wide
 from ..norms import RMSNorm
 from ..recurrence import elementwise_recurrence
 from ..taps import tap
-from ._house import Start, StartKeywords, start_signature
+from ._init import InitKeywords, InitWithoutDropout, init_signature
 from ._recurrent import (
     Recurred,
     Recurrent,
@@ -70,7 +70,7 @@ class Mamba(Recurrent):
     b_layernorm: RMSNorm | None
     c_layernorm: RMSNorm | None
 
-    @start_signature
+    @init_signature
     def __init__(
         self,
         in_features: int,
@@ -83,47 +83,51 @@ class Mamba(Recurrent):
         use_bias: bool = False,
         norms: Literal["gains", "plain"] | None = None,
         eps: float = 1e-6,
-        **more: Unpack[StartKeywords],
+        **more: Unpack[InitKeywords],
     ):
         size = 2 * in_features if width is None else width
         rank = math.ceil(in_features / 16) if step_rank is None else step_rank
         check_positive(in_features=in_features, width=size, step_rank=rank)
         check_positive(state_dim=state_dim, conv_size=conv_size)
         check_choice("norms", norms, "gains", "plain", None)
-        house = Start(**more)
+        init = InitWithoutDropout(**more)
         self.state_dim = state_dim
-        self.in_proj = house.linear(in_features, 2 * size, use_bias=use_bias)
-        self.conv1d = short_convolution(size, conv_size, conv_bias, house)
-        self.x_proj = house.linear(size, rank + 2 * state_dim, use_bias=False)
+        self.in_proj = init.linear(in_features, 2 * size, use_bias=use_bias)
+        self.conv1d = short_convolution(size, conv_size, conv_bias, init)
+        self.x_proj = init.linear(size, rank + 2 * state_dim, use_bias=False)
         widths = {"dt": rank, "b": state_dim, "c": state_dim}
         for name, each in widths.items():
             features = each if norms == "gains" else None
-            norm = RMSNorm(features, eps=eps, cast="before", param_dtype=house.param_dtype)
+            norm = RMSNorm(features, eps=eps, cast="before", param_dtype=init.param_dtype)
             setattr(self, f"{name}_layernorm", norm if norms else None)
-        self.dt_proj = house.linear(rank, size, use_bias=False)
-        self.dt_bias = decay_parameters(1, size, house)[1]
-        decay = jnp.arange(1, state_dim + 1, dtype=house.param_dtype)
+        self.dt_proj = init.linear(rank, size, use_bias=False)
+        self.dt_bias = decay_parameters(1, size, init)[1]
+        decay = jnp.arange(1, state_dim + 1, dtype=init.param_dtype)
         self.A_log = nnx.Param(jnp.log(jnp.broadcast_to(decay, (size, state_dim))))
-        self.D = nnx.Param(jnp.ones(size, house.param_dtype))
-        self.out_proj = house.linear(size, in_features, use_bias=use_bias)
+        self.D = nnx.Param(jnp.ones(size, init.param_dtype))
+        self.out_proj = init.linear(size, in_features, use_bias=use_bias)
 
     def recur(self, x: Float[Array, "*B T D"], tokens: Tokens) -> Recurred:
         """The equation above, up to `out_proj`."""
         x, z = jnp.split(self.in_proj(x), 2, axis=-1)  # *B T E, *B T E
-        x, near = tokens.convolved(self.conv1d, x)
+        x, conv_state = tokens.convolved(self.conv1d, x)
         x = nnx.silu(x)
         step, b, c = self.selected(x)  # *B T E, *B T N, *B T N
         kind = step.dtype
         log_decay = step[..., None] * -jnp.exp(aligned(self.A_log[...], step[..., None]))
         added = (step * x.astype(kind))[..., None] * b.astype(kind)[..., None, :]  # *B T E N
-        how = tokens.how()
-        how["state"] = None if how["state"] is None else _flat(how["state"])
-        h, far = elementwise_recurrence(_flat(added), _flat(log_decay), **how)
+        kwargs = tokens.kwargs()
+        kwargs["state"] = None if kwargs["state"] is None else _flat(kwargs["state"])
+        h, recurrent_state = elementwise_recurrence(_flat(added), _flat(log_decay), **kwargs)
         h = h.reshape(added.shape)  # *B T E N
         y = jnp.einsum("...en,...n->...e", h, c.astype(kind))
         y = y + aligned(self.D[...], y) * x.astype(kind)  # *B T E
         y = tap("context", y.astype(x.dtype))
-        return gated(y, z), far.reshape(*far.shape[:-1], *added.shape[-2:]), near
+        return (
+            gated(y, z),
+            recurrent_state.reshape(*recurrent_state.shape[:-1], *added.shape[-2:]),
+            conv_state,
+        )
 
     def selected(
         self, x: Float[Array, "*B T E"]

@@ -16,7 +16,7 @@ from ..norms import RMSNorm, rms_norm
 from ..recurrence import linear_recurrence
 from ..taps import tap
 from ._common import merge_heads, split_heads
-from ._house import Start, StartKeywords, start_signature
+from ._init import InitKeywords, InitWithoutDropout, init_signature
 from ._recurrent import (
     Recurred,
     Recurrent,
@@ -73,7 +73,7 @@ class Mamba2(Recurrent):
     (2, 7, 12)
     """
 
-    @start_signature
+    @init_signature
     def __init__(
         self,
         in_features: int,
@@ -91,38 +91,38 @@ class Mamba2(Recurrent):
         step_limits: tuple[float, float] | None = None,
         multipliers: Sequence[float] | None = None,
         chunk: int = 64,
-        **more: Unpack[StartKeywords],
+        **more: Unpack[InitKeywords],
     ):
         check_positive(in_features=in_features, num_heads=num_heads, groups=groups, chunk=chunk)
         check_positive(key_dim=key_dim, value_dim=value_dim, conv_size=conv_size)
         check_divides("groups", groups, "num_heads", num_heads)
         check_choice("norm", norm, "after", "before", None)
-        house = Start(**more)
+        init = InitWithoutDropout(**more)
         self.num_heads, self.key_dim, self.value_dim = num_heads, key_dim, value_dim
         self.groups, self.chunk, self.norm_comes_first = groups, chunk, norm == "before"
         width = num_heads * value_dim
         mixed = width + 2 * groups * key_dim
         self.step_limits, self.multipliers = _limits(step_limits), _multipliers(multipliers)
-        self.in_proj = house.linear(in_features, width + mixed + num_heads, use_bias=use_bias)
-        self.conv1d = short_convolution(mixed, conv_size, conv_bias, house)
-        self.A_log, self.dt_bias = decay_parameters(num_heads, num_heads, house)
-        self.D = nnx.Param(jnp.ones(num_heads, house.param_dtype))
-        gains = None if norm is None else RMSNorm(width, eps=eps, param_dtype=house.param_dtype)
+        self.in_proj = init.linear(in_features, width + mixed + num_heads, use_bias=use_bias)
+        self.conv1d = short_convolution(mixed, conv_size, conv_bias, init)
+        self.A_log, self.dt_bias = decay_parameters(num_heads, num_heads, init)
+        self.D = nnx.Param(jnp.ones(num_heads, init.param_dtype))
+        gains = None if norm is None else RMSNorm(width, eps=eps, param_dtype=init.param_dtype)
         self.norm = gains
         out_bias = use_bias if out_bias is None else out_bias
-        self.out_proj = house.linear(width, in_features, use_bias=out_bias)
+        self.out_proj = init.linear(width, in_features, use_bias=out_bias)
 
     def recur(self, x: Float[Array, "*B T D"], tokens: Tokens) -> Recurred:
         """The equation above, up to `out_proj`."""
         z, mixed, dt = self.projected(x)  # *B T E, *B T E, *B T N
-        mixed, near = tokens.convolved(self.conv1d, mixed)  # *B T E
+        mixed, conv_state = tokens.convolved(self.conv1d, mixed)  # *B T E
         v, k, q = self.heads(mixed)  # *B T N h, *B T N H, *B T N H
         step = self.steps(dt)  # *B T N
         decay = -jnp.exp(aligned(self.A_log[...], step)) * step  # *B T N
-        how = {"chunk": self.chunk, **tokens.how()}
-        y, far = linear_recurrence(q, k, v, log_decay=decay, beta=step, **how)
+        kwargs = {"chunk": self.chunk, **tokens.kwargs()}
+        y, recurrent_state = linear_recurrence(q, k, v, log_decay=decay, beta=step, **kwargs)
         y = tap("context", y + aligned(self.D[...][:, None], y) * v)  # *B T N h
-        return self.normed_and_gated(merge_heads(y), z), far, near
+        return self.normed_and_gated(merge_heads(y), z), recurrent_state, conv_state
 
     def projected(
         self, x: Float[Array, "*B T D"]

@@ -14,7 +14,7 @@ from ..reference import softmax
 from ..taps import tap
 from ._cached import AnyCache, C, CacheOptions, arithmetic_dtype, check_eval, new_cache
 from ._common import merge_heads, split_heads
-from ._house import Start, StartKeywords, start_signature
+from ._init import InitKeywords, InitWithoutDropout, init_signature
 
 
 class MultiHeadAttention(nnx.Module):
@@ -47,7 +47,7 @@ class MultiHeadAttention(nnx.Module):
     (6, 2)
     """
 
-    @start_signature
+    @init_signature
     def __init__(
         self,
         d_in: int,
@@ -58,19 +58,19 @@ class MultiHeadAttention(nnx.Module):
         qkv_bias: bool = False,
         *,
         out_proj: bool = True,
-        **more: Unpack[StartKeywords],
+        **more: Unpack[InitKeywords],
     ):
         check_positive(d_in=d_in, d_out=d_out, context_length=context_length, num_heads=num_heads)
         self.d_out = d_out
         self.num_heads = num_heads
         self.head_dim = check_divides("num_heads", num_heads, "d_out", d_out)
         self.context_length = context_length
-        house = Start(**more)
-        self.W_query = house.linear(d_in, d_out, use_bias=qkv_bias)
-        self.W_key = house.linear(d_in, d_out, use_bias=qkv_bias)
-        self.W_value = house.linear(d_in, d_out, use_bias=qkv_bias)
-        self.out_proj = house.linear(d_out, d_out) if out_proj else None
-        self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=house.rngs)
+        init = InitWithoutDropout(**more)
+        self.W_query = init.linear(d_in, d_out, use_bias=qkv_bias)
+        self.W_key = init.linear(d_in, d_out, use_bias=qkv_bias)
+        self.W_value = init.linear(d_in, d_out, use_bias=qkv_bias)
+        self.out_proj = init.linear(d_out, d_out) if out_proj else None
+        self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=init.rngs)
 
     @overload
     def __call__(

@@ -10,7 +10,7 @@ from .._internal.checks import check_context, check_divides, check_input, check_
 from ..dropout import LayerDropout
 from ..reference import softmax
 from ..taps import tap
-from ._house import Start, StartKeywords, start_signature
+from ._init import InitKeywords, InitWithoutDropout, init_signature
 
 
 class MultiHeadAttentionCombined(nnx.Module):
@@ -36,7 +36,7 @@ class MultiHeadAttentionCombined(nnx.Module):
     (6, 2)
     """
 
-    @start_signature
+    @init_signature
     def __init__(
         self,
         d_in: int,
@@ -45,17 +45,17 @@ class MultiHeadAttentionCombined(nnx.Module):
         dropout: float,
         num_heads: int,
         qkv_bias: bool = False,
-        **more: Unpack[StartKeywords],
+        **more: Unpack[InitKeywords],
     ):
         check_positive(d_in=d_in, d_out=d_out, context_length=context_length, num_heads=num_heads)
         self.d_out = d_out
         self.num_heads = num_heads
         self.head_dim = check_divides("num_heads", num_heads, "d_out", d_out)
         self.context_length = context_length
-        house = Start(**more)
-        self.qkv = house.linear(d_in, 3 * d_out, use_bias=qkv_bias)
-        self.out_proj = house.linear(d_out, d_out)
-        self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=house.rngs)
+        init = InitWithoutDropout(**more)
+        self.qkv = init.linear(d_in, 3 * d_out, use_bias=qkv_bias)
+        self.out_proj = init.linear(d_out, d_out)
+        self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=init.rngs)
 
     def __call__(
         self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None

@@ -14,7 +14,7 @@ from ..dropout import LayerDropout
 from ..reference import softmax
 from ..taps import tap
 from ._common import torch_uniform
-from ._house import Start, StartKeywords, start_signature
+from ._init import InitKeywords, InitWithoutDropout, init_signature
 
 
 def project(
@@ -53,7 +53,7 @@ class MultiHeadAttentionEinsum(nnx.Module):
     (6, 2)
     """
 
-    @start_signature
+    @init_signature
     def __init__(
         self,
         d_in: int,
@@ -62,22 +62,22 @@ class MultiHeadAttentionEinsum(nnx.Module):
         dropout: float,
         num_heads: int,
         qkv_bias: bool = False,
-        **more: Unpack[StartKeywords],
+        **more: Unpack[InitKeywords],
     ):
         check_positive(d_in=d_in, d_out=d_out, context_length=context_length, num_heads=num_heads)
         self.d_out = d_out
         self.num_heads = num_heads
         self.head_dim = check_divides("num_heads", num_heads, "d_out", d_out)
         self.context_length = context_length
-        house, start = Start(**more), torch_uniform(d_in)
-        self.dtype = house.dtype
-        weights = (house.param((d_out, d_in), start) for _ in range(3))
+        init, start = InitWithoutDropout(**more), torch_uniform(d_in)
+        self.dtype = init.dtype
+        weights = (init.param((d_out, d_in), start) for _ in range(3))
         self.W_query, self.W_key, self.W_value = weights
-        bias = partial(house.param, (d_out,), start, is_bias=True)
+        bias = partial(init.param, (d_out,), start, is_bias=True)
         biases = (bias() if qkv_bias else None for _ in range(3))
         self.b_query, self.b_key, self.b_value = biases
-        self.out_proj = house.linear(d_out, d_out)
-        self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=house.rngs)
+        self.out_proj = init.linear(d_out, d_out)
+        self.dropout = LayerDropout(check_rate("dropout", dropout), rngs=init.rngs)
 
     def __call__(
         self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None

@@ -7,7 +7,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from .._internal.checks import check_positive
-from ._house import Start, StartKeywords, start_signature
+from ._init import InitKeywords, InitWithoutDropout, init_signature
 from .causal_attention import CausalAttention
 
 
@@ -34,7 +34,7 @@ class MultiHeadAttentionWrapper(nnx.Module):
     (6, 4)
     """
 
-    @start_signature
+    @init_signature
     def __init__(
         self,
         d_in: int,
@@ -43,10 +43,10 @@ class MultiHeadAttentionWrapper(nnx.Module):
         dropout: float,
         num_heads: int,
         qkv_bias: bool = False,
-        **more: Unpack[StartKeywords],
+        **more: Unpack[InitKeywords],
     ):
         check_positive(num_heads=num_heads)
-        Start(**more)  # refuses what a head would take beside it
+        InitWithoutDropout(**more)  # refuses what a head would take beside it
         arguments = (d_in, d_out, context_length, dropout, qkv_bias)
         heads = (CausalAttention(*arguments, **more) for _ in range(num_heads))
         self.heads = nnx.List(heads)

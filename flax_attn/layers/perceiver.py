@@ -9,9 +9,9 @@ from jaxtyping import Array, Bool, Float, Int
 from .._internal.checks import check_divides, check_positive
 from ..attend import attend
 from ..masks import FULL, Mask, as_mask
-from ._common import as_attribute, merge_heads, split_heads
-from ._house import House, HouseKeywords, house_signature
-from ._sources import tokens, zero_absent
+from ._common import as_module_data, merge_heads, split_heads
+from ._init import LayerInit, LayerInitKeywords, layer_init_signature
+from ._inputs import tokens, zero_padding
 
 
 class PerceiverAttention(nnx.Module):
@@ -53,7 +53,7 @@ class PerceiverAttention(nnx.Module):
     (3, 5, 8)
     """
 
-    @house_signature
+    @layer_init_signature
     def __init__(
         self,
         in_features: int,
@@ -64,7 +64,7 @@ class PerceiverAttention(nnx.Module):
         v_features: int | None = None,
         residual: bool = True,
         mask: Mask | Array = FULL,
-        **more: Unpack[HouseKeywords],
+        **more: Unpack[LayerInitKeywords],
     ):
         source = in_features if memory_features is None else memory_features
         qk = in_features if qk_features is None else qk_features
@@ -74,16 +74,18 @@ class PerceiverAttention(nnx.Module):
         self.v_dim = check_divides("num_heads", num_heads, "v_features", values)
         out = values if memory_features is None else in_features
         _check_residual(residual, in_features, out)
-        self.residual, self.mask = residual, as_attribute(as_mask(mask))
-        house = House(**more)
-        start = nnx.initializers.zeros if house.bias_init is None else house.bias_init
-        how = {"dtype": house.dtype, "param_dtype": house.param_dtype, "rngs": house.rngs}
-        norm = partial(nnx.LayerNorm, epsilon=1e-5, use_fast_variance=False, bias_init=start, **how)
+        self.residual, self.mask = residual, as_module_data(as_mask(mask))
+        init = LayerInit(**more)
+        start = nnx.initializers.zeros if init.bias_init is None else init.bias_init
+        norm_kwargs = {"dtype": init.dtype, "param_dtype": init.param_dtype, "rngs": init.rngs}
+        norm = partial(
+            nnx.LayerNorm, epsilon=1e-5, use_fast_variance=False, bias_init=start, **norm_kwargs
+        )
         self.layernorm1 = norm(in_features)
         self.layernorm2 = None if memory_features is None else norm(memory_features)
-        self.query, self.key = house.linear(in_features, qk), house.linear(source, qk)
-        self.value, self.dense = house.linear(source, values), house.linear(values, out)
-        self.dropout = house.attention_dropout()
+        self.query, self.key = init.linear(in_features, qk), init.linear(source, qk)
+        self.value, self.dense = init.linear(source, values), init.linear(values, out)
+        self.dropout = init.attention_dropout()
 
     def __call__(
         self,
@@ -109,15 +111,15 @@ class PerceiverAttention(nnx.Module):
         self._check_memory(memory)
         widths = self.query.in_features, self.key.in_features
         call = {"mask": mask, "valid": valid, "positions": positions}
-        x, memory, seen, _ = tokens(x, memory, self.mask, widths=widths, **call)
+        x, memory, visible, _ = tokens(x, memory, self.mask, widths=widths, **call)
         latents = self.layernorm1(x)  # *B T D
         source = latents if self.layernorm2 is None else self.layernorm2(memory)  # *B S E
         q = split_heads(self.query(latents), self.qk_dim)  # *B T N H
         k = split_heads(self.key(source), self.qk_dim)  # *B S N H
         v = split_heads(self.value(source), self.v_dim)  # *B S N h
         drop = None if self.dropout is None else self.dropout(deterministic)
-        y = self.dense(merge_heads(attend(q, k, v, mask=seen, dropout=drop)))  # *B T F
-        return zero_absent(x + y if self.residual else y, valid)  # *B T F
+        y = self.dense(merge_heads(attend(q, k, v, mask=visible, dropout=drop)))  # *B T F
+        return zero_padding(x + y if self.residual else y, valid)  # *B T F
 
     def _check_memory(self, memory: Array | None) -> None:
         if (memory is None) != (self.layernorm2 is None):

@@ -13,9 +13,9 @@ from ..attend import attend
 from ..masks import FULL, Mask, as_mask
 from ..positions.relative import relative_shift, sinusoids
 from ..scores import Additive
-from ._common import as_attribute, merge_heads, split_heads
-from ._house import House, HouseKeywords, house_signature
-from ._sources import tokens, zero_absent
+from ._common import as_module_data, merge_heads, split_heads
+from ._init import LayerInit, LayerInitKeywords, layer_init_signature
+from ._inputs import tokens, zero_padding
 
 
 class RelativeShiftAttention(nnx.Module):
@@ -60,7 +60,7 @@ class RelativeShiftAttention(nnx.Module):
     (3, 5, 6)
     """
 
-    @house_signature
+    @layer_init_signature
     def __init__(
         self,
         in_features: int,
@@ -72,25 +72,25 @@ class RelativeShiftAttention(nnx.Module):
         mask: Mask | Array = FULL,
         qkv_bias: bool = False,
         out_bias: bool = False,
-        **more: Unpack[HouseKeywords],
+        **more: Unpack[LayerInitKeywords],
     ):
         _check(in_features, num_heads, head_dim, biases, layout)
         self.head_dim, self.biases = head_dim, biases
         self.layout: Literal["half", "interleaved"] = layout
-        self.mask = as_attribute(as_mask(mask))
+        self.mask = as_module_data(as_mask(mask))
         width, shape = num_heads * head_dim, (num_heads, head_dim)
-        house = House(**more)
+        init = LayerInit(**more)
         self.q_proj, self.k_proj, self.v_proj = (
-            house.linear(in_features, width, use_bias=qkv_bias) for _ in range(3)
+            init.linear(in_features, width, use_bias=qkv_bias) for _ in range(3)
         )
-        self.r_proj = house.linear(in_features, width, use_bias=False)
-        self.o_proj = house.linear(width, in_features, use_bias=out_bias)
+        self.r_proj = init.linear(in_features, width, use_bias=False)
+        self.o_proj = init.linear(width, in_features, use_bias=out_bias)
         zeros = nnx.initializers.zeros
-        self.r_w_bias, self.r_r_bias = house.param(shape, zeros), house.param(shape, zeros)
+        self.r_w_bias, self.r_r_bias = init.param(shape, zeros), init.param(shape, zeros)
         if biases == "segment":
-            self.r_s_bias = house.param(shape, zeros)
-            self.seg_embed = house.param((2, *shape), nnx.initializers.normal(0.02))
-        self.dropout = house.attention_dropout()
+            self.r_s_bias = init.param(shape, zeros)
+            self.seg_embed = init.param((2, *shape), nnx.initializers.normal(0.02))
+        self.dropout = init.attention_dropout()
 
     def __call__(
         self,
@@ -115,18 +115,18 @@ class RelativeShiftAttention(nnx.Module):
         """
         width = self.q_proj.in_features
         call = {"mask": mask, "valid": valid, "positions": positions}
-        x, _, seen, numbers = tokens(x, None, self.mask, widths=(width, width), **call)
+        x, _, visible, indices = tokens(x, None, self.mask, widths=(width, width), **call)
         other = self._other_segment(segments, x)  # *B 1 T T
         q = split_heads(self.q_proj(x), self.head_dim)  # *B T N H
         k = split_heads(self.k_proj(x), self.head_dim)  # *B T N H
         v = split_heads(self.v_proj(x), self.head_dim)  # *B T N H
         scale = self.head_dim**-0.5
-        distances = self._by_distance(q, numbers.distances())  # *B N T T
+        distances = self._by_distance(q, indices.distances())  # *B N T T
         bias = Additive(scale * (distances + self._by_segment(q, other)))
         drop = None if self.dropout is None else self.dropout(deterministic)
         q = q + aligned(self.r_w_bias[...], q)  # *B T N H
-        o = attend(q, k, v, mask=seen, score=bias, scale=scale, dropout=drop)  # *B T N H
-        return zero_absent(self.o_proj(merge_heads(o)), valid)  # *B T D
+        o = attend(q, k, v, mask=visible, score=bias, scale=scale, dropout=drop)  # *B T N H
+        return zero_padding(self.o_proj(merge_heads(o)), valid)  # *B T D
 
     def _by_distance(
         self, q: Float[Array, "*B T N H"], distances: Int[Array, "*B T T"] | None
@@ -134,8 +134,8 @@ class RelativeShiftAttention(nnx.Module):
         """`(q + v).r[i - j]`, i - j that of the slots unless distances are given."""
         T, width = q.shape[-3], self.q_proj.in_features
         distance = jnp.arange(T - 1, -T, -1)  # R, from key far behind to key far ahead
-        near = sinusoids(distance, width, layout=self.layout, dtype=wide(q.dtype))  # R D
-        r = split_heads(self.r_proj(near.astype(q.dtype)), self.head_dim)  # R N H
+        sin_cos = sinusoids(distance, width, layout=self.layout, dtype=wide(q.dtype))  # R D
+        r = split_heads(self.r_proj(sin_cos.astype(q.dtype)), self.head_dim)  # R N H
         scores = jnp.einsum("...tnh,rnh->...ntr", q + aligned(self.r_r_bias[...], q), r)
         if distances is None:
             return relative_shift(scores, T, pad=True)

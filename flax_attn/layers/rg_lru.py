@@ -15,7 +15,7 @@ from ..recurrence import elementwise_recurrence
 from ..recurrence.documents import begins, check_segments
 from ..taps import tap
 from ._common import check_tokens, merge_heads, split_heads, torch_uniform
-from ._house import Start, StartKeywords, start_signature
+from ._init import InitKeywords, InitWithoutDropout, init_signature
 from ._recurrent import Recurred, Recurrent, Shape, Tokens, short_convolution, state_of
 
 SHARPNESS = 8.0
@@ -62,7 +62,7 @@ class RGLRU(Recurrent):
     recurrent_gate_weight: nnx.Param
     recurrent_gate_bias: nnx.Param
 
-    @start_signature
+    @init_signature
     def __init__(
         self,
         in_features: int,
@@ -70,32 +70,38 @@ class RGLRU(Recurrent):
         *,
         width: int | None = None,
         conv_size: int = 4,
-        **more: Unpack[StartKeywords],
+        **more: Unpack[InitKeywords],
     ):
         size = in_features if width is None else width
         check_positive(in_features=in_features, num_heads=num_heads, width=size)
         check_positive(conv_size=conv_size)
         block = check_divides("num_heads", num_heads, "width", size)
-        house = Start(**more)
-        self.linear_y = house.linear(in_features, size)
-        self.linear_x = house.linear(in_features, size)
-        self.conv_1d = short_convolution(size, conv_size, True, house)
+        init = InitWithoutDropout(**more)
+        self.linear_y = init.linear(in_features, size)
+        self.linear_x = init.linear(in_features, size)
+        self.conv_1d = short_convolution(size, conv_size, True, init)
         for gate in ("input_gate", "recurrent_gate"):
             start, shape = torch_uniform(block), (num_heads, block)
-            setattr(self, f"{gate}_weight", house.param((*shape, block), start))
-            setattr(self, f"{gate}_bias", house.param(shape, start, is_bias=True))
-        a = jax.random.uniform(house.rngs.params(), (size,), house.param_dtype, 0.9, 0.999)
+            setattr(self, f"{gate}_weight", init.param((*shape, block), start))
+            setattr(self, f"{gate}_bias", init.param(shape, start, is_bias=True))
+        a = jax.random.uniform(init.rngs.params(), (size,), init.param_dtype, 0.9, 0.999)
         self.recurrent_param = nnx.Param(jnp.log(jnp.expm1(-jnp.log(a) / SHARPNESS)))
-        self.linear_out = house.linear(size, in_features)
+        self.linear_out = init.linear(size, in_features)
 
     def recur(self, x: Float[Array, "*B T D"], tokens: Tokens) -> Recurred:
         """The equation above, up to `linear_out`."""
-        z, near = tokens.convolved(self.conv_1d, self.linear_x(x))  # *B T W
+        z, conv_state = tokens.convolved(self.conv_1d, self.linear_x(x))  # *B T W
         log_a, gated = self.gates(z)  # *B T W, in float32 or wider
         size = root(-jnp.expm1(2 * log_a))
         first = first_tokens(x, *tokens)[..., None]  # *B T 1
-        h, far = elementwise_recurrence(gated * jnp.where(first, 1, size), log_a, **tokens.how())
-        return tap("context", h.astype(z.dtype)) * nnx.gelu(self.linear_y(x)), far, near
+        h, recurrent_state = elementwise_recurrence(
+            gated * jnp.where(first, 1, size), log_a, **tokens.kwargs()
+        )
+        return (
+            tap("context", h.astype(z.dtype)) * nnx.gelu(self.linear_y(x)),
+            recurrent_state,
+            conv_state,
+        )
 
     def gates(self, z: Float[Array, "*B T W"]) -> tuple[Float[Array, "*B T W"], ...]:
         """The logarithm of the decay, and the components times their input gate."""

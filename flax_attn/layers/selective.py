@@ -8,13 +8,13 @@ from jaxtyping import Array, Bool, Float
 
 from .._internal.types import Sizes
 from ..by_weights import attend_by_weights
-from ._numbers import Documents
+from ._token_indices import Documents
 from ._weights import WeightsAttention
 
 
-def forgetting(
+def selection_penalty(
     logits: Float[Array, "B N T S"],
-    seen: Bool[Array, "#B #N T S"],
+    visible: Bool[Array, "#B #N T S"],
     first: Bool[Array, "#B S"] | None = None,
 ) -> Float[Array, "B 1 T S"]:
     """What each query subtracts from its scores: the sum of what the queries before it selected.
@@ -25,8 +25,8 @@ def forgetting(
     """
     T, S = logits.shape[-2:]
     first = (jnp.arange(S) == 0)[None] if first is None else first
-    kept = seen[:, :1] & ~jnp.eye(T, S, dtype=bool)[None, None] & ~first[:, None, None]
-    selected = jnp.where(kept, jnp.maximum(logits[:, :1], 0), 0)  # B 1 T S
+    selectable = visible[:, :1] & ~jnp.eye(T, S, dtype=bool)[None, None] & ~first[:, None, None]
+    selected = jnp.where(selectable, jnp.maximum(logits[:, :1], 0), 0)  # B 1 T S
     return jnp.cumsum(selected, axis=-2) - selected
 
 
@@ -58,23 +58,23 @@ class SelectiveAttention(WeightsAttention):
     reads_documents = True
 
     def read(
-        self, q: Array, k: Array, v: Array, *, documents: Documents, **how: Any
+        self, q: Array, k: Array, v: Array, *, documents: Documents, **attend_kwargs: Any
     ) -> Float[Array, "*B T N H"]:
         """Softmax of the logits less what earlier queries have selected."""
         tokens = q.shape[-3]
         first = _first_tokens(documents, q.shape[:-2])
         sizes = Sizes(q.shape[:-3], q.shape[-2], tokens, tokens)
-        seen = jnp.asarray(how["mask"].bind(sizes).grid(sizes))
+        visible = jnp.asarray(attend_kwargs["mask"].bind(sizes).grid(sizes))
 
         def select(logits: jax.Array) -> jax.Array:
-            return logits - forgetting(logits, seen, first)
+            return logits - selection_penalty(logits, visible, first)
 
-        return attend_by_weights(q, k, v, mix_scores=select, **how)
+        return attend_by_weights(q, k, v, mix_scores=select, **attend_kwargs)
 
 
 def _first_tokens(documents: Documents, shape: tuple[int, ...]) -> Bool[Array, "B T"] | None:
     """The first real token of each document, all batch axes as one; None for that of slot 0."""
-    if documents.are_rows:
+    if documents.is_unpacked:
         return None
     valid = jnp.ones(shape, bool) if documents.valid is None else documents.valid
     ids = jnp.zeros(shape, jnp.int32) if documents.ids is None else documents.ids

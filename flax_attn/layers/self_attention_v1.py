@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from .._internal.checks import check_input, check_positive
 from ..reference import softmax
 from ..taps import tap
-from ._house import Start, StartKeywords, start_signature
+from ._init import InitKeywords, InitWithoutDropout, init_signature
 
 
 class SelfAttentionV1(nnx.Module):
@@ -38,20 +38,20 @@ class SelfAttentionV1(nnx.Module):
     (6, 2)
     """
 
-    @start_signature
+    @init_signature
     def __init__(
         self,
         d_in: int,
         d_out: int,
-        **more: Unpack[StartKeywords],
+        **more: Unpack[InitKeywords],
     ):
         check_positive(d_in=d_in, d_out=d_out)
         self.d_out = d_out
-        house = Start(**more)
-        self.dtype = house.dtype
-        self.W_query = house.param((d_in, d_out), jax.random.uniform)
-        self.W_key = house.param((d_in, d_out), jax.random.uniform)
-        self.W_value = house.param((d_in, d_out), jax.random.uniform)
+        init = InitWithoutDropout(**more)
+        self.dtype = init.dtype
+        self.W_query = init.param((d_in, d_out), jax.random.uniform)
+        self.W_key = init.param((d_in, d_out), jax.random.uniform)
+        self.W_value = init.param((d_in, d_out), jax.random.uniform)
 
     def __call__(
         self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None

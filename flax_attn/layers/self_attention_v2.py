@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 from .._internal.checks import check_input, check_positive
 from ..reference import softmax
 from ..taps import tap
-from ._house import Start, StartKeywords, start_signature
+from ._init import InitKeywords, InitWithoutDropout, init_signature
 
 
 class SelfAttentionV2(nnx.Module):
@@ -38,17 +38,17 @@ class SelfAttentionV2(nnx.Module):
     (6, 2)
     """
 
-    @start_signature
+    @init_signature
     def __init__(
         self,
         d_in: int,
         d_out: int,
         qkv_bias: bool = False,
-        **more: Unpack[StartKeywords],
+        **more: Unpack[InitKeywords],
     ):
         check_positive(d_in=d_in, d_out=d_out)
         self.d_out = d_out
-        linear = Start(**more).linear
+        linear = InitWithoutDropout(**more).linear
         self.W_query = linear(d_in, d_out, use_bias=qkv_bias)
         self.W_key = linear(d_in, d_out, use_bias=qkv_bias)
         self.W_value = linear(d_in, d_out, use_bias=qkv_bias)

@@ -8,8 +8,8 @@ from jaxtyping import Array, Bool, Float, Int
 from ..masks import Mask
 from ._common import split_heads
 from ._forward import SelfAttention
-from ._grouped import DecodingHeads, Grouped, Norm, grouped_signature
-from ._numbers import RotaryPositions
+from ._grouped import DecodingHeads, Grouped, NormFn, grouped_signature
+from ._token_indices import RotaryPositions
 from .cross_layer import CrossLayerAttention, Pair
 
 
@@ -51,12 +51,12 @@ class SharedKeyValueAttention(DecodingHeads, SelfAttention):
         num_kv_heads: int,
         head_dim: int,
         *,
-        v_norm: Norm | None = None,
+        v_norm: NormFn | None = None,
         own_values: bool = False,
         **grouped: Unpack[Grouped],
     ):
         sizes = (in_features, num_heads, num_kv_heads, head_dim)
-        if "across_layers" in grouped and _was_across_layers(grouped, v_norm, own_values):
+        if "across_layers" in grouped and _renamed_argument(grouped, v_norm, own_values):
             # nnx calls `__init__` on whatever `__new__` returns, so the class is set here.
             object.__setattr__(self, "__class__", CrossLayerAttention)
             return CrossLayerAttention.__init__(self, *sizes, **grouped)
@@ -85,10 +85,10 @@ class SharedKeyValueAttention(DecodingHeads, SelfAttention):
         has_values = "v_proj" in self.kv_projections
         v = split_heads(self.v_proj(x), self.head_dim) if has_values else k  # *B T K H
         v = v if self.v_norm is None else self.v_norm(v)  # *B T K H
-        return self.normed_and_turned(k, self.k_norm, positions), v
+        return self.norm_and_rotate(k, self.k_norm, positions), v
 
 
-def _was_across_layers(grouped: Any, v_norm: Norm | None, own_values: bool) -> bool:
+def _renamed_argument(grouped: Any, v_norm: NormFn | None, own_values: bool) -> bool:
     """Takes the argument of the last release out of `grouped`, and warns of it."""
     warn(
         "SharedKeyValueAttention(across_layers=True) is now called CrossLayerAttention, and "

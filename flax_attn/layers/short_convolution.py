@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 from .._internal.checks import check_positive
 from ..taps import tap
-from ._house import Start, StartKeywords, start_signature
+from ._init import InitKeywords, InitWithoutDropout, init_signature
 from ._recurrent import Recurred, Recurrent, Shape, Tokens, short_convolution, state_of
 
 
@@ -41,26 +41,26 @@ class GatedShortConvolution(Recurrent):
     (2, 7, 12)
     """
 
-    @start_signature
+    @init_signature
     def __init__(
         self,
         in_features: int,
         *,
         conv_size: int = 3,
         use_bias: bool = False,
-        **more: Unpack[StartKeywords],
+        **more: Unpack[InitKeywords],
     ):
         check_positive(in_features=in_features, conv_size=conv_size)
-        house = Start(**more)
-        self.in_proj = house.linear(in_features, 3 * in_features, use_bias=use_bias)
-        self.conv = short_convolution(in_features, conv_size, use_bias, house)
-        self.out_proj = house.linear(in_features, in_features, use_bias=use_bias)
+        init = InitWithoutDropout(**more)
+        self.in_proj = init.linear(in_features, 3 * in_features, use_bias=use_bias)
+        self.conv = short_convolution(in_features, conv_size, use_bias, init)
+        self.out_proj = init.linear(in_features, in_features, use_bias=use_bias)
 
     def recur(self, x: Float[Array, "*B T D"], tokens: Tokens) -> Recurred:
         """The equation above, up to `out_proj`."""
         b, c, x = jnp.split(self.in_proj(x), 3, axis=-1)  # *B T D each
-        x, near = tokens.convolved(self.conv, b * x)  # *B T D
-        return tap("context", c * x), None, near
+        x, conv_state = tokens.convolved(self.conv, b * x)  # *B T D
+        return tap("context", c * x), None, conv_state
 
     def state_shapes(self) -> tuple[Shape, Shape]:
         """No recurrence, and the tokens that the convolution looks back at."""

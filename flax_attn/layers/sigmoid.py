@@ -13,7 +13,7 @@ from ..normalisers import sigmoid
 from ..positions.lengths import lengths_of
 from ..scores import Additive
 from ._grouped import Grouped, grouped_signature
-from ._numbers import Documents
+from ._token_indices import Documents
 from ._weights import WeightsAttention
 
 
@@ -64,17 +64,19 @@ class SigmoidAttention(WeightsAttention):
         self.logit_bias = logit_bias
 
     def read(
-        self, q: Array, k: Array, v: Array, *, documents: Documents, **how: Any
+        self, q: Array, k: Array, v: Array, *, documents: Documents, **attend_kwargs: Any
     ) -> Float[Array, "*B T N H"]:
         """Weights of any sum, each of its own score."""
         bias = self.logit_bias
-        if bias is None and documents.are_rows:
+        if bias is None and documents.is_unpacked:
             bias = _start_bias(q.shape[-3], wide(q.dtype))
         if bias is None:
             counts = lengths_of(None, q.shape[:-2], *documents)  # *B T
             bias = -jnp.log(counts.astype(q.dtype))[..., None, :, None]  # *B 1 T 1
-        how["score"] >>= Additive(jnp.asarray(bias, q.dtype).reshape(jnp.shape(bias) or (1, 1, 1)))
-        return attend_by_weights(q, k, v, normalise=sigmoid, **how)
+        attend_kwargs["score"] >>= Additive(
+            jnp.asarray(bias, q.dtype).reshape(jnp.shape(bias) or (1, 1, 1))
+        )
+        return attend_by_weights(q, k, v, normalise=sigmoid, **attend_kwargs)
 
 
 def _start_bias(length: Any, dtype: Any) -> Any:

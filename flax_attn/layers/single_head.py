@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 from .._internal.checks import check_input, check_positive
 from ..reference import softmax
 from ..taps import tap
-from ._house import Start, StartKeywords, start_signature
+from ._init import InitKeywords, InitWithoutDropout, init_signature
 
 
 class SingleHeadAttention(nnx.Module):
@@ -34,7 +34,7 @@ class SingleHeadAttention(nnx.Module):
     (4, 8, 16)
     """
 
-    @start_signature
+    @init_signature
     def __init__(
         self,
         d_in: int,
@@ -42,11 +42,11 @@ class SingleHeadAttention(nnx.Module):
         *,
         scale: bool = False,
         value: bool = True,
-        **more: Unpack[StartKeywords],
+        **more: Unpack[InitKeywords],
     ):
         check_positive(d_in=d_in, head_size=head_size)
         self.scale = head_size**-0.5 if scale else 1.0
-        linear = Start(**more).linear
+        linear = InitWithoutDropout(**more).linear
         self.key = linear(d_in, head_size, use_bias=False)
         self.query = linear(d_in, head_size, use_bias=False)
         self.value = linear(d_in, head_size, use_bias=False) if value else None

@@ -10,8 +10,8 @@ from .._internal.checks import check_divides, check_image, check_positive
 from ..attend import attend
 from ..masks import FULL, Mask, as_mask
 from ..norms import LayerNorm
-from ._common import as_attribute, merge_heads, split_heads
-from ._house import House, HouseKeywords, house_signature
+from ._common import as_module_data, merge_heads, split_heads
+from ._init import LayerInit, LayerInitKeywords, layer_init_signature
 
 
 class SpatialReductionAttention(nnx.Module):
@@ -54,7 +54,7 @@ class SpatialReductionAttention(nnx.Module):
     (2, 4, 6, 12)
     """
 
-    @house_signature
+    @layer_init_signature
     def __init__(
         self,
         dim: int,
@@ -64,20 +64,20 @@ class SpatialReductionAttention(nnx.Module):
         qkv_bias: bool = True,
         eps: float = 1e-6,
         mask: Mask | Array = FULL,
-        **more: Unpack[HouseKeywords],
+        **more: Unpack[LayerInitKeywords],
     ):
         check_positive(dim=dim, num_heads=num_heads, ratio=ratio)
         self.head_dim = check_divides("num_heads", num_heads, "dim", dim)
-        self.ratio, self.mask = ratio, as_attribute(as_mask(mask))
-        house = House(**more)
-        self.query = house.linear(dim, dim, use_bias=qkv_bias)
-        self.key = house.linear(dim, dim, use_bias=qkv_bias)
-        self.value = house.linear(dim, dim, use_bias=qkv_bias)
-        self.dense = house.linear(dim, dim)
-        norm = partial(LayerNorm, eps=eps, use_bias=True, param_dtype=house.param_dtype)
-        self.sequence_reduction = _of_squares(dim, ratio, house) if ratio > 1 else None
+        self.ratio, self.mask = ratio, as_module_data(as_mask(mask))
+        init = LayerInit(**more)
+        self.query = init.linear(dim, dim, use_bias=qkv_bias)
+        self.key = init.linear(dim, dim, use_bias=qkv_bias)
+        self.value = init.linear(dim, dim, use_bias=qkv_bias)
+        self.dense = init.linear(dim, dim)
+        norm = partial(LayerNorm, eps=eps, use_bias=True, param_dtype=init.param_dtype)
+        self.sequence_reduction = _of_squares(dim, ratio, init) if ratio > 1 else None
         self.layer_norm = norm(dim) if ratio > 1 else None
-        self.dropout = house.attention_dropout()
+        self.dropout = init.attention_dropout()
 
     def __call__(
         self,
@@ -99,9 +99,9 @@ class SpatialReductionAttention(nnx.Module):
         q = split_heads(self.query(pixels), self.head_dim)  # *B T N H
         k = split_heads(self.key(z), self.head_dim)  # *B S N H
         v = split_heads(self.value(z), self.head_dim)  # *B S N H
-        seen = self.mask if mask is None else as_mask(mask)
+        visible = self.mask if mask is None else as_mask(mask)
         drop = None if self.dropout is None else self.dropout(deterministic)
-        o = attend(q, k, v, mask=seen, dropout=drop)  # *B T N H
+        o = attend(q, k, v, mask=visible, dropout=drop)  # *B T N H
         return self.dense(merge_heads(o)).reshape(x.shape)  # *B Y X D
 
     def reduced(self, x: Float[Array, "*B Y X D"]) -> Float[Array, "*B S D"]:
@@ -118,7 +118,7 @@ class SpatialReductionAttention(nnx.Module):
         return z.reshape(*batch, z.shape[-3] * z.shape[-2], width)  # *B S D
 
 
-def _of_squares(dim: int, ratio: int, house: House) -> nnx.Conv:
+def _of_squares(dim: int, ratio: int, init: LayerInit) -> nnx.Conv:
     """The convolution over squares side by side, which starts as torch's does."""
-    how = {"strides": ratio, "padding": "VALID", **house.torch_start(dim * ratio**2)}
-    return nnx.Conv(dim, dim, (ratio, ratio), **how)
+    conv_kwargs = {"strides": ratio, "padding": "VALID", **init.torch_initializers(dim * ratio**2)}
+    return nnx.Conv(dim, dim, (ratio, ratio), **conv_kwargs)

@@ -12,9 +12,9 @@ from ..cache import Memory
 from ..masks import FULL, Mask, as_mask
 from ..scores import IDENTITY, Additive, Score, T5Bias
 from ._cached import AnyCache, CrossCall, M
-from ._common import as_attribute
-from ._crossing import CrossForward
-from ._house import House, HouseKeywords, house_signature
+from ._common import as_module_data
+from ._cross_attention import CrossForward
+from ._init import LayerInit, LayerInitKeywords, layer_init_signature
 
 
 class T5Attention(CrossForward):
@@ -57,7 +57,7 @@ class T5Attention(CrossForward):
     (3, 5, 6)
     """
 
-    @house_signature
+    @layer_init_signature
     def __init__(
         self,
         in_features: int,
@@ -69,23 +69,25 @@ class T5Attention(CrossForward):
         bidirectional: bool = True,
         has_bias: bool = True,
         mask: Mask | Array = FULL,
-        **more: Unpack[HouseKeywords],
+        **more: Unpack[LayerInitKeywords],
     ):
         check_positive(in_features=in_features, num_heads=num_heads, head_dim=head_dim)
         check_positive(buckets=buckets, max_distance=max_distance)
         self.buckets, self.max_distance = buckets, max_distance
         self.bidirectional = bidirectional
         self._of(jnp.zeros((buckets, num_heads)))  # refuses buckets that no table can have
-        self.head_dim, self.mask = head_dim, as_attribute(as_mask(mask))
-        house = House(**more)
-        self.q = house.linear(in_features, num_heads * head_dim, use_bias=False)
-        self.k = house.linear(in_features, num_heads * head_dim, use_bias=False)
-        self.v = house.linear(in_features, num_heads * head_dim, use_bias=False)
-        self.o = house.linear(num_heads * head_dim, in_features, use_bias=False)
-        start = nnx.initializers.normal(1.0) if house.kernel_init is None else house.kernel_init
-        how = {"embedding_init": start, "param_dtype": house.param_dtype, "rngs": house.rngs}
-        self.relative_attention_bias = nnx.Embed(buckets, num_heads, **how) if has_bias else None
-        self.dropout = house.attention_dropout()
+        self.head_dim, self.mask = head_dim, as_module_data(as_mask(mask))
+        init = LayerInit(**more)
+        self.q = init.linear(in_features, num_heads * head_dim, use_bias=False)
+        self.k = init.linear(in_features, num_heads * head_dim, use_bias=False)
+        self.v = init.linear(in_features, num_heads * head_dim, use_bias=False)
+        self.o = init.linear(num_heads * head_dim, in_features, use_bias=False)
+        start = nnx.initializers.normal(1.0) if init.kernel_init is None else init.kernel_init
+        embed_kwargs = {"embedding_init": start, "param_dtype": init.param_dtype, "rngs": init.rngs}
+        self.relative_attention_bias = (
+            nnx.Embed(buckets, num_heads, **embed_kwargs) if has_bias else None
+        )
+        self.dropout = init.attention_dropout()
 
     def projections(self) -> tuple[nnx.Linear, nnx.Linear, nnx.Linear, nnx.Linear]:
         """Those of queries, keys, values and output."""
@@ -102,8 +104,8 @@ class T5Attention(CrossForward):
         return self._of(self.relative_attention_bias.embedding[...])
 
     def _of(self, table: Float[Array, "R N"]) -> T5Bias:
-        how = {"max_distance": self.max_distance, "bidirectional": self.bidirectional}
-        return T5Bias(table, buckets=self.buckets, **how)
+        bias_kwargs = {"max_distance": self.max_distance, "bidirectional": self.bidirectional}
+        return T5Bias(table, buckets=self.buckets, **bias_kwargs)
 
     def position_bias(self, queries: int, keys: int) -> Float[Array, "N T S"]:
         """The layer's bias as an array, for T queries and S keys that begin at one place."""
@@ -151,10 +153,10 @@ class T5Attention(CrossForward):
             `*B N T S`. Without a table self attention needs one; `IDENTITY` stands for none.
         """
         crosses = memory is not None or isinstance(cache, Memory)
-        how = {"score": self._score(bias, crosses), "scale": 1.0}
+        attend_kwargs = {"score": self._score(bias, crosses), "scale": 1.0}
         call = {"mask": mask, "positions": positions, "valid": valid}
         call |= {"empty": empty, "cache": cache}
-        return self.forward(how, x, memory, deterministic=deterministic, **call)
+        return self.forward(attend_kwargs, x, memory, deterministic=deterministic, **call)
 
     def _score(self, bias: Score | Array | None, crosses: bool) -> Score:
         if bias is not None:

@@ -10,9 +10,9 @@ from jaxtyping import Array, Bool, Float, Int
 from .._internal.checks import check_divides, check_positive
 from ..by_weights import attend_by_weights
 from ..masks import FULL, Mask, as_mask
-from ._common import as_attribute, merge_heads
-from ._house import House, HouseKeywords, house_signature
-from ._sources import tokens, zero_absent
+from ._common import as_module_data, merge_heads
+from ._init import LayerInit, LayerInitKeywords, layer_init_signature
+from ._inputs import tokens, zero_padding
 
 
 def over_heads(linear: nnx.Linear, x: Float[Array, "B N T S"]) -> Float[Array, "B N T S"]:
@@ -68,7 +68,7 @@ class TalkingHeadsAttention(nnx.Module):
     (2, 5, 12)
     """
 
-    @house_signature
+    @layer_init_signature
     def __init__(
         self,
         dim: int,
@@ -78,21 +78,21 @@ class TalkingHeadsAttention(nnx.Module):
         qkv_bias: bool = False,
         mix_bias: bool = True,
         mask: Mask | Array = FULL,
-        **more: Unpack[HouseKeywords],
+        **more: Unpack[LayerInitKeywords],
     ):
         check_positive(dim=dim, num_heads=num_heads)
         if head_dim is None:
             head_dim = check_divides("num_heads", num_heads, "dim", dim)
         check_positive(head_dim=head_dim)
         self.num_heads, self.head_dim = num_heads, head_dim
-        self.mask = as_attribute(as_mask(mask))
-        house = House(**more)
-        self.qkv = house.linear(dim, 3 * num_heads * head_dim, use_bias=qkv_bias)
-        self.proj_l = house.linear(num_heads, num_heads, use_bias=mix_bias)
-        self.proj_w = house.linear(num_heads, num_heads, use_bias=mix_bias)
+        self.mask = as_module_data(as_mask(mask))
+        init = LayerInit(**more)
+        self.qkv = init.linear(dim, 3 * num_heads * head_dim, use_bias=qkv_bias)
+        self.proj_l = init.linear(num_heads, num_heads, use_bias=mix_bias)
+        self.proj_w = init.linear(num_heads, num_heads, use_bias=mix_bias)
         self.proj_l.promote_dtype = self.proj_w.promote_dtype = in_dtype_of_first
-        self.proj = house.linear(num_heads * head_dim, dim)
-        self.dropout = house.attention_dropout()
+        self.proj = init.linear(num_heads * head_dim, dim)
+        self.dropout = init.attention_dropout()
 
     def __call__(
         self,
@@ -114,7 +114,7 @@ class TalkingHeadsAttention(nnx.Module):
         """
         width = self.qkv.in_features
         call = {"mask": mask, "valid": valid, "positions": positions}
-        x, _, seen, _ = tokens(x, None, self.mask, widths=(width, width), **call)
+        x, _, visible, _ = tokens(x, None, self.mask, widths=(width, width), **call)
         qkv = self.qkv(x).reshape(*x.shape[:-1], 3, self.num_heads, self.head_dim)  # *B T 3 N H
         q, k, v = jnp.moveaxis(qkv, -3, 0)  # *B T N H each
         o = attend_by_weights(
@@ -123,7 +123,7 @@ class TalkingHeadsAttention(nnx.Module):
             v,
             mix_scores=partial(over_heads, self.proj_l),
             mix_weights=partial(over_heads, self.proj_w),
-            mask=seen,
+            mask=visible,
             dropout=None if self.dropout is None else self.dropout(deterministic),
         )  # *B T N H
-        return zero_absent(self.proj(merge_heads(o)), valid)  # *B T D
+        return zero_padding(self.proj(merge_heads(o)), valid)  # *B T D

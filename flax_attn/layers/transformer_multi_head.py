@@ -10,7 +10,7 @@ from ..attend import attend
 from ..dropout import AttentionDropout
 from ..masks import FULL, Mask
 from ._common import merge_heads, split_heads
-from ._house import Start, StartKeywords, start_signature
+from ._init import InitKeywords, InitWithoutDropout, init_signature
 
 
 class TransformerMultiHeadAttention(nnx.Module):
@@ -48,7 +48,7 @@ class TransformerMultiHeadAttention(nnx.Module):
     (3, 5, 8)
     """
 
-    @start_signature
+    @init_signature
     def __init__(
         self,
         embed_dim: int,
@@ -57,17 +57,17 @@ class TransformerMultiHeadAttention(nnx.Module):
         bias: bool = True,
         kdim: int | None = None,
         vdim: int | None = None,
-        **more: Unpack[StartKeywords],
+        **more: Unpack[InitKeywords],
     ):
         kdim, vdim = (embed_dim if width is None else width for width in (kdim, vdim))
         check_positive(embed_dim=embed_dim, num_heads=num_heads, kdim=kdim, vdim=vdim)
         self.head_dim = check_divides("num_heads", num_heads, "embed_dim", embed_dim)
-        house = Start(**more)
-        self.q_proj = house.linear(embed_dim, embed_dim, use_bias=bias)
-        self.k_proj = house.linear(kdim, embed_dim, use_bias=bias)
-        self.v_proj = house.linear(vdim, embed_dim, use_bias=bias)
-        self.out_proj = house.linear(embed_dim, embed_dim, use_bias=bias)
-        self.dropout = AttentionDropout(dropout, rngs=house.rngs)
+        init = InitWithoutDropout(**more)
+        self.q_proj = init.linear(embed_dim, embed_dim, use_bias=bias)
+        self.k_proj = init.linear(kdim, embed_dim, use_bias=bias)
+        self.v_proj = init.linear(vdim, embed_dim, use_bias=bias)
+        self.out_proj = init.linear(embed_dim, embed_dim, use_bias=bias)
+        self.dropout = AttentionDropout(dropout, rngs=init.rngs)
 
     def __call__(
         self,

@@ -11,8 +11,8 @@ from ._cached import C, Call
 from ._common import check_tokens, split_heads
 from ._forward import Forward
 from ._grouped import DecodingHeads, Grouped, grouped_signature
-from ._house import House, keywords_of
-from ._numbers import RotaryPositions
+from ._init import LayerInit, keywords_of
+from ._token_indices import RotaryPositions
 
 
 class ValueResidualAttention(DecodingHeads, Forward):
@@ -55,7 +55,9 @@ class ValueResidualAttention(DecodingHeads, Forward):
         **grouped: Unpack[Grouped],
     ):
         super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
-        self.mix_proj = House.of(grouped).linear(in_features, num_kv_heads) if learned_mix else None
+        self.mix_proj = (
+            LayerInit.of(grouped).linear(in_features, num_kv_heads) if learned_mix else None
+        )
 
     @overload
     def __call__(

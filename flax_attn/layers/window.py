@@ -17,8 +17,8 @@ from ..norms import l2_norm
 from ..positions.relative import window_coordinates, window_rows
 from ..scores import Additive
 from ._common import check_tokens, merge_heads, split_heads
-from ._house import House, HouseKeywords, house_signature
-from ._sources import zero_absent
+from ._init import LayerInit, LayerInitKeywords, layer_init_signature
+from ._inputs import zero_padding
 
 Sides = tuple[int, int]
 
@@ -111,7 +111,7 @@ class WindowAttention(nnx.Module):
     (5, 4, 9, 6)
     """
 
-    @house_signature
+    @layer_init_signature
     def __init__(
         self,
         dim: int,
@@ -122,36 +122,36 @@ class WindowAttention(nnx.Module):
         version: Literal[1, 2] = 1,
         pretrained: Sides | None = None,
         qkv_bias: bool = True,
-        **more: Unpack[HouseKeywords],
+        **more: Unpack[LayerInitKeywords],
     ):
         check_positive(dim=dim, num_heads=num_heads)
         check_choice("version", version, 1, 2)
         _check_sides(window, shift, version, pretrained)
         self.head_dim = check_divides("num_heads", num_heads, "dim", dim)
         self.window, self.shift, self.version, self.pretrained = window, shift, version, pretrained
-        house = House(**more)
-        self.q_proj = house.linear(dim, dim, use_bias=qkv_bias)
-        self.k_proj = house.linear(dim, dim, use_bias=qkv_bias and version == 1)
-        self.v_proj = house.linear(dim, dim, use_bias=qkv_bias)
-        self.o_proj = house.linear(dim, dim)
+        init = LayerInit(**more)
+        self.q_proj = init.linear(dim, dim, use_bias=qkv_bias)
+        self.k_proj = init.linear(dim, dim, use_bias=qkv_bias and version == 1)
+        self.v_proj = init.linear(dim, dim, use_bias=qkv_bias)
+        self.o_proj = init.linear(dim, dim)
         if version == 1:
             shape = ((2 * window[0] - 1) * (2 * window[1] - 1), num_heads)
-            table = house.param(shape, nnx.initializers.normal(0.02))
+            table = init.param(shape, nnx.initializers.normal(0.02))
             self.relative_position_bias_table = table
         else:
-            self.logit_scale = nnx.Param(jnp.full((num_heads, 1, 1), log(10), house.param_dtype))
-            self.mlp_in = house.linear(2, 512)
-            self.mlp_out = house.linear(512, num_heads, use_bias=False)
-        self.dropout = house.attention_dropout()
+            self.logit_scale = nnx.Param(jnp.full((num_heads, 1, 1), log(10), init.param_dtype))
+            self.mlp_in = init.linear(2, 512)
+            self.mlp_out = init.linear(512, num_heads, use_bias=False)
+        self.dropout = init.attention_dropout()
 
     def position_bias(self) -> Float[Array, "N T T"]:
         """What each head adds for the place of a key beside a query."""
         if self.version == 1:
             table = self.relative_position_bias_table[...]  # R N
             return jnp.moveaxis(table[window_rows(*self.window)], -1, 0)
-        near = window_coordinates(*self.window, pretrained=self.pretrained).reshape(-1, 2)
-        near = jnp.asarray(near, self.mlp_in.kernel[...].dtype)  # R 2
-        table = self.mlp_out(jax.nn.relu(self.mlp_in(near)))  # R N
+        coordinates = window_coordinates(*self.window, pretrained=self.pretrained).reshape(-1, 2)
+        coordinates = jnp.asarray(coordinates, self.mlp_in.kernel[...].dtype)  # R 2
+        table = self.mlp_out(jax.nn.relu(self.mlp_in(coordinates)))  # R N
         return jnp.moveaxis(16 * jax.nn.sigmoid(table[window_rows(*self.window)]), -1, 0)
 
     def __call__(
@@ -169,18 +169,18 @@ class WindowAttention(nnx.Module):
           deterministic: overrides `train()` and `eval()`.
         """
         x = check_image("x", x, self.q_proj.in_features)
-        windows, seen = self._windows(x, valid)  # *B M T C
+        windows, visible = self._windows(x, valid)  # *B M T C
         q = split_heads(self.q_proj(windows), self.head_dim)  # *B M T N H
         k = split_heads(self.k_proj(windows), self.head_dim)  # *B M T N H
         v = split_heads(self.v_proj(windows), self.head_dim)  # *B M T N H
-        q, k, scale = self._likened(q, k)
+        q, k, scale = self._similarity_inputs(q, k)
         drop = None if self.dropout is None else self.dropout(deterministic)
         bias = Additive(self.position_bias())
-        o = attend(q, k, v, mask=seen, score=bias, scale=scale, dropout=drop)  # *B M T N H
+        o = attend(q, k, v, mask=visible, score=bias, scale=scale, dropout=drop)  # *B M T N H
         y = self._image(self.o_proj(merge_heads(o)), *x.shape[-3:-1])  # *B Y X C
-        return zero_absent(y, valid)
+        return zero_padding(y, valid)
 
-    def _likened(self, q: Array, k: Array) -> tuple[Array, Array, float]:
+    def _similarity_inputs(self, q: Array, k: Array) -> tuple[Array, Array, float]:
         """Queries, keys and scale: as they are, or cosines times each head's own scale."""
         if self.version == 1:
             return q, k, self.head_dim**-0.5
@@ -195,18 +195,18 @@ class WindowAttention(nnx.Module):
         height, width = x.shape[-3:-1]
         more = [-side % step for side, step in zip((height, width), self.window, strict=True)]
         pad = [(0, 0)] * (x.ndim - 3) + [(0, more[0]), (0, more[1])]
-        back, seen = [-step for step in self.shift], FULL
+        back, visible = [-step for step in self.shift], FULL
         if any(self.shift):
             padded = height + more[0], width + more[1]
-            seen = Segments(shifted_regions(*padded, self.window, self.shift))
+            visible = Segments(shifted_regions(*padded, self.window, self.shift))
         if valid is not None:
             is_valid = check_tokens("valid", valid, x)  # *B Y X
             x = jnp.where(is_valid[..., None], x, 0)
             is_valid = jnp.roll(jnp.pad(is_valid, pad, constant_values=True), back, (-2, -1))
             is_valid = to_windows(is_valid[..., None], self.window)[..., 0]  # *B M T
-            seen = seen & Dense(is_valid[..., None, None, :])
+            visible = visible & Dense(is_valid[..., None, None, :])
         rolled = jnp.roll(jnp.pad(x, [*pad, (0, 0)]), back, (-3, -2))
-        return to_windows(rolled, self.window), seen
+        return to_windows(rolled, self.window), visible
 
     def _image(
         self, windows: Float[Array, "*B M T C"], height: int, width: int

@@ -13,11 +13,11 @@ from .algebra import Mask as Mask
 from .algebra import Not as Not
 from .algebra import Or as Or
 from .algebra import as_mask as as_mask
-from .answers import Band as Band
-from .answers import Rows as Rows
 from .documents import Documents as Documents
 from .nodes import MaskFn as MaskFn
 from .nodes import Segments as Segments
+from .ranges import Band as Band
+from .ranges import Rows as Rows
 from .runs import CAUSAL as CAUSAL
 from .runs import FULL as FULL
 from .runs import Causal as Causal

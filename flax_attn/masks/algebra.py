@@ -7,10 +7,28 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._internal.arrays import check_boolean, larger, look_up, pick, plus, smaller, to_grid
+from .._internal.arrays import (
+    check_boolean,
+    look_up,
+    maximum,
+    minimum,
+    saturating_add,
+    select,
+    to_grid,
+)
 from .._internal.types import Sizes, frozen, is_frozen
 from ..places import Places, in_whole
-from .answers import Band, Range, band_of, inner, meet, outer, reach_of, runs_of, segments_of
+from .ranges import (
+    Band,
+    Range,
+    as_known_band,
+    combine,
+    fully_visible_range,
+    reach_of,
+    runs_of,
+    segments_of,
+    visible_range,
+)
 
 
 class Mask:
@@ -133,8 +151,8 @@ class Mask:
         band = self.as_band()
         if band is None:
             return None
-        first = None if band.lo is None else plus(q, band.lo)
-        end = None if band.hi is None else plus(q, band.hi + 1)
+        first = None if band.lo is None else saturating_add(q, band.lo)
+        end = None if band.hi is None else saturating_add(q, band.hi + 1)
         if band.kv is not None:
             kv = jnp.asarray(band.kv, jnp.int32).reshape(-1, 1)
             end = kv if end is None else jnp.minimum(end, kv)
@@ -153,8 +171,8 @@ class Mask:
             return None
         _, _, q, k = sizes.grid()
         with jax.ensure_compile_time_eval():
-            seen = self.bind(sizes)(0, 0, q.reshape(-1, 1), k.reshape(1, -1))
-        return np.broadcast_to(np.asarray(seen), (sizes.T, sizes.S))
+            visible = self.bind(sizes)(0, 0, q.reshape(-1, 1), k.reshape(1, -1))
+        return np.broadcast_to(np.asarray(visible), (sizes.T, sizes.S))
 
     def __and__(self, other: "Mask | jax.Array") -> "Mask":
         return And(self, as_mask(other))
@@ -221,13 +239,13 @@ class Placed(Mask):
         return self.mask(*in_whole(self.places, b, n), q, k)
 
     def key_range(self, b, n, q, sizes):
-        return outer(self.mask, self._entry(b), q, sizes)
+        return visible_range(self.mask, self._entry(b), q, sizes)
 
     def seen_range(self, b, n, q, sizes):
-        return inner(self.mask, self._entry(b), q, sizes)
+        return fully_visible_range(self.mask, self._entry(b), q, sizes)
 
     def as_band(self):
-        return self._of_entries(band_of(self.mask))
+        return self._of_entries(as_known_band(self.mask))
 
     def as_runs(self, q):
         return self._of_entries(runs_of(self.mask, q))
@@ -267,26 +285,26 @@ class And(Mask):
         return self.a.grid(sizes) & self.b.grid(sizes)
 
     def key_range(self, b, n, q, sizes):
-        one, two = outer(self.a, b, q, sizes), outer(self.b, b, q, sizes)
-        return larger(one[0], two[0]), smaller(one[1], two[1])
+        one, two = visible_range(self.a, b, q, sizes), visible_range(self.b, b, q, sizes)
+        return maximum(one[0], two[0]), minimum(one[1], two[1])
 
     def seen_range(self, b, n, q, sizes):
-        one, two = inner(self.a, b, q, sizes), inner(self.b, b, q, sizes)
-        return larger(one[0], two[0]), smaller(one[1], two[1])
+        one, two = (fully_visible_range(x, b, q, sizes) for x in (self.a, self.b))
+        return maximum(one[0], two[0]), minimum(one[1], two[1])
 
     def reach(self, keep_first=0):
         parts = (reach_of(x, keep_first) for x in (self.a, self.b))
         return min((n for n in parts if n is not None), default=None)
 
     def as_band(self):
-        one, two = band_of(self.a), band_of(self.b)
-        return None if one is None or two is None else one.meet(two)
+        one, two = as_known_band(self.a), as_known_band(self.b)
+        return None if one is None or two is None else one.combine(two)
 
     def as_runs(self, q):
         one, two = runs_of(self.a, q), runs_of(self.b, q)
         if one is None or two is None:
             return None
-        return tuple(map(meet, (jnp.maximum, jnp.minimum), one, two))
+        return tuple(map(combine, (jnp.maximum, jnp.minimum), one, two))
 
 
 @frozen
@@ -315,20 +333,20 @@ class Or(Mask):
         return None if one is None or two is None else max(one, two)
 
     def key_range(self, b, n, q, sizes):
-        one, two = outer(self.a, b, q, sizes), outer(self.b, b, q, sizes)
+        one, two = visible_range(self.a, b, q, sizes), visible_range(self.b, b, q, sizes)
         none, other = one[0] >= one[1], two[0] >= two[1]  # an empty range may lie anywhere
-        lo = pick(none, two[0], pick(other, one[0], smaller(one[0], two[0])))
-        return lo, pick(none, two[1], pick(other, one[1], larger(one[1], two[1])))
+        lo = select(none, two[0], select(other, one[0], minimum(one[0], two[0])))
+        return lo, select(none, two[1], select(other, one[1], maximum(one[1], two[1])))
 
     def seen_range(self, b, n, q, sizes):
-        one, two = inner(self.a, b, q, sizes), inner(self.b, b, q, sizes)
+        one, two = (fully_visible_range(x, b, q, sizes) for x in (self.a, self.b))
         return _longer(one, two)
 
     def as_runs(self, q):
         """One run if both begin with the first key and hide no query, as `CAUSAL | Prefix(n)`."""
         ends = []
         for part in (self.a, self.b):
-            band, runs = band_of(part), runs_of(part, q)
+            band, runs = as_known_band(part), runs_of(part, q)
             if band is None or runs is None or band.lo is not None or band.rows is not None:
                 return None
             ends.append(runs[1])
@@ -357,20 +375,20 @@ class Not(Mask):
 
     def key_range(self, b, n, q, sizes):
         """What is hidden at one end is cut off; a hole in the middle is not."""
-        lo, hi = inner(self.a, b, q, sizes)
+        lo, hi = fully_visible_range(self.a, b, q, sizes)
         some, S = lo < hi, sizes.S
-        return pick(some & (lo <= 0), hi, 0), pick(some & (hi >= S), lo, S)
+        return select(some & (lo <= 0), hi, 0), select(some & (hi >= S), lo, S)
 
     def seen_range(self, b, n, q, sizes):
         """What lies before all that the other may show, or behind it, whichever is more."""
-        lo, hi = outer(self.a, b, q, sizes)
-        lo, hi = pick(lo < hi, lo, sizes.S), pick(lo < hi, hi, sizes.S)
+        lo, hi = visible_range(self.a, b, q, sizes)
+        lo, hi = select(lo < hi, lo, sizes.S), select(lo < hi, hi, sizes.S)
         return _longer((0, lo), (hi, sizes.S))
 
 
 def _longer(one: Range, two: Range) -> Range:
     first = one[1] - one[0] >= two[1] - two[0]
-    return pick(first, one[0], two[0]), pick(first, one[1], two[1])
+    return select(first, one[0], two[0]), select(first, one[1], two[1])
 
 
 def as_mask(mask: Any) -> Mask:

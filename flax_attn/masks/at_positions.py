@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .._internal.arrays import FAR, clip, pick, plus
+from .._internal.arrays import INT32_MAX, clip, saturating_add, select
 from .._internal.types import Sizes, frozen
-from ..places import Positions, check_no_end, ended, goes_by_slot
+from ..places import Positions, is_indexed_by_slot, refuse_end, with_end
 from .algebra import And, Mask, Not, Or
-from .answers import Range, Rows, inner, outer
+from .ranges import Range, Rows, fully_visible_range, visible_range
 from .runs import FULL
 
 
@@ -34,21 +34,21 @@ def presence_in(mask: Mask) -> Mask | None:
     return AtPositions(FULL, mask.positions)
 
 
-def asked_where(mask: Mask, positions_of: Callable[[Mask], Positions | None], end: Any) -> Mask:
+def at_positions_of(mask: Mask, positions_of: Callable[[Mask], Positions | None], end: Any) -> Mask:
     """`mask`, each part of which is asked at the positions that `positions_of` gives for it.
 
     None leaves a part by slot. `end` is what `offset="end"` stands for at positions.
     """
     if isinstance(mask, Not):
-        return Not(asked_where(mask.a, positions_of, end))
+        return Not(at_positions_of(mask.a, positions_of, end))
     if isinstance(mask, And | Or):
-        a, b = (asked_where(part, positions_of, end) for part in (mask.a, mask.b))
+        a, b = (at_positions_of(part, positions_of, end) for part in (mask.a, mask.b))
         if isinstance(mask, And) and isinstance(a, AtPositions) and isinstance(b, AtPositions):
             if a.positions is b.positions:
                 return AtPositions(a.mask & b.mask, a.positions)  # asked once for the range of both
         return type(mask)(a, b)
     positions = positions_of(mask)
-    return mask if positions is None else AtPositions(ended(mask, end), positions)
+    return mask if positions is None else AtPositions(with_end(mask, end), positions)
 
 
 def leaves_of(mask: Mask) -> list[Mask]:
@@ -67,9 +67,9 @@ def _moved(mask: Mask, positions: Positions) -> Mask:
         if isinstance(mask, And) and isinstance(a, AtPositions) and isinstance(b, AtPositions):
             return AtPositions(a.mask & b.mask, positions)  # asked once for the range of both
         return type(mask)(a, b)
-    if goes_by_slot(mask):
+    if is_indexed_by_slot(mask):
         return mask
-    check_no_end(mask)
+    refuse_end(mask)
     return AtPositions(mask, positions)
 
 
@@ -91,19 +91,19 @@ class AtPositions(Mask):
         return AtPositions(self.mask.at(places), self.positions)
 
     def bind(self, sizes):
-        return AtPositions(self.mask.bind(_endless(sizes)), self.positions.bind(sizes))
+        return AtPositions(self.mask.bind(_unbounded_sizes(sizes)), self.positions.bind(sizes))
 
-    def asked(self, b: Any, n: Any, q: Any, k: Any) -> Any:
+    def evaluate(self, b: Any, n: Any, q: Any, k: Any) -> Any:
         """Whether a query at position q may look at a key at position k."""
         shown = self.mask(b, n, q, k)
         return shown if self.positions.all_present else (q >= 0) & (k >= 0) & shown
 
     def __call__(self, b, n, q, k):
-        return self.asked(b, n, *self.positions.of(b, q, k))
+        return self.evaluate(b, n, *self.positions.of(b, q, k))
 
     def grid(self, sizes):
         b, n, _, _ = sizes.iotas()
-        return self.asked(b, n, *self.positions.grid)
+        return self.evaluate(b, n, *self.positions.grid)
 
     def key_range(self, b, n, q, sizes):
         """From the first to the last slot whose position the mask may show to these queries.
@@ -115,19 +115,21 @@ class AtPositions(Mask):
             return 0, sizes.S
         rows = self._row(self.positions.q, b, q)
         least, most = _ends(rows)
-        first, end = outer(self.mask, b, (least, most), _endless(sizes))
+        first, end = visible_range(self.mask, b, (least, most), _unbounded_sizes(sizes))
         if self.positions.in_order:
             lo, hi = (jnp.asarray(clip(x, sizes.S), jnp.int32) for x in (first, end))
         else:
             keys = self._row(self.positions.k, b)
-            inside = (keys >= first) & (keys < end) | (keys == FAR)
+            inside = (keys >= first) & (keys < end) | (keys == INT32_MAX)
             if self.positions.all_present:  # no range of positions holds a negative one
                 inside = inside | (keys < 0)
             lo, hi, _ = _slots(inside)
-        none, far = least >= most, most == FAR
+        none, reaches_end = least >= most, most == INT32_MAX
         if self.positions.all_present:
-            none, far = False, far | (rows < 0).any()
-        return pick(far, 0, pick(none, sizes.S, lo)), pick(far, sizes.S, pick(none, 0, hi))
+            none, reaches_end = False, reaches_end | (rows < 0).any()
+        return select(reaches_end, 0, select(none, sizes.S, lo)), select(
+            reaches_end, sizes.S, select(none, 0, hi)
+        )
 
     def seen_range(self, b, n, q, sizes):
         """The slots whose positions all queries see, if they stand together and all are present."""
@@ -135,10 +137,10 @@ class AtPositions(Mask):
             return 0, 0
         rows, keys = self._row(self.positions.q, b, q), self._row(self.positions.k, b)
         least, most = _ends(rows)
-        first, end = inner(self.mask, b, (least, most), _endless(sizes))
+        first, end = fully_visible_range(self.mask, b, (least, most), _unbounded_sizes(sizes))
         lo, hi, count = _slots((keys >= first) & (keys < end))
-        whole = (rows >= 0).all() & (count == hi - lo) & (most < FAR)
-        return pick(whole, lo, 0), pick(whole, hi, 0)
+        whole = (rows >= 0).all() & (count == hi - lo) & (most < INT32_MAX)
+        return select(whole, lo, 0), select(whole, hi, 0)
 
     def _row(self, positions: jax.Array, b: Any, rows: Rows | None = None) -> jax.Array:
         """The positions of one batch entry, of the queries `rows` alone if they are given."""
@@ -157,12 +159,12 @@ def _slots(inside: jax.Array) -> tuple[Any, Any, Any]:
     return lo, hi, inside.sum(dtype=jnp.int32)
 
 
-def _endless(sizes: Sizes) -> Sizes:
+def _unbounded_sizes(sizes: Sizes) -> Sizes:
     """The sizes as a mask at positions is told them: queries and keys may stand anywhere."""
-    return sizes._replace(T=FAR, S=FAR)
+    return sizes._replace(T=INT32_MAX, S=INT32_MAX)
 
 
 def _ends(rows: jax.Array) -> Range:
     """The least of the positions that are present, and one after the most of them, if int32 can."""
-    least = jnp.min(jnp.where(rows >= 0, rows, FAR))
-    return least, plus(jnp.max(rows), 1)
+    least = jnp.min(jnp.where(rows >= 0, rows, INT32_MAX))
+    return least, saturating_add(jnp.max(rows), 1)

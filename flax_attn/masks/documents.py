@@ -13,12 +13,12 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Int
 
-from .._internal.arrays import FAR, aligned, check_integers, near, numbers_in_lists
+from .._internal.arrays import INT32_MAX, aligned, check_integers, lists_to_arrays, saturate
 from .._internal.types import frozen
 from .algebra import Mask
-from .answers import segments_of
+from .ranges import segments_of
 
-FEW = 9  # tokens
+MIN_ID_TOKENS = 9  # tokens
 
 
 @frozen
@@ -67,7 +67,7 @@ class Documents(Mask):
         if self.ends is not None:
             return
         try:
-            numbers_in_lists(self, "lengths")
+            lists_to_arrays(self, "lengths")
         except ValueError as error:
             raise ValueError(
                 "Documents needs as many lengths in every row: fill shorter rows with 0."
@@ -198,7 +198,9 @@ class Documents(Mask):
 
     def as_segments(self):
         """Ids by which padding is no document either: no key has that of its queries."""
-        if self.tokens is None or self.tokens == FAR:  # asked at positions, of which none is last
+        if (
+            self.tokens is None or self.tokens == INT32_MAX
+        ):  # asked at positions, of which none is last
             return None
         q = jnp.arange(self.tokens, dtype=jnp.int32)[None]
         ids = _document_number(self.ends[:, None, :], q)  # B|1 T
@@ -227,7 +229,7 @@ def _is_known(x: Any) -> bool:
 
 def _look_like_ids(lengths: np.ndarray, tokens: Any) -> bool:
     """Whether they number documents from 0 on, one for each token; of few tokens nobody can say."""
-    if not isinstance(tokens, int) or lengths.shape[-1] != tokens or tokens < FEW:
+    if not isinstance(tokens, int) or lengths.shape[-1] != tokens or tokens < MIN_ID_TOKENS:
         return False
     steps = np.diff(lengths, axis=-1)
     rises = ((steps == 0) | (steps == 1)).all() and (lengths[..., -1] > 0).all()
@@ -260,11 +262,11 @@ def check_same_tokens(mask: Documents, sizes: Any) -> None:
 
 def _document_ends(lengths: Any) -> Int[Array, "... G"]:
     """Where each document ends; as many tokens at most as int32 counts."""
-    rows = jnp.clip(near(lengths), 0)
+    rows = jnp.clip(saturate(lengths), 0)
     if rows.shape[-1] == 0:  # no document at all: all is padding
         rows = jnp.zeros((*rows.shape[:-1], 1), jnp.int32)
-    total = jnp.cumsum(rows.astype(jnp.float32), axis=-1) >= FAR  # int32 would wrap
-    return jnp.where(total, FAR, jnp.cumsum(rows, axis=-1, dtype=jnp.int32))
+    total = jnp.cumsum(rows.astype(jnp.float32), axis=-1) >= INT32_MAX  # int32 would wrap
+    return jnp.where(total, INT32_MAX, jnp.cumsum(rows, axis=-1, dtype=jnp.int32))
 
 
 # Both never fall as q grows. Behind the last document both are the end of all.
@@ -281,7 +283,7 @@ def _end(ends: Any, q: Any) -> Any:
     """One after its last token."""
     q = jnp.asarray(q).astype(jnp.int32)[..., None]
     ends = aligned(jnp.asarray(ends), q)
-    return jnp.where(ends > q, ends, ends[..., -1:]).min(-1, initial=FAR)
+    return jnp.where(ends > q, ends, ends[..., -1:]).min(-1, initial=INT32_MAX)
 
 
 def _document_number(ends: Any, q: Any) -> Any:

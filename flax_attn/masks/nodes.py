@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._internal.arrays import check_boolean, check_integers, ids_per_entry, numbers_in_lists, pick
+from .._internal.arrays import check_boolean, check_integers, ids_per_entry, lists_to_arrays, select
 from .._internal.types import Sizes, frozen
 from ..places import Places, check_reads, in_whole
 from .algebra import Mask
-from .answers import Rows
+from .ranges import Rows
 
 
 @frozen
@@ -52,7 +52,7 @@ class Segments(Mask):
                 "Segments takes one array for queries and keys, Segments(ids), or one for each, "
                 f"Segments(q_ids=..., kv_ids=...); got {listed}."
             )
-        numbers_in_lists(self, *names)
+        lists_to_arrays(self, *names)
         check_integers("Segments", **{name: getattr(self, name) for name in names})
 
     def bind(self, sizes):
@@ -87,7 +87,7 @@ class Segments(Mask):
         if not isinstance(q, Rows):
             return 0, 0
         lo, hi, whole = self._keys_of(b, q, sizes)
-        return pick(whole, lo, 0), pick(whole, hi, 0)
+        return select(whole, lo, 0), select(whole, hi, 0)
 
     def _keys_of(self, b: Any, q: Rows, sizes: Sizes) -> tuple[Any, Any, Any]:
         """The run that holds all keys of the queries' segments, and whether it is of one."""
@@ -143,6 +143,6 @@ class MaskFn(Mask):
 
     def __call__(self, b, n, q, k):
         with jax.numpy_dtype_promotion("standard"):  # indices may be mixed with anything
-            seen = self.fn(*in_whole(self.places, b, n), q, k)
-        check_boolean(np.asarray(seen) if isinstance(seen, bool) else seen)
-        return seen
+            visible = self.fn(*in_whole(self.places, b, n), q, k)
+        check_boolean(np.asarray(visible) if isinstance(visible, bool) else visible)
+        return visible

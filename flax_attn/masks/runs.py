@@ -24,28 +24,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._internal.arrays import (
-    FAR,
+    INT32_MAX,
     bound_offset,
     check_integers,
     check_offset,
     clip,
     is_count,
-    is_whole,
-    near,
-    numbers_in_lists,
-    of_entry,
+    is_integer,
+    lists_to_arrays,
     per_entry,
-    pick,
-    plus,
+    saturate,
+    saturating_add,
+    select,
+    take_entry,
 )
 from .._internal.types import frozen
 from .algebra import Mask
-from .answers import Band
+from .ranges import Band
 
 Offset = int | Literal["end"] | Any
 
 
-LOWEST = -FAR - 1  # of an offset, by which the last position that there is sees no key
+MIN_OFFSET = -INT32_MAX - 1  # of an offset, by which the last position that there is sees no key
 
 
 class Edge(NamedTuple):
@@ -66,10 +66,10 @@ class Edge(NamedTuple):
 
     def of(self, q: Any, at: Any) -> Any:
         """The edge of queries, with `at` in the shape that broadcasts to them."""
-        moved = plus(at, self.by, LOWEST)
+        moved = saturating_add(at, self.by, MIN_OFFSET)
         if self.chunk is None:
             return moved
-        return plus(q if self.chunk == 1 else q // self.chunk * self.chunk, moved)
+        return saturating_add(q if self.chunk == 1 else q // self.chunk * self.chunk, moved)
 
 
 class Run(NamedTuple):
@@ -88,18 +88,18 @@ class RunMask(Mask):
         raise NotImplementedError
 
     def __call__(self, b, n, q, k):
-        return self._shown(q, k, lambda at: of_entry(at, b))
+        return self._visible(q, k, lambda at: take_entry(at, b))
 
     def grid(self, sizes):
         _, _, q, k = sizes.iotas()
-        return jnp.asarray(self._shown(q, k, partial(_entries, axes=3)))
+        return jnp.asarray(self._visible(q, k, partial(_entries, axes=3)))
 
-    def _shown(self, q: Any, k: Any, of: Callable[[Any], Any]) -> Any:
+    def _visible(self, q: Any, k: Any, of: Callable[[Any], Any]) -> Any:
         before, last, rows = self.run()
-        asked = [k > before.of(q, of(before.at))] if before is not None else []
-        asked += [k <= last.of(q, of(last.at))] if last is not None else []
-        asked += [q < of(rows)] if rows is not None else []
-        return reduce(and_, asked) if asked else np.True_
+        conditions = [k > before.of(q, of(before.at))] if before is not None else []
+        conditions += [k <= last.of(q, of(last.at))] if last is not None else []
+        conditions += [q < of(rows)] if rows is not None else []
+        return reduce(and_, conditions) if conditions else np.True_
 
     def key_range(self, b, n, q, sizes):
         return self._between(b, q[0], q[1] - 1, q[0], sizes)
@@ -112,34 +112,34 @@ class RunMask(Mask):
         before, last, rows = self.run()
         lo, hi = 0, sizes.S
         if before is not None:
-            lo = clip(plus(before.of(first_of, of_entry(before.at, b)), 1), sizes.S)
+            lo = clip(saturating_add(before.of(first_of, take_entry(before.at, b)), 1), sizes.S)
         if last is not None:
-            hi = clip(plus(last.of(last_of, of_entry(last.at, b)), 1), sizes.S)
-        return lo, hi if rows is None else pick(in_rows < of_entry(rows, b), hi, 0)
+            hi = clip(saturating_add(last.of(last_of, take_entry(last.at, b)), 1), sizes.S)
+        return lo, hi if rows is None else select(in_rows < take_entry(rows, b), hi, 0)
 
     def as_band(self):
         before, last, rows = self.run()
         kv = None
         if last is not None and last.chunk is None:
-            kv, last = plus(last.of(None, last.at), 1), None
-        if not all(x is None or (x.chunk == 1 and is_whole(x.at)) for x in (before, last)):
+            kv, last = saturating_add(last.of(None, last.at), 1), None
+        if not all(x is None or (x.chunk == 1 and is_integer(x.at)) for x in (before, last)):
             return None
-        lo = None if before is None else near(int(before.at) + before.by + 1)
-        return Band(lo, None if last is None else near(int(last.at) + last.by), kv, rows)
+        lo = None if before is None else saturate(int(before.at) + before.by + 1)
+        return Band(lo, None if last is None else saturate(int(last.at) + last.by), kv, rows)
 
     def as_runs(self, q):
         edges = self.run()[:2]
         first, end = (
-            None if x is None else plus(x.of(q, _entries(x.at, axes=1)), 1) for x in edges
+            None if x is None else saturating_add(x.of(q, _entries(x.at, axes=1)), 1) for x in edges
         )
         return super().as_runs(q) or (first, end)
 
     def reach(self, keep_first=0):
         before, last, _ = self.run()
         back = super().reach(keep_first)
-        if back is None and before is not None and before.chunk and is_whole(before.at):
+        if back is None and before is not None and before.chunk and is_integer(before.at):
             return before.chunk - int(before.at) - before.by - 1
-        if back is None and last is not None and last.chunk is None and is_whole(last.at):
+        if back is None and last is not None and last.chunk is None and is_integer(last.at):
             return 0 if last.of(None, last.at) < keep_first else None
         return back
 
@@ -194,19 +194,19 @@ class Causal(RunMask):
     AXES: ClassVar = {"offset": "b"}
 
     def __post_init__(self):
-        numbers_in_lists(self, "offset")
+        lists_to_arrays(self, "offset")
         check_offset("Causal", self.offset)
 
     @property
     def reads(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Which of two tokens comes first, or with an offset how far they are apart."""
-        is_plain = isinstance(self.offset, str) or (is_whole(self.offset) and self.offset == 0)
+        is_plain = isinstance(self.offset, str) or (is_integer(self.offset) and self.offset == 0)
         return "sequence" if is_plain else "distance"
 
     def bind(self, sizes):
-        if type(self.offset) is int and -FAR <= self.offset <= FAR:
+        if type(self.offset) is int and -INT32_MAX <= self.offset <= INT32_MAX:
             return self
-        return Causal(bound_offset("Causal", self.offset, sizes, LOWEST))
+        return Causal(bound_offset("Causal", self.offset, sizes, MIN_OFFSET))
 
     def run(self):
         return Run(last=Edge(self.offset))
@@ -246,20 +246,24 @@ class Window(RunMask):
                 text = "must be a count of keys, 0 or more, or None"
                 raise ValueError(f"Window.{name} {text}; got {count!r}.")
             object.__setattr__(self, name, None if count is None else int(count))
-        numbers_in_lists(self, "offset")
+        lists_to_arrays(self, "offset")
         check_offset("Window", self.offset)
 
     def bind(self, sizes):
-        offset = bound_offset("Window", self.offset, sizes, LOWEST)
-        if not is_whole(self.offset):
+        offset = bound_offset("Window", self.offset, sizes, MIN_OFFSET)
+        if not is_integer(self.offset):
             left, right = (
-                None if n is None else min(n, -2 * LOWEST) for n in (self.left, self.right)
+                None if n is None else min(n, -2 * MIN_OFFSET) for n in (self.left, self.right)
             )
             return Window(left, right, offset)
         # Both ends are moved before they are cut off, since far offsets and counts may cancel.
-        far = int(self.offset)
-        left = None if self.left is None else offset - near(far - self.left, LOWEST)
-        right = None if self.right is None else near(far + self.right, LOWEST) - offset
+        known_offset = int(self.offset)
+        left = (
+            None if self.left is None else offset - saturate(known_offset - self.left, MIN_OFFSET)
+        )
+        right = (
+            None if self.right is None else saturate(known_offset + self.right, MIN_OFFSET) - offset
+        )
         return Window(left, right, offset)
 
     def run(self):
@@ -296,7 +300,7 @@ class Chunked(RunMask):
         if not is_count(self.size, 1):
             text = "must be a count of positions, 1 or more"
             raise ValueError(f"Chunked.size {text}; got {self.size!r}.")
-        object.__setattr__(self, "size", near(self.size))
+        object.__setattr__(self, "size", saturate(self.size))
 
     def run(self):
         return Run(Edge(by=-1, chunk=self.size), Edge(by=self.size - 1, chunk=self.size))
@@ -327,13 +331,13 @@ class Prefix(RunMask):
     reads = "position"
 
     def __post_init__(self):
-        numbers_in_lists(self, "length")
+        lists_to_arrays(self, "length")
         check_integers("Prefix", length=self.length)
 
     def bind(self, sizes):
         if self.is_static:
-            return Prefix(near(self.length))
-        return Prefix(per_entry("Prefix.length", near(self.length), sizes))
+            return Prefix(saturate(self.length))
+        return Prefix(per_entry("Prefix.length", saturate(self.length), sizes))
 
     def run(self):
         return Run(last=Edge(self.length, -1, chunk=None))
@@ -365,7 +369,7 @@ class Lengths(RunMask):
     reads = "slot"
 
     def __post_init__(self):
-        numbers_in_lists(self, "kv", "q")
+        lists_to_arrays(self, "kv", "q")
         check_integers("Lengths", kv=self.kv, q=self.q)
 
     @cached_property
@@ -373,9 +377,9 @@ class Lengths(RunMask):
         return False
 
     def bind(self, sizes):
-        kv = per_entry("Lengths.kv", near(self.kv), sizes)
+        kv = per_entry("Lengths.kv", saturate(self.kv), sizes)
         return Lengths(
-            kv, q=None if self.q is None else per_entry("Lengths.q", near(self.q), sizes)
+            kv, q=None if self.q is None else per_entry("Lengths.q", saturate(self.q), sizes)
         )
 
     def run(self):

@@ -13,7 +13,7 @@ from ..weights.mapping import some
 from ..weights.plan import make_plan
 from ..weights.rule import Rule
 from . import judge
-from .asked import Asked, is_torch_module, said
+from .call_spec import CallSpec, is_torch_module, or_default
 from .decode import Decode
 from .diagnosis.local_error import diagnosed
 from .options import Options, Weights
@@ -25,9 +25,9 @@ from .rows import decoding
 from .rows.draws import draws
 from .rows.state import states
 from .rows.training import stepped, trained
-from .rows.values import idle, judged, other_shapes, unpaired, untested
+from .rows.values import ineffective_weights, judged, other_shapes, unpaired, unused_rules
 from .rows.warnings import warnings
-from .sides.match import counterparts
+from .sides.match import matching_taps
 from .sides.original import Original
 from .sides.pair import Names, Pair
 from .sides.run import Run
@@ -36,7 +36,7 @@ from .versions import versions
 from .watch import Watch
 
 # Times the noise of one run: beyond it no other run would excuse a difference.
-NEAR = 100.0
+NOISE_MARGIN = 100.0
 
 
 def compare(
@@ -111,23 +111,23 @@ def compare(
     True
     """
     _check_modules(torch_module, flax_module)
-    asked = Asked(inputs, kwargs or {}, constants, seed, train, grads, taps, torch_call)
-    original = original_of(torch_module, asked)
+    call_spec = CallSpec(inputs, kwargs or {}, constants, seed, train, grads, taps, torch_call)
+    original = original_of(torch_module, call_spec)
     training = original.training if optimizer is None else (optimizer, steps)
-    dtypes, weights = said(dtypes, original.dtypes), said(weights, original.weights)
+    dtypes, weights = or_default(dtypes, original.dtypes), or_default(weights, original.weights)
     options = Options(dtypes, eager, jit, noise, *training, weights, rules, flax_call, decode)
     original.check(options)
     check_decode(decode, flax_module, options.call, original.request)
     title = title or f"{type(flax_module).__name__} against {original.name}"
     pair = make_pair(original, flax_module, options, title)
     with pair.watch:
-        seen = _Seen(pair, options)
-        seen.run()
-        report = Report(title, **seen.facts(), reproduce=reproduce)
-        return diagnosed(pair, report, seen.runs, seen.steps) if report.failed else report
+        builder = _ReportBuilder(pair, options)
+        builder.run()
+        report = Report(title, **builder.facts(), reproduce=reproduce)
+        return diagnosed(pair, report, builder.runs, builder.steps) if report.failed else report
 
 
-class _Seen:
+class _ReportBuilder:
     """What a report will tell: rows, taps without a counterpart, sentences."""
 
     def __init__(self, pair: Pair, options: Options):
@@ -137,7 +137,7 @@ class _Seen:
         self.noisy: dict[str, tuple[list[Run], Iterator[Run]]] = {}
         self.alone: dict[str, None] = {}
         self.runs: dict[tuple[str, str], tuple[Run, Run, Run]] = {}
-        self.steps: tuple[Decoded, list[decoding.Held]] | None = None
+        self.steps: tuple[Decoded, list[decoding.CutComparison]] | None = None
 
     def run(self) -> None:
         """Runs both sides in every dtype, and step by step in the first, if that is asked for."""
@@ -154,48 +154,50 @@ class _Seen:
 
     def add(self, runs: tuple[Run, Run, Run], dtype: str, mode: str) -> None:
         pair = self.pair
-        got, torchs, truth = runs
-        noisy = self._noisy(torchs, dtype) if self.options.noise else ()
-        rows = judged(got, torchs, truth, pair.names, dtype, mode, noisy)
+        got, torch_run, truth = runs
+        noisy = self._noisy(torch_run, dtype) if self.options.noise else ()
+        rows = judged(got, torch_run, truth, pair.names, dtype, mode, noisy)
         if dtype == "float64" and not noisy and _decided_against(rows):
             for count in (1, None):  # one run tells enough of what is wrong by far
-                noisy = self._noisy(torchs, dtype, count)
-                rows = judged(got, torchs, truth, pair.names, dtype, mode, noisy)
-                if not any(map(_is_near, rows)):
+                noisy = self._noisy(torch_run, dtype, count)
+                rows = judged(got, torch_run, truth, pair.names, dtype, mode, noisy)
+                if not any(map(_noise_could_excuse, rows)):
                     break
         right = not any(row.verdict.differs for row in rows)
         # Gradients are as large as the model, and only what differs is looked at again.
-        kept = (replace(run, gradients={}) for run in runs) if right else runs
-        self.runs[dtype, mode] = cast(tuple[Run, Run, Run], tuple(kept))
+        visible_runs = (replace(run, gradients={}) for run in runs) if right else runs
+        self.runs[dtype, mode] = cast(tuple[Run, Run, Run], tuple(visible_runs))
         self.rows += rows
-        states(pair, got, torchs, dtype, mode, self.rows, self.notes)
-        draws(got, torchs, self.rows, self.notes)
+        states(pair, got, torch_run, dtype, mode, self.rows, self.notes)
+        draws(got, torch_run, self.rows, self.notes)
         if dtype == "float64" or ("float64", mode) not in self.runs:
             # Narrow values cannot tell which taps belong together, nor how they are laid out.
-            met = counterparts(got, truth, pair.names.tap)
-            self.alone |= dict.fromkeys(unpaired(got, truth, met))
-            self.notes |= dict.fromkeys(other_shapes(got, truth, met))
-            self.notes |= dict.fromkeys(idle(got, truth, pair.names))
-            self.notes |= dict.fromkeys(untested(got, truth, pair.names))
+            matching = matching_taps(got, truth, pair.names.tap)
+            self.alone |= dict.fromkeys(unpaired(got, truth, matching))
+            self.notes |= dict.fromkeys(other_shapes(got, truth, matching))
+            self.notes |= dict.fromkeys(unused_rules(got, truth, pair.names))
+            self.notes |= dict.fromkeys(ineffective_weights(got, truth, pair.names))
             self.notes |= dict.fromkeys(_not_dropped(pair, self.alone))
-        self.notes |= dict.fromkeys((*got.notes, *torchs.notes, *truth.notes))
+        self.notes |= dict.fromkeys((*got.notes, *torch_run.notes, *truth.notes))
 
-    def decode(self, how: Decode, dtype: str, mode: str) -> None:
+    def decode(self, spec: Decode, dtype: str, mode: str) -> None:
         """Runs both sides step by step, each with its cache."""
         runs = self.runs[dtype, mode]
-        steps = decoded(self.pair, how, runs, dtype, mode)
-        kept = decoding.comparisons(steps, runs, dtype, mode)
-        if dtype == "float64" and _decided_against([each.row for each in kept]):
-            kept = decoding.comparisons(steps, runs, dtype, mode, self._noisy(runs[1], dtype))
-        self.steps = steps, kept
-        self.rows += [each.row for each in kept]
+        steps = decoded(self.pair, spec, runs, dtype, mode)
+        decode_rows = decoding.comparisons(steps, runs, dtype, mode)
+        if dtype == "float64" and _decided_against([each.row for each in decode_rows]):
+            decode_rows = decoding.comparisons(
+                steps, runs, dtype, mode, self._noisy(runs[1], dtype)
+            )
+        self.steps = steps, decode_rows
+        self.rows += [each.row for each in decode_rows]
         self.notes |= dict.fromkeys(decoding.notes(steps, runs[2]))
 
-    def _noisy(self, torchs: Run, dtype: str, count: int | None = None) -> list[Run]:
+    def _noisy(self, torch_run: Run, dtype: str, count: int | None = None) -> list[Run]:
         """Torch's runs in a dtype with every operation moved, so many or all, each made once."""
         if dtype not in self.noisy:
             self.pair.watch.at(f"torch in {dtype}, its rounding noise")
-            self.noisy[dtype] = [], self.pair.original.noisy(dtype, torchs.keeps)
+            self.noisy[dtype] = [], self.pair.original.noisy(dtype, torch_run.keeps)
         made, more = self.noisy[dtype]
         made += islice(more, None if count is None else max(count - len(made), 0))
         return made
@@ -230,9 +232,9 @@ def _not_dropped(pair: Pair, alone: Iterable[str]) -> list[str]:
     return [f"{sentence}, train=True compares it"] if names else []
 
 
-def _is_near(row: Row) -> bool:
+def _noise_could_excuse(row: Row) -> bool:
     """Whether more of torch's noise could still excuse a difference."""
-    return row.verdict.differs and row.verdict.error < NEAR * (row.verdict.noise or 0.0)
+    return row.verdict.differs and row.verdict.error < NOISE_MARGIN * (row.verdict.noise or 0.0)
 
 
 def _decided_against(rows: Sequence[Row]) -> bool:
@@ -247,11 +249,15 @@ def make_pair(
     original: Original, flax_module: nnx.Module, options: Options, title: str = ""
 ) -> Pair:
     """The two sides with a mapping between them and weights for both."""
-    rules, how = options.rules, options.weights
+    rules, weight_strategy = options.rules, options.weights
     parts = [*original.parts]
-    plan = None if how == "as_is" else make_plan(original.sources, flax_module, rules, parts)
+    plan = (
+        None
+        if weight_strategy == "as_is"
+        else make_plan(original.sources, flax_module, rules, parts)
+    )
     names = Names(plan, flax_module, rules)
-    original = original.with_weights(how, plan)
+    original = original.with_weights(weight_strategy, plan)
     watch = Watch(title, original.values)
     return Pair(original, flax_module, options.call, original.request, plan, names, watch)
 
@@ -283,8 +289,8 @@ def assert_parity(
 
 
 def _check_modules(torch_module: Any, flax_module: Any) -> None:
-    is_torchs = isinstance(torch_module, Recording) or is_torch_module(torch_module)
-    if not is_torchs or not isinstance(flax_module, nnx.Module):
+    is_torch_side = isinstance(torch_module, Recording) or is_torch_module(torch_module)
+    if not is_torch_side or not isinstance(flax_module, nnx.Module):
         kinds = f"{type(torch_module).__name__} and {type(flax_module).__name__}"
         raise TypeError(
             "compare takes a torch.nn.Module or a Recording of one, a flax.nnx.Module and numpy "

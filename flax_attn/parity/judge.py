@@ -23,7 +23,9 @@ FACTOR = {"float32": 2.0, "bfloat16": 3.0, "float16": 3.0}
 FLOOR_EPS = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 NO_WORSE = 2.0
 GRADIENT_SHARE = 1e-3
-APART = 1e6  # times the largest gradient of a parameter: an input's that is larger is judged alone
+HUGE_GRADIENT = (
+    1e6  # times the largest gradient of a parameter: an input's that is larger is judged alone
+)
 PRINTED = 0.5e-4 + 1e-6
 LIKENESS = 1e-6
 INF = float("inf")
@@ -108,7 +110,7 @@ def exact(got: np.ndarray, want: np.ndarray) -> Verdict:
     return _at(Verdict("exact", float(differs.mean()), 0.0), got, want, differs)
 
 
-def unlike(note: str) -> Verdict:
+def failed_fact(note: str) -> Verdict:
     """The verdict on a fact that does not hold, told in a sentence."""
     return Verdict("exact", INF, 0.0, note=note)
 
@@ -167,7 +169,7 @@ def same_function(
 
 def same_precision(
     got: np.ndarray,
-    torchs: np.ndarray,
+    torch_reference: np.ndarray,
     truth: np.ndarray,
     dtype: str,
     scale: float | None = None,
@@ -179,7 +181,7 @@ def same_precision(
     Each of its `groups` by itself. Where torch's own error exceeds `TELLS`, nothing is shown.
     """
     sides = _Sides.of(got, truth, dtype, scale is None, fill)
-    torch_sides = _Sides.of(torchs, truth, dtype, scale is None, fill)
+    torch_sides = _Sides.of(torch_reference, truth, dtype, scale is None, fill)
     sound = not torch_sides.wrong.any()
 
     def judged(part: np.ndarray) -> Verdict:
@@ -251,7 +253,7 @@ def printed(got: np.ndarray, want: np.ndarray) -> bool:
     return bool((np.abs(got[finite] - want[finite]) <= PRINTED).all())
 
 
-def alike(got: np.ndarray, want: np.ndarray) -> bool:
+def allclose(got: np.ndarray, want: np.ndarray) -> bool:
     """Whether one error is another: what a hint says must explain all but a `LIKENESS` of it."""
     return error(got, want) <= LIKENESS
 
@@ -259,13 +261,13 @@ def alike(got: np.ndarray, want: np.ndarray) -> bool:
 def of_one_size(gradients: Mapping[str, np.ndarray]) -> list[str]:
     """The names of the gradients that are measured against all of them together.
 
-    Those of the parameters, and of the inputs ("input x") those at most `APART` times as large as
-    the largest of the parameters. A mask that is multiplied with finfo.min has one of 1e300, beside
-    which nothing else would be seen. Without parameters, those that are not huge beside the rest.
+    Those of the parameters, and of the inputs ("input x") those at most `HUGE_GRADIENT` times as
+    large as the largest of the parameters. A mask that is multiplied with finfo.min has one of
+    1e300, next to which nothing else counts. Without parameters, those not huge next to the rest.
     """
     sizes = {name: whole_gradient([x]) for name, x in gradients.items()}
     params = [name for name in sizes if not name.startswith("input ")]
-    most = APART * max((sizes[name] for name in params), default=0.0)
+    most = HUGE_GRADIENT * max((sizes[name] for name in params), default=0.0)
     if most:
         return [name for name, size in sizes.items() if size <= most]
     return [
@@ -350,7 +352,7 @@ def _worst(sides: _Sides, judged: Callable[[np.ndarray], Verdict], zero: bool) -
     if sides.wrong.any():
         wrong = replace(verdict, error=INF, note=_one_sided(sides))
         return _at(wrong, sides.got, sides.want, sides.wrong)
-    empty = _nothing(sides, zero)
+    empty = _shows_nothing(sides, zero)
     if empty:
         return replace(verdict, error=INF if empty == ZEROS else 0.0, note=empty, shows=False)
     if verdict.ok:
@@ -373,7 +375,7 @@ def _one_sided(sides: _Sides) -> str:
     return "NaN or Inf on one side only" if not finite.all() else "a fill on one side only"
 
 
-def _nothing(sides: _Sides, zero: bool) -> str:
+def _shows_nothing(sides: _Sides, zero: bool) -> str:
     """Why two arrays that agree show nothing, or ""."""
     left = sides.part >= 0
     if not sides.want.size:
@@ -433,3 +435,11 @@ def _pattern(got: np.ndarray, want: np.ndarray) -> np.ndarray:
 def _at(verdict: Verdict, got: np.ndarray, want: np.ndarray, badness: np.ndarray) -> Verdict:
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(badness)), got.shape))
     return replace(verdict, index=index, got=float(got[index]), want=float(want[index]))
+
+
+def __getattr__(name: str) -> Any:
+    if name != "alike":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    text = "judge.alike is now judge.allclose; the old name will be removed in the next release."
+    warnings.warn(text, DeprecationWarning, stacklevel=2)
+    return allclose

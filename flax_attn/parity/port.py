@@ -15,7 +15,7 @@ from ..weights.mapping import Draft
 from ..weights.plan import Plan, make_plan
 from ..weights.rule import Rule
 from ..weights.suggest import propose
-from .asked import Asked
+from .call_spec import CallSpec
 from .recording.recording import Recording, original_of
 from .torch_module import read, write
 
@@ -37,7 +37,7 @@ def plan(torch_module: Any, flax_module: nnx.Module, rules: Sequence[Rule] = ())
     weight -> kernel  o i -> i o
     bias -> bias
     """
-    original = original_of(torch_module, Asked())
+    original = original_of(torch_module, CallSpec())
     return make_plan(original.sources, flax_module, rules, [*original.parts])
 
 
@@ -65,7 +65,7 @@ def suggest(torch_module: Any, flax_module: nnx.Module, rules: Sequence[Rule] = 
     >>> print(*suggest(theirs, Mine()))
     Rule("project -> proj")
     """
-    return propose(Draft(original_of(torch_module, Asked()).sources, flax_module, rules))
+    return propose(Draft(original_of(torch_module, CallSpec()).sources, flax_module, rules))
 
 
 def port(source: Any, destination: M, rules: Sequence[Rule] = ()) -> M:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 NUMBER = re.compile(r"(?<![^.])\d+(?![^. ])")
-FEW = 3  # from so many on they are layers of one kind
+MIN_REPEATED = 3  # from so many on they are layers of one kind
 
 
 def together(names: Iterable[str]) -> list[str]:
@@ -16,7 +16,7 @@ def together(names: Iterable[str]) -> list[str]:
     kinds: dict[str, list[str]] = {}
     for name in names:
         kinds.setdefault(NUMBER.sub("*", name), []).append(name)
-    each = ([kind] if len(of) >= FEW else of for kind, of in kinds.items())
+    each = ([kind] if len(of) >= MIN_REPEATED else of for kind, of in kinds.items())
     return [name for some in each for name in some]
 
 
@@ -40,7 +40,7 @@ def of_layers(errors: Mapping[str, float], wrong: Sequence[str] = ()) -> list[st
     return [
         _of_list(start, layers, wrong)
         for start, layers in lists.items()
-        if len(layers) >= FEW and set.intersection(*map(set, layers.values()))
+        if len(layers) >= MIN_REPEATED and set.intersection(*map(set, layers.values()))
     ]
 
 

@@ -21,7 +21,7 @@ UNSURE = "equal as far as this input can tell"
 NOTHING, DIFFERENT = "nothing is proven", "DIFFERENT"
 
 # How many places, neighbours and names a report shows.
-MANY = 6
+MAX_LISTED = 6
 # What torch's own rounding noise is told of.
 MEASURED = ("tap", "output", "gradient")
 
@@ -122,7 +122,7 @@ class Report:
       divergences: the places at fault, in torch's call order.
       maps: `|flax - torch|` of the taps that differ locally.
       noise: whether torch's own rounding noise is told beside every error.
-      replayed: why recorded results stand in for one witness although torch is here, or "".
+      replayed: why recorded results stand in for one reference although torch is here, or "".
 
     >>> Report("nothing was compared", ()).verdict
     'nothing is proven'
@@ -347,25 +347,27 @@ def _first(report: Report) -> list[str]:
     first = report.first
     if first is None:
         return []
-    looks = f": looks like {first.hint}" if first.hint else ""
+    description = f": looks like {first.hint}" if first.hint else ""
     between = first.kind == "between"
     place = first.tap if between else f"at {first.tap} ({first.kind})"
-    lines = [f"DIFFERENT {place}{looks}", *([f"  {first.advice}"] if first.advice else [])]
+    lines = [f"DIFFERENT {place}{description}", *([f"  {first.advice}"] if first.advice else [])]
     rows = [row for row in report.local if (row.kind == "local gradient") == _backward(first)]
     names = [row.name for row in rows]
     if first.tap not in names:
         return [*lines, f"  error {first.error:.1e}, limit {first.limit:.1e}{_worst_line(first)}"]
     at = names.index(first.tap)
-    near = rows[max(at - 1, 0) : at + 2]
+    neighbours = rows[max(at - 1, 0) : at + 2]
     kinds = ("gradient",) if _backward(first) else ("tap", "output")
-    so_far = {row.name: row.verdict.error for row in report.rows[::-1] if row.kind in kinds}
-    wide = max(len(row.name) for row in near)
+    accumulated_error = {
+        row.name: row.verdict.error for row in report.rows[::-1] if row.kind in kinds
+    }
+    wide = max(len(row.name) for row in neighbours)
     lines.append(f"  {'':<{wide + 2}}  made here   so far    limit")
-    for row in near:
+    for row in neighbours:
         here = row.name == first.tap
-        far = f"{so_far[row.name]:.1e}" if row.name in so_far else ""
+        accumulated = f"{accumulated_error[row.name]:.1e}" if row.name in accumulated_error else ""
         line = f"  {'>' if here else ' '} {row.name:<{wide}}  {row.verdict.error:.1e}"
-        line += f"     {far:<9} {row.verdict.limit:.1e}"
+        line += f"     {accumulated:<9} {row.verdict.limit:.1e}"
         lines.append(line + (_worst_line(first) if here else ""))
     return lines
 
@@ -383,12 +385,12 @@ def _worst_line(place: Divergence) -> str:
 
 def _others(report: Report) -> list[str]:
     lines = []
-    for place in report.divergences[1:MANY]:
-        looks = f": looks like {place.hint}" if place.hint else ""
+    for place in report.divergences[1:MAX_LISTED]:
+        description = f": looks like {place.hint}" if place.hint else ""
         where = place.tap if place.kind == "between" else f"{place.tap} ({place.kind})"
-        lines.append(f"  also {where}, {place.error:.1e}{looks}")
+        lines.append(f"  also {where}, {place.error:.1e}{description}")
         lines += [f"    {place.advice}"] if place.advice else []
-    rest = len(report.divergences) - MANY
+    rest = len(report.divergences) - MAX_LISTED
     return lines + ([f"  and {plural(rest, 'place')} more"] if rest > 0 else [])
 
 
@@ -434,5 +436,5 @@ def _line(row: Row, wide: int) -> str:
 
 def _few(names: Sequence[str]) -> str:
     names = together(names)
-    rest = len(names) - MANY
-    return ", ".join(names[:MANY]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(names) - MAX_LISTED
+    return ", ".join(names[:MAX_LISTED]) + (f" and {rest} more" if rest > 0 else "")

@@ -31,8 +31,8 @@ class Watch:
     def at(self, part: str) -> None:
         """One part of the work begins."""
         if self.large:
-            _let_go()
-            self._tell(f"{self.title}: {part} ({monotonic() - self.start:.0f} s)")
+            _clear_line()
+            self._write(f"{self.title}: {part} ({monotonic() - self.start:.0f} s)")
 
     def __enter__(self) -> "Watch":
         return self
@@ -40,10 +40,10 @@ class Watch:
     def __exit__(self, *error: object) -> None:
         """Takes the line away, where it can be."""
         if self.large:
-            _let_go()
-            self._tell("")
+            _clear_line()
+            self._write("")
 
-    def _tell(self, line: str) -> None:
+    def _write(self, line: str) -> None:
         if sys.stderr.isatty():
             sys.stderr.write(f"\r{line:<{self.wide}}" + ("" if line else "\r"))
             self.wide = len(line)
@@ -52,7 +52,7 @@ class Watch:
         sys.stderr.flush()
 
 
-def _let_go() -> None:
+def _clear_line() -> None:
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:

@@ -11,7 +11,7 @@ from .._internal.arrays import is_count
 from .._internal.types import frozen
 
 
-class Dealt(NamedTuple):
+class PairAxes(NamedTuple):
     """For each of the P pairs its axis of the positions, and its place in the list of rates."""
 
     axis: np.ndarray
@@ -37,9 +37,9 @@ class Sections:
     Source: Wang et al., "Qwen2-VL: Enhancing Vision-Language Model's Perception of the World at Any
     Resolution", 2024; Qwen3-VL's code.
 
-    >>> Sections((2, 1, 1)).deal(4).axis.tolist()
+    >>> Sections((2, 1, 1)).assign(4).axis.tolist()
     [0, 0, 1, 2]
-    >>> Sections((2, 1, 1), interleaved=True).deal(4).axis.tolist()
+    >>> Sections((2, 1, 1), interleaved=True).assign(4).axis.tolist()
     [0, 1, 2, 0]
     """
 
@@ -50,7 +50,7 @@ class Sections:
         object.__setattr__(self, "sizes", tuple(self.sizes))
         if not self.sizes or not all(is_count(n, 0) for n in self.sizes):
             raise ValueError(f"sizes of Sections must be whole numbers; got {self.sizes}.")
-        self.deal(sum(self.sizes))
+        self.assign(sum(self.sizes))
 
     @property
     def count(self) -> int:
@@ -62,7 +62,7 @@ class Sections:
         """How many axes have a list of rates of their own; here all share one."""
         return 1
 
-    def deal(self, pairs: int) -> Dealt:
+    def assign(self, pairs: int) -> PairAxes:
         if sum(self.sizes) != pairs:
             raise ValueError(
                 f"sizes of Sections must sum to the {pairs} pairs that turn; got {self.sizes}."
@@ -70,14 +70,16 @@ class Sections:
         place = np.arange(pairs)
         axis = np.repeat(np.arange(self.count), self.sizes)
         if self.interleaved:
-            turn = place % self.count
-            axis = np.where(place < np.asarray(self.sizes)[turn] * self.count, turn, 0)
+            round_robin = place % self.count
+            axis = np.where(
+                place < np.asarray(self.sizes)[round_robin] * self.count, round_robin, 0
+            )
         if np.bincount(axis, minlength=self.count).tolist() != [*self.sizes]:
             raise ValueError(
                 "Interleaved sections take turns, and the first takes what is left; with sizes "
                 f"{self.sizes} an axis would miss pairs."
             )
-        return Dealt(axis, place)
+        return PairAxes(axis, place)
 
 
 @frozen
@@ -96,9 +98,9 @@ class Axial:
 
     Source: Heo et al., "Rotary Position Embedding for Vision Transformer", 2024.
 
-    >>> Axial().deal(4)
+    >>> Axial().assign(4)
     Dealt(axis=array([0, 0, 1, 1]), rate=array([0, 1, 0, 1]))
-    >>> Axial(shared=True).deal(4).rate.tolist()
+    >>> Axial(shared=True).assign(4).rate.tolist()
     [0, 2, 1, 3]
     """
 
@@ -116,7 +118,7 @@ class Axial:
         """How many axes have a list of rates of their own."""
         return 1 if self.shared else self.count
 
-    def deal(self, pairs: int) -> Dealt:
+    def assign(self, pairs: int) -> PairAxes:
         if pairs % self.count:
             raise ValueError(
                 f"Axial deals out the same number of pairs to each of {self.count} axes; got "
@@ -124,4 +126,4 @@ class Axial:
             )
         each = pairs // self.count
         axis, step = np.divmod(np.arange(pairs), each) if each else (np.arange(0),) * 2
-        return Dealt(axis, step * self.count + axis if self.shared else step)
+        return PairAxes(axis, step * self.count + axis if self.shared else step)

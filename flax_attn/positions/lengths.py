@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from .._internal.arrays import mapped
+from .._internal.arrays import vmap_leading
 
 
 def lengths_of(
@@ -54,4 +54,4 @@ def lengths_of(
         document = jnp.zeros_like(order).at[order].set(numbers)
         return join(counts, document, num_segments=len(ids))[document]
 
-    return jnp.maximum(mapped(of_row, len(shape) - 1)(counts, ids), 1)
+    return jnp.maximum(vmap_leading(of_row, len(shape) - 1)(counts, ids), 1)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from .._internal.arrays import is_count, reshaped, up_to
+from .._internal.arrays import iota, is_count, reshaped
 from .._internal.checks import check_choice
 from .scaling import plain_rates
 
@@ -54,8 +54,8 @@ def t5_buckets(
             f"their rows for one distance; got {buckets=}, {max_distance=}, {bidirectional=}."
         )
     xp = _xp(distance)
-    far = abs(distance) if bidirectional else xp.maximum(-distance, 0)
-    bucket = _bucket(far, single, _edges(single, max_distance, rows - single, False))
+    magnitude = abs(distance) if bidirectional else xp.maximum(-distance, 0)
+    bucket = _bucket(magnitude, single, _edges(single, max_distance, rows - single, False))
     return xp.asarray(bucket + xp.where(distance > 0, rows, 0) if bidirectional else bucket)
 
 
@@ -100,7 +100,7 @@ def deberta_rows(queries: int, keys: int, *, buckets: int, max_distance: int) ->
     >>> deberta_rows(2, 3, buckets=4, max_distance=16).tolist()
     [[4, 3, 2], [5, 4, 3]]
     """
-    distance = up_to(queries)[:, None] - up_to(keys)[None]
+    distance = iota(queries)[:, None] - iota(keys)[None]
     return deberta_rows_at(distance, buckets=buckets, max_distance=max_distance)
 
 
@@ -135,13 +135,13 @@ def _edges(first: int, last: int, steps: int, above: bool) -> tuple[int, ...]:
     return tuple(longest[bisect_left(longest, True, key=lambda d, k=k: beyond(d, k))] for k in ks)
 
 
-def _bucket(far: Any, single: int, edges: tuple[int, ...]) -> Any:
-    """`far` where it is below `single`, and from there on `single` and the edges passed.
+def _bucket(distance: Any, single: int, edges: tuple[int, ...]) -> Any:
+    """`distance` where it is below `single`, and from there on `single` and the edges passed.
 
     Edges are compared one by one, since a program that a mesh cuts may hold no constant array.
     """
-    passed = sum(((far >= edge).astype(far.dtype) for edge in edges), start=0 * far)
-    return _xp(far).where(far < single, far, single + passed)
+    passed = sum(((distance >= edge).astype(distance.dtype) for edge in edges), start=0 * distance)
+    return _xp(distance).where(distance < single, distance, single + passed)
 
 
 def _xp(x: Any) -> Any:
@@ -344,8 +344,8 @@ def relative_shift(
     *batch, T, R = scores.shape
     if not 0 <= keys < R:
         raise ValueError(f"{R - 1} distances are left after the shift; got keys={keys}.")
-    turned = reshaped(scores, (*batch, R, T))[..., 1:, :]
-    return reshaped(turned, (*batch, T, R - 1))[..., :keys]
+    shifted = reshaped(scores, (*batch, R, T))[..., 1:, :]
+    return reshaped(shifted, (*batch, T, R - 1))[..., :keys]
 
 
 def _check_sides(what: str, height: int, width: int) -> None:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from .._internal.arrays import mapped, up_to
+from .._internal.arrays import iota, vmap_leading
 from .._internal.types import frozen, wide
 from ..layouts import positions_of
 from .axes import Axial, Sections
@@ -80,17 +80,17 @@ def rotate(
     cos, sin = jnp.cos(angles)[..., None, :], jnp.sin(angles)[..., None, :]  # *B T 1 P
     if magnitude != 1.0:
         cos, sin = cos * magnitude, sin * magnitude
-    turned, passed = x[..., : 2 * pairs].astype(angles.dtype), x[..., 2 * pairs :]
+    rotated_part, passed = x[..., : 2 * pairs].astype(angles.dtype), x[..., 2 * pairs :]
     axis = -2 if layout == "half" else -1
     split = (2, pairs) if layout == "half" else (pairs, 2)
-    parts = jnp.moveaxis(turned.reshape(*x.shape[:-1], *split), axis, 0)
+    parts = jnp.moveaxis(rotated_part.reshape(*x.shape[:-1], *split), axis, 0)
     a, b = parts[0], parts[1]  # a sharded array that is unpacked outside of jit is not sharded
-    turned = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis).reshape(
+    rotated_part = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis).reshape(
         *x.shape[:-1], 2 * pairs
     )
     if not passed.shape[-1]:  # an empty part of a sharded array is not sharded
-        return turned.astype(x.dtype)
-    return jnp.concatenate([turned.astype(x.dtype), passed], axis=-1)
+        return rotated_part.astype(x.dtype)
+    return jnp.concatenate([rotated_part.astype(x.dtype), passed], axis=-1)
 
 
 @frozen
@@ -158,7 +158,7 @@ class Rotary:
         on them; None takes the largest position of a row plus one.
         """
         if positions is None and not isinstance(self.axes, Axial):
-            positions = self._where_placed(x)
+            positions = self._layout_positions(x)
         width, dtype = self._width(x.shape[-1]), wide(x.dtype)
         if lengths is None and self.needs_length:
             lengths = _lengths(positions, x.shape[:-2], self.axes)
@@ -171,7 +171,7 @@ class Rotary:
         """Whether the rates depend on the length of a sequence."""
         return self.scaling is not None and self.scaling.needs_length
 
-    def of_places(self, places: Any) -> Any:
+    def from_token_index(self, places: Any) -> Any:
         """The positions of tokens whose place is all that is known: one on all axes, as in text.
 
         None for `Axial`, whose rows and columns no place tells.
@@ -183,10 +183,10 @@ class Rotary:
         arrays = np if isinstance(places, np.ndarray) else jnp  # known numbers stay known
         return arrays.broadcast_to(places, (self.axes.count, *places.shape))
 
-    def _where_placed(self, x: Array) -> Any:
+    def _layout_positions(self, x: Array) -> Any:
         """The positions of tokens that a layout has put in another order."""
         positions = positions_of(x, -3)
-        return None if positions is None else self.of_places(positions)
+        return None if positions is None else self.from_token_index(positions)
 
     def _width(self, head_dim: int) -> int:
         """How many of the components of a head are turned."""
@@ -209,7 +209,7 @@ class Rotary:
         if self.axes is None:
             positions = positions[..., None]  # *B T 1
         else:
-            axis, rate = self.axes.deal(width // 2)
+            axis, rate = self.axes.assign(width // 2)
             positions = jnp.moveaxis(positions, 0, -1)[..., axis]  # *B T P
             rates = rates[..., rate]
         rates = jnp.asarray(-rates if self.reverse else rates, dtype)
@@ -225,7 +225,7 @@ class Rotary:
         def of_length(length: Array) -> Array:
             return jnp.asarray(_rates(self.base, width, self.scaling, length, dtype), dtype)
 
-        return mapped(of_length, lengths.ndim)(lengths)
+        return vmap_leading(of_length, lengths.ndim)(lengths)
 
 
 def _check_parts(rotary: Rotary) -> None:
@@ -284,7 +284,7 @@ def _positions(positions: Any, axes: Sections | Axial | None, whole: tuple[int, 
 
 def _counted(shape: tuple[Any, ...]) -> Any:
     """0 ... T - 1 along the last axis: known, unless `jax.export` left the length open."""
-    counted = up_to(shape[-1])
+    counted = iota(shape[-1])
     arrays = np if isinstance(counted, np.ndarray) else jnp
     return arrays.broadcast_to(counted, shape)
 

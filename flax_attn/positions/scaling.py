@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._internal.arrays import dtype_of, is_count, numbers_in_lists
+from .._internal.arrays import dtype_of, is_count, lists_to_arrays
 from .._internal.types import frozen
 
 Rates = Float[np.ndarray, " P"] | Float[Array, " P"]
@@ -166,10 +166,14 @@ class Llama3Scaling(Scaling):
 
     def rates(self, base: float, width: int, length: Any = None) -> Rates:
         rates = plain_rates(base, width)
-        turns = self.original_length * rates / (2 * math.pi)
+        rotations = self.original_length * rates / (2 * math.pi)
         between = self.high_freq_factor - self.low_freq_factor
-        kept = (turns - self.low_freq_factor) / between if between else turns > self.low_freq_factor
-        return rates * (np.clip(kept, 0, 1) * (1 - 1 / self.factor) + 1 / self.factor)
+        keep_share = (
+            (rotations - self.low_freq_factor) / between
+            if between
+            else rotations > self.low_freq_factor
+        )
+        return rates * (np.clip(keep_share, 0, 1) * (1 - 1 / self.factor) + 1 / self.factor)
 
 
 @frozen
@@ -236,10 +240,10 @@ class Yarn(Scaling):
         if self.attention_factor is not None:
             return self.attention_factor
         if self.mscale is None or self.mscale_all_dim is None:
-            return self._m(1.0)
-        return self._m(self.mscale) / self._m(self.mscale_all_dim)
+            return self._yarn_mscale(1.0)
+        return self._yarn_mscale(self.mscale) / self._yarn_mscale(self.mscale_all_dim)
 
-    def _m(self, scale: float) -> float:
+    def _yarn_mscale(self, scale: float) -> float:
         return 0.1 * scale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
     def rates(self, base: float, width: int, length: Any = None) -> Rates:
@@ -251,8 +255,8 @@ class Yarn(Scaling):
         """The indices of the pairs at which the ramp begins and ends."""
         if base <= 1:
             raise ValueError(f"Yarn needs a base above 1; got {base}.")
-        turns = (self.beta_fast, self.beta_slow)
-        longest = [self.original_length / (2 * math.pi * n) for n in turns]
+        rotations = (self.beta_fast, self.beta_slow)
+        longest = [self.original_length / (2 * math.pi * n) for n in rotations]
         low, high = (width * math.log(x) / (2 * math.log(base)) for x in longest)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
@@ -398,7 +402,7 @@ class Frequencies(Scaling):
     attention_factor: float = 1.0
 
     def __post_init__(self):
-        numbers_in_lists(self, "values")
+        lists_to_arrays(self, "values")
         if not jnp.issubdtype(dtype_of(self.values), jnp.floating):
             raise TypeError(f"Frequencies needs floating rates; got {dtype_of(self.values)}.")
         if np.ndim(self.values) != 1:

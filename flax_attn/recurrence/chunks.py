@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._internal.arrays import varying_alike
+from .._internal.arrays import unify_varying
 from .solve import solve_unit_lower
 from .steps import Tokens
 
@@ -46,13 +46,13 @@ def _forward(chunk: int, tokens: Tokens, state: jax.Array) -> tuple[Any, Any]:
         after, o = _chunk(s, chunk)
         return after, (o, s)
 
-    whole, start = varying_alike((tokens, state))
+    whole, start = unify_varying((tokens, state))
     last, (o, borders) = jax.lax.scan(one, start, _split(whole, chunk))
     return (_join(o, tokens.v.shape[-3]), last), (tokens, borders)
 
 
-def _backward(chunk: int, kept: Any, gradients: Any) -> tuple[Tokens, jax.Array]:
-    tokens, borders = kept
+def _backward(chunk: int, residuals: Any, gradients: Any) -> tuple[Tokens, jax.Array]:
+    tokens, borders = residuals
     do, ds = gradients
 
     def one(ds: jax.Array, inputs: Any) -> tuple[jax.Array, Tokens]:
@@ -60,7 +60,7 @@ def _backward(chunk: int, kept: Any, gradients: Any) -> tuple[Tokens, jax.Array]
         _, pull = jax.vjp(_chunk, s, chunk)
         return pull((ds, do))
 
-    ds, borders, whole, do = varying_alike((ds, borders, tokens, do))
+    ds, borders, whole, do = unify_varying((ds, borders, tokens, do))
     chunks = _split(whole, chunk)
     ds, parts = jax.lax.scan(one, ds, (borders, chunks, _split(do, chunk)), reverse=True)
     return jax.tree.map(lambda x: _join(x, tokens.v.shape[-3]), parts), ds
@@ -95,8 +95,8 @@ def _chunk(s: jax.Array, tokens: Tokens) -> tuple[jax.Array, jax.Array]:
     if g is None:
         since = until = through = jnp.ones((1,) * s.ndim, s.dtype)
     else:
-        g = jnp.maximum(g, _lowest(s.dtype))
-        since, until = (jnp.exp(_sums(ones(g.shape[-2]), g)) for ones in (_to, _from))
+        g = jnp.maximum(g, _min_log_decay(s.dtype))
+        since, until = (jnp.exp(_sums(ones(g.shape[-2]), g)) for ones in (_ones_up_to, _ones_after))
         through = jnp.exp(g.sum(axis=-2, keepdims=True)).mT  # *B N H|1 1
     pairs = _pairs(k, g)  # a -> *B N C C
     if beta is not None:
@@ -109,13 +109,13 @@ def _pairs(k: jax.Array, g: jax.Array | None) -> Callable[[jax.Array], jax.Array
     """`a -> tril(a k' D)`, `*B N C C`: each token's decayed products with those up to it."""
     if g is not None and g.shape[-1] > 1:
         return _pairs_by_channel(k, g)
-    past = _to(k.shape[-2]) > 0  # C C
+    past = _ones_up_to(k.shape[-2]) > 0  # C C
     past = past.reshape((1,) * (k.ndim - 2) + past.shape)
     if g is None:
         return lambda a: jnp.where(past, a @ k.mT, 0)
-    between = jnp.asarray(_from(g.shape[-2]).T, g.dtype)  # s j: 1 where s lies behind j
+    between = jnp.asarray(_ones_after(g.shape[-2]).T, g.dtype)  # s j: 1 where s lies behind j
     between = between.reshape((1,) * (g.ndim - 2) + between.shape) * g
-    decay = jnp.where(past, jnp.exp(_sums(_to(g.shape[-2]), between)), 0)  # *B N C C
+    decay = jnp.where(past, jnp.exp(_sums(_ones_up_to(g.shape[-2]), between)), 0)  # *B N C C
     return lambda a: (a @ k.mT) * decay
 
 
@@ -134,20 +134,22 @@ def _pairs_by_channel(k: jax.Array, g: jax.Array) -> Callable[[jax.Array], jax.A
 
     kb, gb = blocks(k), blocks(g)
     lead = (1,) * (kb.ndim - 3)
-    near = _exp(_between(size), gb)  # *B N I c c H
-    past = (_to(size) > 0).reshape(*lead, 1, size, size, 1)
-    near = jnp.where(past, near, 0) * kb[..., None, :, :]
-    since, until = (jnp.exp(_sums(ones(size), gb)) for ones in (_to, _from))  # *B N I c H
-    apart = _exp(_apart(count), gb.sum(axis=-2))  # *B N I J H
-    earlier = (_from(count).T > 0).reshape(*lead, count, count, 1)
-    apart = jnp.where(earlier, apart, 0)[..., None, :]  # *B N I J 1 H
-    far = (until * kb)[..., None, :, :, :] * apart  # *B N I J c H
+    within_block = _exp(_ones_between(size), gb)  # *B N I c c H
+    past = (_ones_up_to(size) > 0).reshape(*lead, 1, size, size, 1)
+    within_block = jnp.where(past, within_block, 0) * kb[..., None, :, :]
+    since, until = (
+        jnp.exp(_sums(ones(size), gb)) for ones in (_ones_up_to, _ones_after)
+    )  # *B N I c H
+    across_blocks = _exp(_ones_between_blocks(count), gb.sum(axis=-2))  # *B N I J H
+    earlier = (_ones_after(count).T > 0).reshape(*lead, count, count, 1)
+    across_blocks = jnp.where(earlier, across_blocks, 0)[..., None, :]  # *B N I J 1 H
+    from_earlier_blocks = (until * kb)[..., None, :, :, :] * across_blocks  # *B N I J c H
 
     def pairs(a: jax.Array) -> jax.Array:
         ab = blocks(a)
-        inside = (ab[..., None, :] * near).sum(axis=-1)  # *B N I c c
+        inside = (ab[..., None, :] * within_block).sum(axis=-1)  # *B N I c c
         diagonal = jnp.eye(count, dtype=a.dtype).reshape(*lead, count, 1, count, 1)
-        across = jnp.einsum("...Iih,...IJjh->...IiJj", since * ab, far)
+        across = jnp.einsum("...Iih,...IJjh->...IiJj", since * ab, from_earlier_blocks)
         across = across + diagonal * inside[..., None, :]  # *B N I c J c
         return across.reshape(*k.shape[:-2], length, length)
 
@@ -166,28 +168,28 @@ def _exp(ones: np.ndarray, g: jax.Array) -> jax.Array:
     return jnp.exp(jnp.einsum("ijs,...sx->...ijx", whole, g, precision=jax.lax.Precision.HIGHEST))
 
 
-def _to(n: int) -> np.ndarray:
+def _ones_up_to(n: int) -> np.ndarray:
     """`i s`: 1 where s is not behind i."""
     return np.tri(n)
 
 
-def _from(n: int) -> np.ndarray:
+def _ones_after(n: int) -> np.ndarray:
     """`i s`: 1 where s lies behind i."""
     return np.tri(n, k=-1).T
 
 
-def _between(n: int) -> np.ndarray:
+def _ones_between(n: int) -> np.ndarray:
     """`i j s`: 1 where j < s <= i."""
     i, j, s = np.ogrid[:n, :n, :n]
     return ((j < s) & (s <= i)).astype(float)
 
 
-def _apart(n: int) -> np.ndarray:
+def _ones_between_blocks(n: int) -> np.ndarray:
     """`i j s`: 1 where j < s < i."""
     i, j, s = np.ogrid[:n, :n, :n]
     return ((j < s) & (s < i)).astype(float)
 
 
-def _lowest(dtype: Any) -> float:
+def _min_log_decay(dtype: Any) -> float:
     """A log decay of which the exponential is zero, while sums of it stay finite."""
     return -750.0 if jnp.finfo(dtype).bits == 64 else -110.0

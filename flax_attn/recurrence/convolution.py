@@ -109,8 +109,8 @@ def _taps(
     for i in range(width):
         same = documents[..., i : i + length] == token_documents
         x = jnp.where(same[..., None], whole[..., i : i + length, :], 0).astype(kind)
-        y = y + x * _beside(weight[:, i], x)
-    y = y if bias is None else y + _beside(bias, y)
+        y = y + x * _like(weight[:, i], x)
+    y = y if bias is None else y + _like(bias, y)
     return y.astype(whole.dtype)
 
 
@@ -130,7 +130,7 @@ def _documents(segments: Any, token_mask: Any, tokens: tuple[int, ...]) -> jax.A
     return jnp.cumsum(first, axis=-1, dtype=jnp.int32)
 
 
-def _beside(x: jax.Array, like: jax.Array) -> jax.Array:
+def _like(x: jax.Array, like: jax.Array) -> jax.Array:
     return x.astype(like.dtype).reshape((1,) * (like.ndim - 1) + x.shape)
 
 

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from .._internal.checks import of_tokens, valid_tokens
+from .._internal.checks import per_token, valid_tokens
 from ..sharding.rows import by_rows
 
-AXES = {  # of what `joined` is given
+AXES = {  # of what `join_documents` is given
     "x": "*td",
     "segments": "*t",
     "valid": "*t",
@@ -25,7 +25,7 @@ def begins(
 
     A token begins a document if its id is not that of the valid token before it. The first token
     of a row goes on with the state that is given; a layer compares it with the call before by
-    `joined`. A token that is not valid begins nothing.
+    `join_documents`. A token that is not valid begins nothing.
 
     >>> begins(jnp.asarray([7, 7, 3, 3, 7])).astype(int).tolist()
     [0, 0, 1, 0, 1]
@@ -54,7 +54,7 @@ class Joined(NamedTuple):
     has_segment: Bool[Array, "*B"]
 
 
-def joined(
+def join_documents(
     x: Float[Array, "*B T D"],
     segments: Int[Array, "*#B T"],
     valid: Bool[Array, "*#B T"] | None,
@@ -69,7 +69,7 @@ def joined(
       segment, has_segment: as of `cache.State`, before the call.
 
     >>> x, ids, valid = jnp.ones((3, 1)), jnp.asarray([7, 3, 9]), jnp.asarray([True, True, False])
-    >>> is_other, last, _ = joined(x, ids, valid, jnp.asarray(5), jnp.asarray(True))
+    >>> is_other, last, _ = join_documents(x, ids, valid, jnp.asarray(5), jnp.asarray(True))
     >>> bool(is_other), int(last)
     (True, 3)
     """
@@ -92,9 +92,9 @@ def _joined(
         chosen = places == place[..., None]
         return jnp.where(chosen, ids, 0).sum(axis=-1, dtype=jnp.int32)
 
-    are_there = last >= 0
-    is_other = has_segment & are_there & (at(first) != segment)
-    return is_other, jnp.where(are_there, at(last), segment), has_segment | are_there
+    exist = last >= 0
+    is_other = has_segment & exist & (at(first) != segment)
+    return is_other, jnp.where(exist, at(last), segment), has_segment | exist
 
 
 def check_segments(segments: Any, tokens: tuple[int, ...]) -> Int[Array, "*B T"]:
@@ -110,4 +110,4 @@ def check_segments(segments: Any, tokens: tuple[int, ...]) -> Int[Array, "*B T"]
     ids = jnp.asarray(segments)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise TypeError(f"segments must hold integers, one id a document; got {ids.dtype}.")
-    return of_tokens("segments", ids, tokens)
+    return per_token("segments", ids, tokens)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Float, Int
 
-from .._internal.arrays import varying_alike
+from .._internal.arrays import unify_varying
 from .._internal.checks import valid_tokens
 from .._internal.types import wide
 from ..sharding.rows import by_rows
@@ -74,7 +74,7 @@ def _elementwise(
         first = begins(check_segments(segments, x.shape[:-1]), token_mask)
         g = jnp.where(first[..., None], -jnp.inf, g)
     start = jnp.zeros(whole, kind) if state is None else state.astype(kind)
-    h = _recur(*varying_alike((added, jnp.exp(g), start)))
+    h = _recur(*unify_varying((added, jnp.exp(g), start)))
     last = h[..., -1, :] if x.shape[-2] else start
     h = h if token_mask is None else jnp.where(token_mask[..., None], h, 0)
     return h.astype(x.dtype), last
@@ -124,9 +124,9 @@ def _forward(x: jax.Array, a: jax.Array, start: jax.Array) -> tuple[jax.Array, A
     return h, (a, h, start)
 
 
-def _backward(kept: Any, dh: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _backward(residuals: Any, dh: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`dx_t = dh_t + a_(t+1) dx_(t+1)`, and `da_t = dx_t h_(t-1)`."""
-    a, h, start = kept
+    a, h, start = residuals
     after = jnp.concatenate([a[..., 1:, :], jnp.zeros_like(a[..., :1, :])], axis=-2)
     dx = _scan(dh, after, jnp.zeros_like(start), reverse=True)
     before = jnp.concatenate([start[..., None, :], h[..., :-1, :]], axis=-2)

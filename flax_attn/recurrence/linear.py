@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Float, Int
 
-from .._internal.arrays import varying_alike
+from .._internal.arrays import unify_varying
 from .._internal.checks import check_positive, valid_tokens
 from .._internal.types import wide
 from ..sharding.rows import by_rows
@@ -107,7 +107,7 @@ def _linear(
         tokens = _reset(tokens, begins(check_segments(segments, q.shape[:-2]), token_mask))
     shape = (*k.shape[:-3], *k.shape[-2:], v.shape[-1])
     start = jnp.zeros(shape, kind) if state is None else state.astype(kind)
-    tokens, start = varying_alike((tokens, start))
+    tokens, start = unify_varying((tokens, start))
     if chunk is None or q.shape[-3] == 1:
         o, last = by_steps(tokens, start)
     else:

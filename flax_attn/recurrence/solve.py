@@ -27,8 +27,8 @@ def _forward(a: jax.Array, b: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ja
     return y, (inverse, y)
 
 
-def _backward(kept: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, jax.Array]:
-    inverse, y = kept
+def _backward(residuals: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, jax.Array]:
+    inverse, y = residuals
     db = inverse.mT @ dy
     return -_masked(db @ y.mT, np.tri(y.shape[-2], k=-1)), db
 

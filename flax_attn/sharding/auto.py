@@ -18,19 +18,19 @@ from jax.sharding import NamedSharding, PartitionSpec
 from .._internal.arrays import is_float
 from .._internal.types import Sizes, leaf_axes, wide
 from ..backends import blockwise
-from ..backends.blockwise.plan import plan_of
+from ..backends.blockwise.plan import make_plan
 from ..backends.hoist import hoist
 from ..backends.local import flat, mean_where_empty
 from ..backends.platform import platform_of
 from ..backends.protocol import zero_gradient
 from ..layouts import names_in
 from ..reference import Stats
-from ..request import Request, bound
+from ..request import Request, bind_rules
 from ..rules import Rules, sizes_of
 from .specs import Shards, numbers_of, part_of, places_of
 
 
-class Known(NamedTuple):
+class StaticAttention(NamedTuple):
     """All of one attention that is known before any array is.
 
     Attributes:
@@ -57,7 +57,7 @@ class Known(NamedTuple):
         first = 3 + len(self.sizes.batch) + 1
         return operands[:3], operands[3:first], operands[first:]
 
-    def bound(self, q: jax.Array, k: jax.Array, numbers: Any, leaves: Any) -> Rules:
+    def bind_rules(self, q: jax.Array, k: jax.Array, numbers: Any, leaves: Any) -> Rules:
         """The rules of one device's part."""
         mine = [
             part_of(x, axes, leaf.shape, numbers)
@@ -65,7 +65,9 @@ class Known(NamedTuple):
             else jax.random.wrap_key_data(x, impl=kind)
             for x, axes, leaf, kind in zip(leaves, self.axes, self.leaves, self.keys, strict=True)
         ]
-        return bound(q, k, self.structure.unflatten(mine), places_of(numbers, self.sizes.batch))
+        return bind_rules(
+            q, k, self.structure.unflatten(mine), places_of(numbers, self.sizes.batch)
+        )
 
 
 def attend(request: Request, empty: str) -> tuple[jax.Array, Stats]:
@@ -84,7 +86,7 @@ def in_blocks(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> tuple[j
     leaves = [jnp.asarray(x) for x in leaves]
     is_key = [jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in leaves]
     data = [jax.random.key_data(x) if key else x for x, key in zip(leaves, is_key, strict=True)]
-    known = Known(
+    known = StaticAttention(
         structure=structure,
         axes=tuple(leaf_axes(rules)),
         keys=tuple(
@@ -102,23 +104,23 @@ def in_blocks(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> tuple[j
 
 
 @partial(jax.jit, static_argnums=0)
-def _run(known: Known, *operands: jax.Array) -> Any:
+def _run(known: StaticAttention, *operands: jax.Array) -> Any:
     return _attend(known, *operands)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(known: Known, *operands: jax.Array) -> Any:
+def _attend(known: StaticAttention, *operands: jax.Array) -> Any:
     return _forward(known, *operands)[0]
 
 
-def _forward(known: Known, *operands: jax.Array) -> Any:
+def _forward(known: StaticAttention, *operands: jax.Array) -> Any:
     o, m, l, *stats = _partitioned(known, "forward")(*operands)
     stats = Stats(*stats)
     return (o.astype(operands[0].dtype), stats), (operands, o, m, l)
 
 
-def _backward(known: Known, kept: tuple, cotangents: tuple) -> tuple:
-    operands, o, m, l = kept
+def _backward(known: StaticAttention, residuals: tuple, cotangents: tuple) -> tuple:
+    operands, o, m, l = residuals
     do, dstats = cotangents
     grads = _partitioned(known, "backward")(*operands, o, m, l, do, dstats.l)
     gradients = iter(grads)
@@ -131,12 +133,12 @@ _attend.defvjp(_forward, _backward)
 # What one device computes.
 
 
-def _local_forward(known: Known, *operands) -> tuple[jax.Array, ...]:
+def _local_forward(known: StaticAttention, *operands) -> tuple[jax.Array, ...]:
     """Output `*B T N h` in float32 or wider; m and l, `*B N T`, without the sinks and with them."""
-    with _as_traced(known):
+    with _trace_config(known):
         (q, k, v), numbers, leaves = known.split(operands)
-        sizes, rules = sizes_of(q, k), known.bound(q, k, numbers, leaves)
-        plan = plan_of(sizes, k.shape[-2], rules, known.platform)
+        sizes, rules = sizes_of(q, k), known.bind_rules(q, k, numbers, leaves)
+        plan = make_plan(sizes, k.shape[-2], rules, known.platform)
         q, k, v = flat(sizes, q, k, v)
         o, m, l = blockwise.forward_pass(plan, q, k, v, rules)
         o, stats = blockwise.with_sinks(rules.sinks, o, m, l)
@@ -145,20 +147,20 @@ def _local_forward(known: Known, *operands) -> tuple[jax.Array, ...]:
         )
 
 
-def _local_backward(known: Known, *operands) -> tuple[jax.Array, ...]:
+def _local_backward(known: StaticAttention, *operands) -> tuple[jax.Array, ...]:
     """The gradients of all floating operands of the forward pass, of this device's part."""
     *operands, o, m, l, do, dl = operands
     (q, k, v), numbers, leaves = known.split(operands)
-    with _as_traced(known):
+    with _trace_config(known):
         sizes, floats = sizes_of(q, k), [x for x in leaves if is_float(x)]
 
         def bind(floats: list) -> Rules:
             arrays = iter(floats)
             leaves_ = [next(arrays) if is_float(x) else x for x in leaves]
-            return known.bound(q, k, numbers, leaves_)
+            return known.bind_rules(q, k, numbers, leaves_)
 
         rules, pull = jax.vjp(bind, floats)
-        plan = plan_of(sizes, k.shape[-2], rules, known.platform)
+        plan = make_plan(sizes, k.shape[-2], rules, known.platform)
         arrays, rows = flat(sizes, q, k, v), flat(sizes, o, m, l, do, dl)
         everything: Any = plan, *arrays, rules, *rows
         *grads, drules = blockwise.backward_pass(*everything)
@@ -166,7 +168,7 @@ def _local_backward(known: Known, *operands) -> tuple[jax.Array, ...]:
         return *grads, *pull(drules)[0]
 
 
-def _as_traced(known: Known) -> Any:
+def _trace_config(known: StaticAttention) -> Any:
     """The configuration of the trace: XLA asks for a device's part much later."""
     stack = ExitStack()
     for setting in (
@@ -183,7 +185,7 @@ def _as_traced(known: Known) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _partitioned(known: Known, phase: str) -> Any:
+def _partitioned(known: StaticAttention, phase: str) -> Any:
     local = {"forward": _local_forward, "backward": _local_backward}[phase]
     whole = partial(local, known)
     layout = Layout(known, phase)
@@ -195,21 +197,21 @@ def _partitioned(known: Known, phase: str) -> Any:
         need_replication_factors=layout.replicated,
         **layout.factors,
     )
-    mapped = custom_vmap(lambda *operands: function(*operands))
+    vmap_leading = custom_vmap(lambda *operands: function(*operands))
 
-    @mapped.def_vmap
+    @vmap_leading.def_vmap
     def _(size: int, batched: Any, *operands: Any) -> Any:
         """Under vmap the plain computation, for which XLA gathers."""
         out = jax.vmap(whole, [0 if b else None for b in batched])(*operands)
         return out, jax.tree.map(lambda _: True, out)
 
-    return mapped
+    return vmap_leading
 
 
 class Layout:
     """The dimensions of operands and results by name, and what follows from them."""
 
-    def __init__(self, known: Known, phase: str):
+    def __init__(self, known: StaticAttention, phase: str):
         self.known, self.phase = known, phase
         batch = [f"b{i}" for i in range(len(known.sizes.batch))]
         K, groups = known.key_heads, known.sizes.N // known.key_heads
@@ -230,12 +232,12 @@ class Layout:
         rows = [*batch, heads, "t"]
         self.outputs = [[*queries, "w"], rows, rows, rows, rows]
         if phase == "backward":
-            kept = [[*queries, "w"], rows, rows, [*queries, "w"], rows]
+            result_dims = [[*queries, "w"], rows, rows, [*queries, "w"], rows]
             numbers = [False] * (len(batch) + 1)
             moves = [True, True, True, *numbers, *map(is_float, known.leaves)]
             self.floats = [at for at, one in enumerate(moves) if one]
             self.outputs = [self.inputs[at] for at in self.floats]
-            self.inputs = [*self.inputs, *kept]
+            self.inputs = [*self.inputs, *result_dims]
 
     @property
     def rule(self) -> str:
@@ -262,7 +264,9 @@ class Layout:
             shards = self._shards(mesh, operands[0].sharding.spec)
             inputs_specs = [self.spec(x, shards) for x in self.inputs]
             for at, names in self.as_cut.items():
-                inputs_specs[at] = _both(self.spec(names, shards), operands[at].sharding.spec)
+                inputs_specs[at] = _merge_specs(
+                    self.spec(names, shards), operands[at].sharding.spec
+                )
             outputs_specs = (
                 [inputs_specs[at] for at in self.floats]
                 if self.phase == "backward"
@@ -274,7 +278,7 @@ class Layout:
                 if self.phase == "forward":
                     return out
                 return tuple(
-                    _summed(x, shards.unused(s)) for x, s in zip(out, outputs_specs, strict=True)
+                    _psum(x, shards.unused(s)) for x, s in zip(out, outputs_specs, strict=True)
                 )
 
             outputs, inputs = (
@@ -292,11 +296,11 @@ class Layout:
         return shards if self.parts % shards.count(mesh) == 0 else Shards(shards.batch, None)
 
 
-def _both(wanted: PartitionSpec, comes: PartitionSpec) -> PartitionSpec:
+def _merge_specs(wanted: PartitionSpec, comes: PartitionSpec) -> PartitionSpec:
     """Cut along what both say; whole along all else."""
     comes = PartitionSpec(*comes, *(None,) * (len(wanted) - len(comes)))
-    alike = (names_in(a) == names_in(b) for a, b in zip(wanted, comes, strict=True))
-    return PartitionSpec(*(a if same else None for a, same in zip(wanted, alike, strict=True)))
+    agree = (names_in(a) == names_in(b) for a, b in zip(wanted, comes, strict=True))
+    return PartitionSpec(*(a if same else None for a, same in zip(wanted, agree, strict=True)))
 
 
 def _names(i: int, axes: str, shape: tuple[int, ...], along: dict[str, list[str]]) -> list[str]:
@@ -309,5 +313,5 @@ def _names(i: int, axes: str, shape: tuple[int, ...], along: dict[str, list[str]
     ]
 
 
-def _summed(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+def _psum(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     return jax.lax.psum(x, axes) if axes else x

@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from .._internal.checks import check_choice
-from ..layouts import LAYOUTS, Axes, Context, Named, asked, named
+from ..layouts import LAYOUTS, Axes, Context, Named, named, requested_context
 
 STRATEGIES = ("all_gather", "ring", "ulysses")
 PAIRS = (("ring", "ulysses"), ("all_gather", "ulysses"))
@@ -65,7 +65,7 @@ def context_parallel(
         )
     strategy = pair[0] if len(pair) == 1 else pair
     check_choice("layout", layout, *LAYOUTS)
-    return asked(Context(strategy, layout))
+    return requested_context(Context(strategy, layout))
 
 
 def on(

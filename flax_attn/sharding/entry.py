@@ -46,7 +46,7 @@ def kind_of_axes(request: Request) -> Where | None:
     }
     if types == {AxisType.Explicit}:
         return "explicit"
-    if AxisType.Explicit in types and any(_is_cut(x) for x in arrays):
+    if AxisType.Explicit in types and any(_is_sharded(x) for x in arrays):
         return "mixed"
     # Without a mesh jit's `in_shardings` may say how arrays are sharded, which no type shows.
     is_hidden = isinstance(request.q, Tracer) and meshes[0].empty and jax.device_count() > 1
@@ -59,5 +59,5 @@ def is_known(request: Request) -> bool:
     return all(isinstance(n, int) and n for x in arrays for n in x.shape)
 
 
-def _is_cut(x: Any) -> bool:
+def _is_sharded(x: Any) -> bool:
     return any(entry is not None for entry in jax.typeof(x).sharding.spec)

@@ -13,7 +13,7 @@ from ..backends.hoist import has_functions, hoist
 from ..backends.local import attend_locally, weights_locally
 from ..layouts import place
 from ..reference import Stats
-from ..request import Request, bound
+from ..request import Request, bind_rules
 from ..rules import Rules, sizes_of
 from . import strategies
 from .sequence import Sequence
@@ -61,15 +61,15 @@ def attend(
 ) -> tuple[jax.Array, Stats]:
     """Output `*B T N h` and the parts of the weights `*B N T`, sharded as q is."""
     if request.rules.dropout is not None and taps.listening():
-        taps.tap("keep", _kept(request, sequence))
+        taps.tap("keep", _dropout_keep(request, sequence))
     return _cut(Attention(name, attention, empty), sequence, request)
 
 
-def _kept(request: Request, sequence: Sequence | None) -> jax.Array:
+def _dropout_keep(request: Request, sequence: Sequence | None) -> jax.Array:
     """Which weights dropout keeps of all, in the order in which queries and keys lie."""
     rules, sizes = request.rules, request.sizes
     whole = rules if sequence is None else sequence.at_slots(rules, sizes)
-    drop: Any = bound(request.q, request.k, whole).dropout
+    drop: Any = bind_rules(request.q, request.k, whole).dropout
     return jnp.broadcast_to(drop.grid(sizes), sizes.shape)
 
 
@@ -95,7 +95,7 @@ def _run_shards(task: Any, mesh: Any, shards: Shards, sequence: Any, q, k, v, ru
     leaves, structure = jax.tree.flatten(rules)
     shapes = [jnp.shape(x) for x in leaves]
     inside = shards if sequence is None else sequence.inside(shards)
-    specs = [_as_it_comes(x, inside.of(a, jnp.shape(x))) for a, x in zip(axes, leaves, strict=True)]
+    specs = [_leaf_spec(x, inside.of(a, jnp.shape(x))) for a, x in zip(axes, leaves, strict=True)]
     numbers = numbers_of(sizes)
     slots = [jnp.arange(n, dtype=jnp.int32) for n in (sizes.T, sizes.S)]
     count = len(numbers)
@@ -108,12 +108,12 @@ def _run_shards(task: Any, mesh: Any, shards: Shards, sequence: Any, q, k, v, ru
         rules, places = structure.unflatten(leaves), places_of(numbers, sizes.batch)
         with taps.listen(lambda name, value: None):  # what is heard inside cannot come out
             if sequence is None:
-                return task(q, k, v, bound(q, k, rules, places))
+                return task(q, k, v, bind_rules(q, k, rules, places))
             return strategies.run(sequence, task, q, k, v, rules, places)
 
     in_specs = (shards.queries, *(shards.keys,) * 2, *inside.numbers, *inside.slots, *specs)
     arrays = [
-        _put(x, NamedSharding(mesh, spec))
+        _reshard(x, NamedSharding(mesh, spec))
         for x, spec in zip((q, k, v, *numbers, *slots, *leaves), in_specs, strict=True)
     ]
     return jax.shard_map(
@@ -125,14 +125,14 @@ def _run_shards(task: Any, mesh: Any, shards: Shards, sequence: Any, q, k, v, ru
     )(*arrays)
 
 
-def _put(x: jax.Array, where: NamedSharding) -> jax.Array:
+def _reshard(x: jax.Array, where: NamedSharding) -> jax.Array:
     """`x` where a shard_map takes it: types that say something have to say just that."""
     if AxisType.Explicit not in where.mesh.axis_types:
         return jax.lax.with_sharding_constraint(x, where)
     return jax.sharding.reshard(x, where)
 
 
-def _as_it_comes(x: Any, wanted: PartitionSpec) -> PartitionSpec:
+def _leaf_spec(x: Any, wanted: PartitionSpec) -> PartitionSpec:
     """How an array of the rules is handed in: whole, if it comes whole and has a gradient.
 
     Its gradient is then one sum over the devices. Of other arrays each device takes its part.

@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._internal.arrays import is_float, varying_alike
+from .._internal.arrays import is_float, unify_varying
 from .._internal.types import Sizes, leaf_axes, wide
 from ..backends import blockwise
-from ..backends.blockwise.plan import plan_of
+from ..backends.blockwise.plan import make_plan
 from ..backends.local import flat
 from ..backends.platform import platform_of
 from ..backends.protocol import zero_gradient
-from ..backends.sinks import nonzero
+from ..backends.sinks import zero_to_one
 from ..places import Places
 from ..reference import Stats
 from ..rules import Rules, sizes_of
@@ -52,7 +52,7 @@ class Ring(NamedTuple):
     width: int
     plan: Any = None
 
-    def bound(self, leaves: list, places: Places, step: Any) -> Rules:
+    def bind_rules(self, leaves: list, places: Places, step: Any) -> Rules:
         """The rules of a step, `ahead - step` shards from this one, from the leaves at hand."""
         sequence, S = self.sequence, self.sizes.S
         me = jax.lax.axis_index(sequence.axis)
@@ -92,7 +92,7 @@ def ring(
     rules, places = replace(rules, sinks=None), places.bind(sizes)
     leaves, structure = jax.tree.flatten(rules)
     axes = [
-        _axis_of_keys(letters(axes, jnp.ndim(x), len(sizes.batch)))
+        _key_axis(letters(axes, jnp.ndim(x), len(sizes.batch)))
         for axes, x in zip(leaf_axes(rules), leaves, strict=True)
     ]
     counts = [None if i is None else jnp.shape(x)[i] for i, x in zip(axes, leaves, strict=True)]
@@ -100,16 +100,16 @@ def ring(
     whole = sizes.S * sequence.devices
     cut = tuple(i if n == whole > sizes.S else None for i, n in zip(axes, counts, strict=True))
     made = Ring(sequence, structure, goes, cut, sizes, q.shape[-1])
-    plan = plan_of(sizes, k.shape[-2], made.bound(leaves, places, 0), platform_of(q))
+    plan = make_plan(sizes, k.shape[-2], made.bind_rules(leaves, places, 0), platform_of(q))
     made = made._replace(plan=plan._replace(adds=True))
     stay, travel = made.split(leaves)
     q, k, v = flat(sizes, q, k, v)
-    outputs: Any = _attend(made, *varying_alike((q, k, v, sinks, places, stay, travel)))
+    outputs: Any = _attend(made, *unify_varying((q, k, v, sinks, places, stay, travel)))
     o, m, l = (x.reshape(*sizes.batch, *x.shape[1:]) for x in jax.tree.leaves(outputs))
     return o, Stats(m, l)
 
 
-def _axis_of_keys(mine: list[str]) -> int | None:
+def _key_axis(mine: list[str]) -> int | None:
     return mine.index("k") if "k" in mine else None
 
 
@@ -121,23 +121,23 @@ def _attend(ring: Ring, *operands: Any) -> tuple[jax.Array, Stats]:
 def _forward(ring: Ring, q, k, v, sinks, places: Places, stay: list, travel: list) -> Any:
     def add(total: Part, pair: Any, step: Any) -> Part:
         k, v, travel = pair
-        rules = ring.bound(ring.joined(stay, travel), places, step)
-        return merged(total, blockwise.forward_pass(ring.plan, q, k, v, rules))
+        rules = ring.bind_rules(ring.joined(stay, travel), places, step)
+        return merge_softmax(total, blockwise.forward_pass(ring.plan, q, k, v, rules))
 
-    part = _round(ring, add, _nothing(q, k, v, stay), (k, v, travel))
+    part = _around_ring(ring, add, _empty_part(q, k, v, stay), (k, v, travel))
     o, stats = blockwise.with_sinks(sinks, *part)
-    kept = (q, k, v, sinks, places, stay, travel), (o, *part[1:])
-    return (o.astype(q.dtype), stats), kept
+    residuals = (q, k, v, sinks, places, stay, travel), (o, *part[1:])
+    return (o.astype(q.dtype), stats), residuals
 
 
-def _nothing(q: jax.Array, *rest: Any) -> Part:
+def _empty_part(q: jax.Array, *rest: Any) -> Part:
     """What a row has seen before the first step."""
     (B, T, N, _), v, kind = q.shape, rest[1], wide(q.dtype)
     m, l = jnp.full((B, N, T), -jnp.inf, kind), jnp.zeros((B, N, T), kind)
-    return varying_alike((jnp.zeros((B, T, N, v.shape[3]), kind), m, l, q, rest))[:3]
+    return unify_varying((jnp.zeros((B, T, N, v.shape[3]), kind), m, l, q, rest))[:3]
 
 
-def _round(ring: Ring, add: Any, total: Any, pair: Any) -> Any:
+def _around_ring(ring: Ring, add: Any, total: Any, pair: Any) -> Any:
     """`total = add(total, pair, step)` for the keys of one device after the other."""
     steps = ring.sequence.steps
 
@@ -151,7 +151,7 @@ def _round(ring: Ring, add: Any, total: Any, pair: Any) -> Any:
     return add(total, pair, steps - 1)
 
 
-def merged(one: Part, two: Part) -> Part:
+def merge_softmax(one: Part, two: Part) -> Part:
     """The softmax over the keys of both, from the softmaxes over the keys of each."""
     m = jnp.maximum(one[1], two[1])
     shift = jnp.where(m == -jnp.inf, 0, m)
@@ -159,15 +159,17 @@ def merged(one: Part, two: Part) -> Part:
     l = first + second
 
     def by_row(x: jax.Array) -> jax.Array:
-        return jnp.swapaxes(x / nonzero(l), 1, 2)[..., None]
+        return jnp.swapaxes(x / zero_to_one(l), 1, 2)[..., None]
 
     return one[0] * by_row(first) + two[0] * by_row(second), m, l
 
 
-def _backward(ring: Ring, kept: tuple, cotangents: tuple) -> tuple:
-    (q, k, v, sinks, places, stay, travel), (o, m, l) = kept
+def _backward(ring: Ring, residuals: tuple, cotangents: tuple) -> tuple:
+    (q, k, v, sinks, places, stay, travel), (o, m, l) = residuals
     do, dstats = cotangents
-    rows, dsinks = blockwise.rows_of(sinks, o, m, l, do, dstats.l)  # of whole rows: o, m, l are
+    rows, dsinks = blockwise.row_statistics(
+        sinks, o, m, l, do, dstats.l
+    )  # of whole rows: o, m, l are
 
     def add(state: Any, pair: Any, step: Any) -> Any:
         (dq, dstay), came = state
@@ -177,10 +179,10 @@ def _backward(ring: Ring, kept: tuple, cotangents: tuple) -> tuple:
 
     zeros = ((q, _floats(stay)), (k, v, _floats(travel)))
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, wide(x.dtype)), zeros)
-    zeros = varying_alike((zeros, q))[0]
-    (dq, dstay), came = _round(ring, add, zeros, (k, v, travel))
+    zeros = unify_varying((zeros, q))[0]
+    (dq, dstay), came = _around_ring(ring, add, zeros, (k, v, travel))
     dk, dv, dtravel = ring.send(came, ring.sequence.ahead - ring.sequence.steps + 1)
-    grads = (dq, dk, dv, dsinks, places, _with(stay, dstay), _with(travel, dtravel))
+    grads = (dq, dk, dv, dsinks, places, _with_floats(stay, dstay), _with_floats(travel, dtravel))
     return jax.tree.map(_cotangent, (q, k, v, sinks, places, stay, travel), grads)
 
 
@@ -192,8 +194,8 @@ def _step_gradients(ring: Ring, q, do, rows, places: Places, stay, pair: Any, st
     k, v, travel = pair
 
     def bind(stay_: list, travel_: list) -> Rules:
-        leaves = ring.joined(_with(stay, stay_), _with(travel, travel_))
-        return ring.bound(leaves, places, step)
+        leaves = ring.joined(_with_floats(stay, stay_), _with_floats(travel, travel_))
+        return ring.bind_rules(leaves, places, step)
 
     rules, pull = jax.vjp(bind, _floats(stay), _floats(travel))
     dq, dk, dv, drules = blockwise.gradients(ring.plan, q, k, v, rules, do, rows)
@@ -209,7 +211,7 @@ def _floats(leaves: list) -> list:
     return [x for x in leaves if is_float(x)]
 
 
-def _with(leaves: list, floats: list) -> list:
+def _with_floats(leaves: list, floats: list) -> list:
     """The leaves with other floats."""
     values = iter(floats)
     return [next(values) if is_float(x) else x for x in leaves]

@@ -22,13 +22,13 @@ BATCH, LENGTH = "*", "t"  # of the letters that stand for the axes of an array
 
 def by_rows(
     f: Callable[..., Any],
-    how: tuple[Any, ...],
+    fn_args: tuple[Any, ...],
     axes: Mapping[str, str],
     outputs: tuple[str, ...],
     apart: str,
     **arrays: Any,
 ) -> Any:
-    """`f(*how, **arrays)`, of which each device computes its own part where types say so.
+    """`f(*fn_args, **arrays)`, of which each device computes its own part where types say so.
 
     A length that is cut comes whole to every device; nothing else goes between them.
 
@@ -49,27 +49,29 @@ def by_rows(
     batch = arrays[first].ndim - len(behind)
     check_order(arrays[first], batch + behind.index(LENGTH))
     arrays = {name: jnp.asarray(x) for name, x in arrays.items() if x is not None}
-    mesh = next((mesh_of(x) for x in arrays.values() if _says_cut(x)), None)
+    mesh = next((mesh_of(x) for x in arrays.values() if _is_partitioned(x)), None)
     letters = {name: _letters(axes[name], batch, x.ndim) for name, x in arrays.items()}
     if mesh is None or any(len(letters[name]) != x.ndim for name, x in arrays.items()):
-        return f(*how, **arrays)  # which also says what is wrong with a rank
+        return f(*fn_args, **arrays)  # which also says what is wrong with a rank
     cut = _entries(arrays, letters, {*map(str, range(batch)), LENGTH, *apart})
     whole = {**cut, LENGTH: None}
     specs = {name: _spec(whole, letters[name], x.shape) for name, x in sorted(arrays.items())}
     results = [_letters(x, batch) for x in outputs]
     inside = tuple(PartitionSpec(*map(whole.get, x)) for x in results)
-    out = _of_shards(f, how, mesh, tuple(specs.items()), inside, arrays)
+    out = _shard_mapped(f, fn_args, mesh, tuple(specs.items()), inside, arrays)
     if cut[LENGTH] is None:
         return out
-    lies = (NamedSharding(mesh, PartitionSpec(*map(cut.get, x))) for x in results)
-    return tuple(jax.sharding.reshard(x, where) for x, where in zip(out, lies, strict=True))
+    result_shardings = (NamedSharding(mesh, PartitionSpec(*map(cut.get, x))) for x in results)
+    return tuple(
+        jax.sharding.reshard(x, where) for x, where in zip(out, result_shardings, strict=True)
+    )
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
-def _of_shards(
-    f: Any, how: Any, mesh: Any, in_specs: Any, out_specs: Any, arrays: dict[str, jax.Array]
+def _shard_mapped(
+    f: Any, fn_args: Any, mesh: Any, in_specs: Any, out_specs: Any, arrays: dict[str, jax.Array]
 ) -> Any:
-    """`f(*how, **arrays)` of each device's own part, for which arrays are put as specs say."""
+    """`f(*fn_args, **arrays)` of each device's own part, for which arrays are put as specs say."""
     specs = dict(in_specs)
     arrays = {
         name: jax.sharding.reshard(x, NamedSharding(mesh, specs[name]))
@@ -77,7 +79,7 @@ def _of_shards(
     }
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return jax.shard_map(
-        lambda arrays: f(*how, **arrays),
+        lambda arrays: f(*fn_args, **arrays),
         mesh=mesh,
         in_specs=(specs,),
         out_specs=out_specs,
@@ -85,7 +87,7 @@ def _of_shards(
     )(arrays)
 
 
-def may_be_cut(x: Any) -> bool:
+def may_be_sharded(x: Any) -> bool:
     """Whether an array may lie on several devices, as XLA is going to say or its type says."""
     mesh = mesh_of(x)
     if mesh.empty:  # then jit's arguments may say it, which no type shows
@@ -102,7 +104,7 @@ def check_order(x: Any, axis: int) -> None:
         )
 
 
-def _says_cut(x: Any) -> bool:
+def _is_partitioned(x: Any) -> bool:
     """Whether the type of an array says that it is cut."""
     return AxisType.Explicit in mesh_of(x).axis_types and any(map(names_in, spec_of(x)))
 

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from .._internal.types import Sizes
-from ..layouts import asked, check_length, cutting, names_in, tokens_in
+from ..layouts import check_length, names_in, partitioning, requested_context, tokens_in
 from ..masks import Mask
 from ..masks.algebra import parts_of
-from ..masks.answers import band_of, reach_of
-from ..masks.cut import ready_to_cut
+from ..masks.ranges import as_known_band, reach_of
+from ..masks.shardable import shardable
 from ..places import Positions
 from ..request import Request
 from ..rules import Rules
@@ -64,11 +64,11 @@ class Sequence(NamedTuple):
     def __str__(self) -> str:
         parts = [(self.strategy, self.axis, self.devices)] if self.axis else []
         parts += [("ulysses", self.swapped, self.groups)] if self.swapped else []
-        words = [f"{how} over {_named(axes)} ({count} shards)" for how, axes, count in parts]
+        words = [f"{name} over {_named(axes)} ({count} shards)" for name, axes, count in parts]
         return f"{' and '.join(words)}, {self.layout}"
 
     @property
-    def sends(self) -> str:
+    def describe_traffic(self) -> str:
         """What goes between the devices, in words."""
         first = "q, k, v and the output, each to all devices once; backward as much again"
         if self.strategy == "ulysses":
@@ -79,7 +79,7 @@ class Sequence(NamedTuple):
         return f"over {_named(self.swapped)} {first}; then {then}" if self.swapped else then
 
     @property
-    def all_round(self) -> "Sequence":
+    def without_window(self) -> "Sequence":
         """This one with every key seen, also those that a window hides."""
         return self._replace(steps=self.devices, ahead=0)
 
@@ -108,7 +108,7 @@ def prepared(request: Request, strategy: str | None = None) -> tuple[Sequence | 
     if sequence is None:
         return None, request
     sizes, rules = request.sizes, request.rules
-    mask, score = (ready_to_cut(x, sizes) for x in (rules.mask, rules.score))
+    mask, score = (shardable(x, sizes) for x in (rules.mask, rules.score))
     rules = replace(rules, mask=mask, score=score)
     if rules.positions is None:
         sequence = sequence._replace(**_steps(sequence, mask, sizes))
@@ -124,7 +124,7 @@ def _steps(sequence: Sequence, mask: Mask, sizes: Sizes) -> dict[str, int]:
     parts = [part.bind(sizes) for part in parts_of(mask) if part.is_static]
     back = [reach_of(part) for part in parts]
     back = min((n - 1 for n in back if n is not None), default=sizes.S)
-    bands = [band_of(part) for part in parts]
+    bands = [as_known_band(part) for part in parts]
     ahead = min((x.hi for x in bands if x is not None and x.hi is not None), default=sizes.S)
     shard = sizes.T // sequence.devices
     back, ahead = (-(-max(n, 0) // shard) for n in (back, ahead))
@@ -142,10 +142,10 @@ def sequence_of(q: Any, k: Any, v: Any, strategy: str | None = None) -> Sequence
     if where is None:
         return None
     mesh, shards = where
-    if not cutting(shards.q, mesh):
+    if not partitioning(shards.q, mesh):
         return None
-    asked_for, layout = asked.value
-    sequence = _of_axes(strategy or asked_for, layout, names_in(shards.q), mesh)
+    requested, layout = requested_context.value
+    sequence = _sequence_of_axes(strategy or requested, layout, names_in(shards.q), mesh)
     for name, x in (("q", q), ("k", k)):
         check_length(name, x.shape[-3], sequence.shards, layout)
     if sequence.swapped:
@@ -154,7 +154,9 @@ def sequence_of(q: Any, k: Any, v: Any, strategy: str | None = None) -> Sequence
     return sequence
 
 
-def _of_axes(strategy: str | tuple[str, ...], layout: str, names: Any, mesh: Any) -> Sequence:
+def _sequence_of_axes(
+    strategy: str | tuple[str, ...], layout: str, names: Any, mesh: Any
+) -> Sequence:
     """One strategy for all mesh axes of the length, or one for each."""
     if isinstance(strategy, str):
         strategy = (strategy,) * len(names)
@@ -165,12 +167,12 @@ def _of_axes(strategy: str | tuple[str, ...], layout: str, names: Any, mesh: Any
             "strategy, or shard the length over as many axes."
         )
     by = {x: tuple(n for n, s in zip(names, strategy, strict=True) if s == x) for x in strategy}
-    by = {x: tuple(cutting(axes, mesh)) for x, axes in by.items()}
+    by = {x: tuple(partitioning(axes, mesh)) for x, axes in by.items()}
     swapped = by.pop("ulysses", ())
     axis = next(filter(None, by.values()), ())
-    how = next((x for x, axes in by.items() if axes), "ulysses")
+    chosen = next((x for x, axes in by.items() if axes), "ulysses")
     count, groups = shards_in(axis, mesh), shards_in(swapped, mesh)
-    return Sequence(how, layout, axis, count, count, 0, swapped, groups)
+    return Sequence(chosen, layout, axis, count, count, 0, swapped, groups)
 
 
 def _named(axes: tuple[str, ...]) -> str:

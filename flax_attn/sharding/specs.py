@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
-from .._internal.arrays import varying_alike
+from .._internal.arrays import unify_varying
 from .._internal.types import Sizes
 from ..backends.platform import mesh_of
-from ..layouts import Named, cutting, named_for, names_in
+from ..layouts import Named, named_for, names_in, partitioning
 from ..places import Places
 from ..rules import sizes_of
 
@@ -115,7 +115,7 @@ def part_of(
         if part is None or (by_query and mine[i] == "k"):
             continue
         if shape[i] == x.shape[i] > len(part):
-            x, first = varying_alike((x, part[0]))
+            x, first = unify_varying((x, part[0]))
             x = jax.lax.dynamic_slice_in_dim(x, first, len(part), axis=i)
     return x
 
@@ -146,23 +146,23 @@ def located(q: Any, k: Any, v: Any) -> tuple[Any, Shards] | None:
     return meshes[0], agreed(q, k, v)
 
 
-def _by_name(asked: Named, q: Any, k: Any) -> Shards:
-    mesh, batch = asked.mesh, sizes_of(q, k).batch
+def _by_name(axes: Named, q: Any, k: Any) -> Shards:
+    mesh, batch = axes.mesh, sizes_of(q, k).batch
     for what in ("batch", "heads", "length"):
-        for name in names_in(getattr(asked, what)):
+        for name in names_in(getattr(axes, what)):
             if name not in mesh.shape:
                 raise ValueError(
                     f"sharding.on names the mesh axis {name!r} for the {what}; the mesh has "
                     f"{', '.join(map(repr, mesh.shape)) or 'none: give it by mesh='}."
                 )
-    parts = shards_in(asked.batch, mesh)
+    parts = shards_in(axes.batch, mesh)
     if parts > 1 and (not batch or batch[0] % parts):
         entries = batch[0] if batch else "no"
         raise ValueError(
-            f"{parts} shards along {asked.batch!r} must divide the batch; got {entries} entries."
+            f"{parts} shards along {axes.batch!r} must divide the batch; got {entries} entries."
         )
-    along = tuple(asked.batch if i == 0 else None for i in range(len(batch)))
-    return Shards(along, asked.heads, asked.length, asked.length)
+    along = tuple(axes.batch if i == 0 else None for i in range(len(batch)))
+    return Shards(along, axes.heads, axes.length, axes.length)
 
 
 def agreed(q: Any, k: Any, v: Any) -> Shards:
@@ -188,7 +188,7 @@ def agreed(q: Any, k: Any, v: Any) -> Shards:
 
     count, length = len(specs["q"]) - 3, one(-3, "their length")
     mesh = next((mesh for mesh in map(mesh_of, (q, k, v)) if mesh.axis_types), mesh_of(q))
-    if cutting(length, mesh) and not all(names_in(spec[-3]) for spec in specs.values()):
+    if partitioning(length, mesh) and not all(names_in(spec[-3]) for spec in specs.values()):
         raise ValueError(
             f"q, k and v must be sharded alike along their length; got {listed}. Reshard the "
             f"others over {length!r} too, by jax.sharding.reshard, or gather what is sharded."

@@ -15,44 +15,44 @@ from ..backends.local import mean_where_empty
 from ..layouts import place, unplace
 from ..places import Places
 from ..reference import Stats
-from ..request import bound
+from ..request import bind_rules
 from ..rules import Rules
 from .ring import ring
 from .sequence import Sequence
 from .specs import check_spread, letters
 
-WHOLE = {"all_gather": "k", "ulysses": "qk"}  # the lengths that a device has whole
+GATHERED = {"all_gather": "k", "ulysses": "qk"}  # the lengths that a device has whole
 
 
 def run(sequence: Sequence, task: Any, q, k, v, rules: Rules, places: Places) -> Any:
     """What a `task` gives for one device's queries; the rules are its own part, not bound yet."""
     if not sequence.swapped:
-        return _along(sequence, task, q, k, v, rules, places)
+        return _per_head_rules(sequence, task, q, k, v, rules, places)
     times = check_spread(q.shape[-2], k.shape[-2], sequence.groups)
     k, v = (x if times == 1 else jnp.repeat(x, times, axis=-2) for x in (k, v))
-    q, k, v = (_to_heads(sequence, x) for x in (q, k, v))
-    o, stats = _along(sequence, task, q, k, v, rules, places)
-    o = _to_length(sequence, o, o.ndim - 3, o.ndim - 2)
-    return o, Stats(*(_to_length(sequence, x, x.ndim - 1, x.ndim - 2) for x in stats))
+    q, k, v = (_all_to_all_heads(sequence, x) for x in (q, k, v))
+    o, stats = _per_head_rules(sequence, task, q, k, v, rules, places)
+    o = _all_to_all_length(sequence, o, o.ndim - 3, o.ndim - 2)
+    return o, Stats(*(_all_to_all_length(sequence, x, x.ndim - 1, x.ndim - 2) for x in stats))
 
 
-def _along(sequence: Sequence, task: Any, q, k, v, rules: Rules, places: Places) -> Any:
+def _per_head_rules(sequence: Sequence, task: Any, q, k, v, rules: Rules, places: Places) -> Any:
     """The same for the heads that a device has by now."""
     if sequence.strategy == "ring":
         o, stats = ring(sequence, places, q, k, v, rules)
         if task.empty == "mean":
-            whole = _ring_of(sequence.all_round, places)
+            whole = _ring_attention(sequence.without_window, places)
             o = mean_where_empty(whole, q, k, v, rules, o, stats)
         return o, stats
     if sequence.strategy == "all_gather":
-        k, v = (_gathered(sequence, x) for x in (k, v))
-    rules = _in_order(sequence, rules, q.ndim - 3)
-    whole = WHOLE[sequence.strategy]
+        k, v = (_all_gather_attention(sequence, x) for x in (k, v))
+    rules = _to_token_order(sequence, rules, q.ndim - 3)
+    whole = GATHERED[sequence.strategy]
     q, k, v = (
         unplace(x, sequence.shards, sequence.layout, axis=x.ndim - 3) if axis in whole else x
         for axis, x in zip("qkk", (q, k, v), strict=True)
     )
-    outputs = task(q, k, v, bound(q, k, rules, places))
+    outputs = task(q, k, v, bind_rules(q, k, rules, places))
     if "q" not in whole:
         return outputs
     o, (m, l) = outputs
@@ -60,31 +60,31 @@ def _along(sequence: Sequence, task: Any, q, k, v, rules: Rules, places: Places)
     return place(o, sequence.shards, sequence.layout, axis=o.ndim - 3), Stats(m, l)
 
 
-def _ring_of(sequence: Sequence, places: Places) -> Any:
+def _ring_attention(sequence: Sequence, places: Places) -> Any:
     def attention(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> tuple[Any, Stats]:
         return ring(sequence, places, q, k, v, rules)
 
     return attention
 
 
-def _gathered(sequence: Sequence, x: jax.Array) -> jax.Array:
+def _all_gather_attention(sequence: Sequence, x: jax.Array) -> jax.Array:
     return jax.lax.all_gather(x, sequence.axis, axis=x.ndim - 3, tiled=True)
 
 
-def _to_heads(sequence: Sequence, x: jax.Array) -> jax.Array:
+def _all_to_all_heads(sequence: Sequence, x: jax.Array) -> jax.Array:
     """Some heads of more tokens, in place of all heads of a device's own."""
     return jax.lax.all_to_all(x, sequence.swapped, x.ndim - 2, x.ndim - 3, tiled=True)
 
 
-def _to_length(sequence: Sequence, x: jax.Array, length: int, heads: int) -> jax.Array:
+def _all_to_all_length(sequence: Sequence, x: jax.Array, length: int, heads: int) -> jax.Array:
     return jax.lax.all_to_all(x, sequence.swapped, length, heads, tiled=True)
 
 
-def _in_order(sequence: Sequence, rules: Rules, batch: int) -> Rules:
+def _to_token_order(sequence: Sequence, rules: Rules, batch: int) -> Rules:
     """The rules with all that lies along a whole length in the order of the tokens."""
     leaves, structure = jax.tree.flatten(rules)
     for i, axes in enumerate(leaf_axes(rules)):
         for axis, letter in enumerate(letters(axes, leaves[i].ndim, batch)):
-            if letter and letter in WHOLE[sequence.strategy] and leaves[i].shape[axis] > 1:
+            if letter and letter in GATHERED[sequence.strategy] and leaves[i].shape[axis] > 1:
                 leaves[i] = unplace(leaves[i], sequence.shards, sequence.layout, axis=axis)
     return structure.unflatten(leaves)

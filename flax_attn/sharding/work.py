@@ -7,7 +7,7 @@ import numpy as np
 
 from ..layouts import tokens_in
 from ..masks.algebra import parts_of
-from ..masks.answers import band_of
+from ..masks.ranges import as_known_band
 from ..request import Request
 from .sequence import Sequence
 
@@ -27,13 +27,14 @@ class Work(NamedTuple):
     36 to 484 of 512 blocks of 128 x 128 a device; the busiest has 1.86 times the mean
     """
 
-    seen: tuple[int, ...]
+    visible_blocks: tuple[int, ...]
     whole: int
     block: int
     is_most: bool
 
     def __str__(self) -> str:
-        low, high, mean = min(self.seen), max(self.seen), sum(self.seen) / len(self.seen)
+        counts = self.visible_blocks
+        low, high, mean = min(counts), max(counts), sum(counts) / len(counts)
         count = f"{high}" if low == high else f"{low} to {high}"
         text = f"{count} of {self.whole} blocks of {self.block} x {self.block} a device"
         text = f"at most {text}" if self.is_most else text
@@ -47,7 +48,9 @@ def work_of(request: Request, sequence: Sequence | None, positioned: bool) -> Wo
     sizes = request.sizes
     if sequence is None or positioned:
         return None
-    bands = [band_of(x.bind(sizes)) if x.is_static else None for x in parts_of(request.rules.mask)]
+    bands = [
+        as_known_band(x.bind(sizes)) if x.is_static else None for x in parts_of(request.rules.mask)
+    ]
     known = [x for x in bands if x is not None]
     lo = max((x.lo for x in known if x.lo is not None), default=-sizes.S)
     hi = min((x.hi for x in known if x.hi is not None), default=sizes.S)
@@ -55,9 +58,11 @@ def work_of(request: Request, sequence: Sequence | None, positioned: bool) -> Wo
     block = math.gcd(shard, sizes.S, BLOCK)
     q, k = (_ends(length, block, sequence) for length in (sizes.T, sizes.S))
     q = [x.reshape(sequence.devices, -1, 1) for x in q]
-    seen = (k[0] - q[1] <= hi) & (k[1] - q[0] >= lo)  # devices, blocks of queries, of keys
+    visible_blocks = (k[0] - q[1] <= hi) & (
+        k[1] - q[0] >= lo
+    )  # devices, blocks of queries, of keys
     is_most = len(known) < len(bands) or any(x.kv is not None or x.rows is not None for x in known)
-    return Work(tuple(map(int, seen.sum((1, 2)))), seen[0].size, block, is_most)
+    return Work(tuple(map(int, visible_blocks.sum((1, 2)))), visible_blocks[0].size, block, is_most)
 
 
 def _ends(length: int, block: int, sequence: Sequence) -> tuple[Any, Any]:

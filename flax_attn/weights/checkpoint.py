@@ -11,7 +11,7 @@ from .entry import Entry, entries_of, read_tensor
 from .manifest import line_of, manifest_path, read_manifest
 from .shards import find, read_entries
 
-Given = str | os.PathLike[str] | Mapping[str, np.ndarray]
+CheckpointLike = str | os.PathLike[str] | Mapping[str, np.ndarray]
 
 
 class Checkpoint:
@@ -31,7 +31,7 @@ class Checkpoint:
       CheckpointError: for any fault of headers, index and manifest.
     """
 
-    def __init__(self, path: Given, manifest: bool | None, allow_nonfinite: bool):
+    def __init__(self, path: CheckpointLike, manifest: bool | None, allow_nonfinite: bool):
         self.allow_nonfinite = allow_nonfinite
         if isinstance(path, Mapping):
             self.path = Path("arrays")

@@ -15,9 +15,9 @@ from ..errors import CheckpointError, quoted
 from .dtypes import DTYPES, NAMES, all_finite
 from .strict_json import check_count, check_name
 
-MOST_HEADER = 100_000_000
-MOST_AXES = 16
-MOST_SIZE = 2**40
+MAX_HEADER_BYTES = 100_000_000
+MAX_AXES = 16
+MAX_TENSOR_SIZE = 2**40
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Entry:
 
 
 @dataclass(frozen=True, eq=False)
-class Held(Entry):
+class InMemory(Entry):
     """A tensor that is in memory already.
 
     Attributes:
@@ -80,7 +80,7 @@ def entries_of(path: Path, values: Mapping[str, np.ndarray]) -> dict[str, Entry]
             expected = f"It must be an array of numpy, of {', '.join(x.name for x in NAMES)}"
             raise CheckpointError(path, name, f"{expected}; it is {what}.")
     return {
-        name: Held(path, NAMES[value.dtype], value.shape, 0, value.nbytes, value)
+        name: InMemory(path, NAMES[value.dtype], value.shape, 0, value.nbytes, value)
         for name, value in values.items()
     }
 
@@ -108,8 +108,8 @@ def fill(raw: np.ndarray, file: IO[bytes], path: Path, name: str) -> None:
 
 def check_shape(path: Path, name: str, shape: tuple[int, ...], itemsize: int) -> None:
     """Raises CheckpointError for a shape that no array has."""
-    if len(shape) > MOST_AXES or not all(0 <= n <= MOST_SIZE for n in shape):
-        why = f"Its shape must be at most {MOST_AXES} whole numbers from 0 to 2**40."
+    if len(shape) > MAX_AXES or not all(0 <= n <= MAX_TENSOR_SIZE for n in shape):
+        why = f"Its shape must be at most {MAX_AXES} whole numbers from 0 to 2**40."
         raise CheckpointError(path, name, why)
     if prod(max(n, 1) for n in shape) * itemsize >= 2**63:  # numpy counts so where one is 0, too
         raise CheckpointError(path, name, "Its shape has more bytes than 64 bits can count.")

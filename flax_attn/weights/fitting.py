@@ -12,7 +12,7 @@ from ..errors import CheckpointError
 from .described import Source
 from .dtypes import DTYPES, holds
 from .entry import Entry
-from .known_layers import flax_path, held_at, kind_of, unstacked
+from .known_layers import flax_path, get_path, kind_of, unstacked
 from .mapping import Draft, nearest
 from .move import Move, Stack
 from .rule import Rule
@@ -20,8 +20,8 @@ from .suggest import propose
 
 Cast = Literal["exact", "widen", "narrow"]
 CASTS = ("exact", "widen", "narrow")
-_MOST = 10_000  # tensors below one prefix; a layer has a handful
-_TOLD = 12  # problems
+MAX_TENSORS = 10_000  # tensors below one prefix; a layer has a handful
+MAX_PROBLEMS = 12  # problems
 _PLAIN = re.compile(r"[\w./-]+")  # a rule reads braces, stars and arrows as its own
 
 
@@ -36,7 +36,7 @@ def under(path: object, entries: Mapping[str, Entry], prefix: str) -> dict[str, 
     if not names:
         hint = f"It has {nearest(dot, entries)}."
         raise CheckpointError(path, None, f"No tensor's name begins with {dot!r}.", hint)
-    if len(names) > _MOST:
+    if len(names) > MAX_TENSORS:
         why = f"{len(names)} tensors are too many for a layer."
         raise CheckpointError(path, None, why, "Give the prefix of the layer that is meant.")
     return {name.removeprefix(dot): entries[name] for name in names}
@@ -68,16 +68,19 @@ def fit(
     sources = _sources(entries, module, rules, read)
     draft = Draft(sources, module, rules, partial=partial)
     few = len(draft.unplaced) + len(draft.unfilled) <= 200
-    can_be_said = few and all(map(_PLAIN.fullmatch, entries))
-    proposed = propose(draft) if draft.problems and can_be_said else []
+    is_expressible = few and all(map(_PLAIN.fullmatch, entries))
+    proposed = propose(draft) if draft.problems and is_expressible else []
     problems = [*draft.problems, *_dtype_problems(draft, cast)]
     if not problems:
         return draft.moves
-    lines = ["Its tensors do not fit the layer:", *(f"  - {one}" for one in problems[:_TOLD])]
-    more = len(problems) - _TOLD
+    lines = [
+        "Its tensors do not fit the layer:",
+        *(f"  - {one}" for one in problems[:MAX_PROBLEMS]),
+    ]
+    more = len(problems) - MAX_PROBLEMS
     lines += [f"  - and {more} problems more"] * (more > 0)
     hint = "".join(["\nyou may mean:"] * bool(proposed) + [f"\n  {rule}" for rule in proposed])
-    if draft.unplaced and not proposed and can_be_said:
+    if draft.unplaced and not proposed and is_expressible:
         hint += f"\nwhat is no weight of the layer is left out by {Rule.skip(draft.unplaced[0])}"
     raise CheckpointError(path, None, "\n".join(lines), hint)
 
@@ -99,7 +102,7 @@ def _sources(
     for name, entry in entries.items():
         path, _ = unstacked(module, flax_path(module, targets.get(name, name)))
         owner, _, role = path.rpartition(".")
-        layer = held_at(module, owner)
+        layer = get_path(module, owner)
         kind = _likely_kind(name, entries) if layer is None else kind_of(layer, role)
         sources.append(Source(name, kind, entry.shape, entry.dtype, tied.get(name, "")))
     return sources
@@ -123,8 +126,8 @@ def _tied_names(
             if first not in entries or second == first:
                 continue
             one, two = entries[first], entries[second]
-            alike = (one.dtype, one.shape) == (two.dtype, two.shape)
-            if alike and read(first).tobytes() == read(second).tobytes():
+            same_type = (one.dtype, one.shape) == (two.dtype, two.shape)
+            if same_type and read(first).tobytes() == read(second).tobytes():
                 tied[second] = tied.get(first, first)
     return tied
 

@@ -29,7 +29,7 @@ _OTHERS = {
     ),
     b"\x80\x02": ("It is a pickle, which only read_torch reads.", ""),
 }
-_ONES_OWN = {"GGUF": (b"gguf",), "zip": (b"pk\x03\x04",), "torch": (b"pk\x03\x04", b"\x80\x02")}
+_OWN_FORMATS = {"GGUF": (b"gguf",), "zip": (b"pk\x03\x04",), "torch": (b"pk\x03\x04", b"\x80\x02")}
 
 
 def foreign(path: Path, first: bytes, kind: str = "") -> CheckpointError | None:
@@ -44,7 +44,7 @@ def foreign(path: Path, first: bytes, kind: str = "") -> CheckpointError | None:
         return CheckpointError(path, None, "It is empty.", "Fetch or save it again.")
     start = first.removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r\n").lower()
     for begins, (what, hint) in _OTHERS.items():
-        if start.startswith(begins) and begins not in _ONES_OWN.get(kind, ()):
+        if start.startswith(begins) and begins not in _OWN_FORMATS.get(kind, ()):
             return CheckpointError(path, None, what, hint)
     return None
 

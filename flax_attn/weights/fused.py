@@ -11,7 +11,7 @@ from math import gcd, prod
 from flax import nnx
 
 from .described import head_counts
-from .known_layers import held_at
+from .known_layers import get_path
 from .layout import Size, axis_groups, sizes_of
 
 # Layouts that are tried, the likeliest first, as torch's weights have outputs or inputs first.
@@ -62,12 +62,12 @@ def _role_and_rest(piece: str) -> tuple[str, str]:
     role_letters, rest = "", []
     for word in re.findall(r"[a-z]+|\d+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", piece).lower()):
         letters = _LETTERS.fullmatch(word)
-        said = _WORDS.get(word, letters[2] if letters else "")
+        word_role = _WORDS.get(word, letters[2] if letters else "")
         if _RUN.fullmatch(word):
-            said = "".join(part[0] for part in re.findall("query|key|value", word))
+            word_role = "".join(part[0] for part in re.findall("query|key|value", word))
         around = letters.group(1, 3) if letters and word not in _WORDS else ("", "")
-        rest.append(f"{around[0]}*{around[1] or ''}" if said else word)
-        role_letters += said
+        rest.append(f"{around[0]}*{around[1] or ''}" if word_role else word)
+        role_letters += word_role
     whole = re.sub(r"\*(_\*)+", "*", "_".join(rest))
     return (role_letters, whole) if role_letters in ROLES else ("", piece)
 
@@ -80,18 +80,20 @@ class Roles:
 
     def __init__(self, names: Sequence[str]):
         self._roles: dict[str, str] = {}
-        beside: dict[str, set[str]] = {}
+        neighbours: dict[str, set[str]] = {}
         owners: dict[str, str] = {}
         for name in names:
             owners[name], self._roles[name] = _last_role(name)
-            beside.setdefault(owners[name], set()).add(self._roles[name])
-        self._alone = {n for n in names if len(beside[owners[n]] - {""}) < 2}
+            neighbours.setdefault(owners[name], set()).add(self._roles[name])
+        self._alone = {n for n in names if len(neighbours[owners[n]] - {""}) < 2}
 
     def may_meet(self, name: str, others: "Roles", other: str) -> bool:
         """Whether a name may become another of the other side: a key no query, and no gate."""
-        mine, theirs = self._roles[name], others._roles[other]
-        apart = (mine and name not in self._alone) or (theirs and other not in others._alone)
-        return mine == theirs or not apart
+        own_role, torch_role = self._roles[name], others._roles[other]
+        conflict = (own_role and name not in self._alone) or (
+            torch_role and other not in others._alone
+        )
+        return own_role == torch_role or not conflict
 
     def is_part(self, name: str) -> bool:
         """Whether it is one of query, key and value, and so holds no others."""
@@ -121,12 +123,12 @@ def in_order(pieces: Sequence[str], whole: str) -> Iterator[list[int]]:
     [[3, 2, 1]]
     """
     roles = [_role_and_rest(piece) for piece in pieces]
-    played = [i for i, (said, _) in enumerate(roles) if said]
-    alike = [
+    played = [i for i, (word_role, _) in enumerate(roles) if word_role]
+    same_rest = [
         [i for i in played if roles[i][1] == rest] for rest in {roles[i][1]: 0 for i in played}
     ]
     for letters in (whole,) if whole else ("qkv", "kv"):
-        for group in (*alike, played):  # names of one kind first, k_proj and v_proj, then any
+        for group in (*same_rest, played):  # names of one kind first, k_proj and v_proj, then any
             chosen = [i for i in group if roles[i][0] in letters and roles[i][0] != letters]
             chosen.sort(key=lambda i: letters.index(roles[i][0]))
             if "".join(roles[i][0] for i in chosen) == letters:
@@ -172,9 +174,9 @@ def _solved(
     parts, whole = (
         (flax_shapes, torch_shapes[0]) if len(flax_shapes) > 1 else (torch_shapes, flax_shapes[0])
     )
-    part, all_of_them = (sides[1], sides[0]) if parts is flax_shapes else sides
+    part, whole_shapes = (sides[1], sides[0]) if parts is flax_shapes else sides
     part = part[1:]  # without the braces' axis
-    if len(all_of_them) != len(whole) or any(len(part) != len(shape) for shape in parts):
+    if len(whole_shapes) != len(whole) or any(len(part) != len(shape) for shape in parts):
         return None
     if any("g" in names for names in part):
         at = next(i for i, names in enumerate(part) if "g" in names)
@@ -185,7 +187,7 @@ def _solved(
             continue
         sizes = {name: tuple(x[name] for x in each if x) for name in each[0] or ()}
         plain: dict[str, Size] = {k: v if len({*v}) > 1 else v[0] for k, v in sizes.items()}
-        if _holds(all_of_them, whole, plain, len(parts)) and not _one_head(all_of_them, plain):
+        if _holds(whole_shapes, whole, plain, len(parts)) and not _one_head(whole_shapes, plain):
             return plain
     return None
 
@@ -239,5 +241,5 @@ def _needed(
 def heads_of(module: nnx.Module, path: str) -> list[int]:
     """The numbers of heads that a Flax module at a path, or what holds it, says that it has."""
     pieces = path.split(".")
-    owners = (held_at(module, ".".join(pieces[:i])) for i in reversed(range(len(pieces))))
+    owners = (get_path(module, ".".join(pieces[:i])) for i in reversed(range(len(pieces))))
     return list(dict.fromkeys(n for owner in owners for n in head_counts(owner)))

@@ -68,24 +68,26 @@ def gates(names: Sequence[str], kind: str) -> list[Gates]:
     for key, places in together.items():
         at = key.split(".").index("{}")
         pieces = [names[place].split(".")[at] for place in places]
-        in_torchs_order = _in_torchs_order(pieces, kind)
+        in_torch_order = _in_torch_order(pieces, kind)
         options += [
             Gates(tuple(places[i] for i in chosen), key.replace("{}", rest), True)
-            for rest, chosen in in_torchs_order.items()
+            for rest, chosen in in_torch_order.items()
         ]
-        if not in_torchs_order and len(places) == len(order):
+        if not in_torch_order and len(places) == len(order):
             options.append(Gates(tuple(places), key.replace("{}", "*"), False))
     return options
 
 
-def _in_torchs_order(pieces: Sequence[str], kind: str) -> dict[str, list[int]]:
+def _in_torch_order(pieces: Sequence[str], kind: str) -> dict[str, list[int]]:
     """The places of all gates in torch's order, by what else their names say."""
-    every = [[_gate_said(piece, kind, last) for piece in pieces] for last in (True, False)]
-    alike = {
-        rest: [gate if r == rest else "" for gate, r in said] for said in every for _, rest in said
+    every = [[_gate_named(piece, kind, last) for piece in pieces] for last in (True, False)]
+    same_rest = {
+        rest: [gate if r == rest else "" for gate, r in gates_and_rests]
+        for gates_and_rests in every
+        for _, rest in gates_and_rests
     }
     mixed = {"*": [gate for gate, _ in every[0]]}  # "candidate" beside "reset_gate"
-    for options in (alike, mixed):
+    for options in (same_rest, mixed):
         whole = {
             rest: [letters.index(gate) for gate in ORDER[kind]]
             for rest, letters in options.items()
@@ -96,7 +98,7 @@ def _in_torchs_order(pieces: Sequence[str], kind: str) -> dict[str, list[int]]:
     return {}
 
 
-def _gate_said(piece: str, kind: str, last: bool) -> tuple[str, str]:
+def _gate_named(piece: str, kind: str, last: bool) -> tuple[str, str]:
     """The gate that the last word that can says, or the first, and what else the piece says."""
     words = _split_words(piece)
     for i in reversed(range(len(words))) if last else range(len(words)):
@@ -141,5 +143,5 @@ def _first_pieces(one: Sequence[str], two: Sequence[str]) -> int:
 
 
 def _split_words(piece: str) -> list[str]:
-    apart = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", piece).lower()
-    return re.findall(r"[a-z]+(?:2[a-z]+)?\*?|\d+|\*", apart)
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", piece).lower()
+    return re.findall(r"[a-z]+(?:2[a-z]+)?\*?|\d+|\*", words)

@@ -21,16 +21,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import CheckpointError, quoted
-from .entry import MOST_HEADER, Entry, check_shape, fill, open_regular
+from .entry import MAX_HEADER_BYTES, Entry, check_shape, fill, open_regular
 from .foreign import refuse_foreign
 from .strict_json import check_count, check_name
 
 VERSIONS = (2, 3)
 ALIGNMENT = "general.alignment"
-_MOST_ALIGNMENT = 2**16
-_MOST_AXES = 4
-_MOST_KEY = 512
-_LISTED = 10_000
+MAX_ALIGNMENT = 2**16
+MAX_AXES = 4
+MAX_KEY_BYTES = 512
+MAX_LISTED = 10_000
 _STRING, _ARRAY = 8, 9
 _BOOL = 7
 _NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, _BOOL, 10, 11, 12), "BbHhIifBQqd", strict=True))
@@ -89,7 +89,7 @@ TYPES: dict[int, Type] = {
     39: _blocks("MXFP4", 32, 17),
     40: _blocks("NVFP4", 64, 36),
 }
-_AT_ONCE = 1 << 18  # elements of blocks that are dequantised together
+BLOCK_ELEMENTS = 1 << 18  # elements of blocks that are dequantised together
 
 
 @dataclass(frozen=True)
@@ -111,11 +111,11 @@ class Blocks(Entry):
         dequantize = _dequantizer(self.file, name, self.type)
         values = np.empty(self.shape, np.float32)
         flat = values.reshape(-1)
-        raw = np.empty(_AT_ONCE // self.type.elements * self.type.size, np.uint8)
+        raw = np.empty(BLOCK_ELEMENTS // self.type.elements * self.type.size, np.uint8)
         with open_regular(self.file) as file:
             file.seek(self.start)
-            for i in range(0, flat.size, _AT_ONCE):
-                count = min(_AT_ONCE, flat.size - i)
+            for i in range(0, flat.size, BLOCK_ELEMENTS):
+                count = min(BLOCK_ELEMENTS, flat.size - i)
                 part = raw[: count // self.type.elements * self.type.size]
                 fill(part, file, self.file, name)
                 with np.errstate(all="ignore"):  # NaN and Inf are looked for in the result
@@ -148,7 +148,7 @@ class Gguf(NamedTuple):
     entries: dict[str, Entry]
 
 
-def read_gguf(path: Path, *, listed: int = _LISTED) -> Gguf:
+def read_gguf(path: Path, *, listed: int = MAX_LISTED) -> Gguf:
     """The header of a file.
 
     Args:
@@ -161,7 +161,7 @@ def read_gguf(path: Path, *, listed: int = _LISTED) -> Gguf:
     with open_regular(path) as file:
         refuse_foreign(path, file, "GGUF")
         total = os.fstat(file.fileno()).st_size
-        header = _Header(path, file, min(total, MOST_HEADER), listed)
+        header = _Header(path, file, min(total, MAX_HEADER_BYTES), listed)
         tensors = header.counts()
         keys = header.keys()
         infos = [header.tensor() for _ in range(tensors)]
@@ -231,7 +231,7 @@ class _Header:
         """Every value by its key."""
         values: dict[str, Any] = {}
         for _ in range(self.left):
-            key = self.text("A key", _MOST_KEY)
+            key = self.text("A key", MAX_KEY_BYTES)
             if not key or not key.isprintable():
                 raise self.fault(f"A key must have printable characters; one is {quoted(key)}.")
             if key in values:
@@ -272,11 +272,11 @@ class _Header:
 
     def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
         """Name, shape with the innermost axis last, number of the type, offset."""
-        name = self.text("A tensor's name", 4 * _MOST_KEY)
+        name = self.text("A tensor's name", 4 * MAX_KEY_BYTES)
         check_name(self.path, name)
         axes = self.number("I")
-        if not 1 <= axes <= _MOST_AXES:
-            why = f"It has {axes} axes; a tensor has 1 to {_MOST_AXES}."
+        if not 1 <= axes <= MAX_AXES:
+            why = f"It has {axes} axes; a tensor has 1 to {MAX_AXES}."
             raise CheckpointError(self.path, name, why)
         shape = tuple(self.number("Q") for _ in range(axes))
         return name, shape[::-1], self.number("I"), self.number("Q")
@@ -284,9 +284,9 @@ class _Header:
 
 def _alignment(path: Path, keys: Mapping[str, Any]) -> int:
     alignment = keys.get(ALIGNMENT, 32)
-    is_count = type(alignment) is int and 8 <= alignment <= _MOST_ALIGNMENT
+    is_count = type(alignment) is int and 8 <= alignment <= MAX_ALIGNMENT
     if not is_count or alignment & (alignment - 1):
-        why = f"{ALIGNMENT} must be a power of two from 8 to {_MOST_ALIGNMENT}."
+        why = f"{ALIGNMENT} must be a power of two from 8 to {MAX_ALIGNMENT}."
         raise CheckpointError(path, None, why)
     return alignment
 

@@ -171,8 +171,8 @@ def _llama3(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
     """The scaling of Llama 3, if the divisors of the frequencies are those that it makes."""
     divisors = read_tensor(_FREQS, keys.header.entries[_FREQS]).astype(np.float64)
     low, high, length = _LLAMA3.values()
-    turned = np.arange(0, config["head_dim"], 2) / config["head_dim"]
-    waves = length / (2 * pi * config["rope_theta"] ** turned)  # in a sequence of the training
+    fractions = np.arange(0, config["head_dim"], 2) / config["head_dim"]
+    waves = length / (2 * pi * config["rope_theta"] ** fractions)  # in a sequence of the training
     factor = float(divisors.max(initial=0))
     if divisors.shape == waves.shape and factor >= 1:
         smooth = np.clip((waves - low) / (high - low), 0, 1)

@@ -9,13 +9,13 @@ from typing import Any
 
 from flax import nnx
 
-CLEARLY = 0.1  # by how much the likest name must be nearer than the next
+MIN_MARGIN = 0.1  # by how much the likest name must be nearer than the next
 
 Likeness = Mapping[tuple[str, str], float]  # of a name of torch's and one of Flax's that fit
 
 
 def paired_in_order(
-    likeness: Likeness, theirs: Iterable[str], ours: Iterable[str]
+    likeness: Likeness, torch_names: Iterable[str], flax_names: Iterable[str]
 ) -> dict[str, str]:
     """Torch's names and Flax's, of those that fit each other as well and that no name tells apart.
 
@@ -33,23 +33,24 @@ def paired_in_order(
     for mine, it in likeness:
         fits.setdefault(mine, set()).add(it)
     groups: dict[frozenset[str], list[str]] = {}
-    for mine in theirs:
+    for mine in torch_names:
         if mine in fits:
             groups.setdefault(frozenset(fits[mine]), []).append(mine)
-    order = list(ours)
+    order = list(flax_names)
     pairs: dict[str, str] = {}
     for layers, names in groups.items():
-        if 1 < len(names) == len(layers) and not _told_apart(likeness, names, layers):
+        if 1 < len(names) == len(layers) and not _is_unambiguous(likeness, names, layers):
             pairs |= zip(names, sorted(layers, key=order.index), strict=True)
     return pairs
 
 
-def _told_apart(likeness: Likeness, names: list[str], layers: frozenset[str]) -> bool:
+def _is_unambiguous(likeness: Likeness, names: list[str], layers: frozenset[str]) -> bool:
     """Whether each name is clearly the likest of one layer, each of another."""
     nearest = {name: max(layers, key=lambda it: likeness[name, it]) for name in names}
     return len({*nearest.values()}) == len(names) and all(
-        likeness[name, near] >= CLEARLY + max(likeness[name, it] for it in layers - {near})
-        for name, near in nearest.items()
+        likeness[name, nearest_names]
+        >= MIN_MARGIN + max(likeness[name, it] for it in layers - {nearest_names})
+        for name, nearest_names in nearest.items()
     )
 
 

@@ -37,14 +37,14 @@ def _to(targets: str, layout: str | None = None, **sizes: int) -> Place:
     return Place(tuple(targets.split()), layout, sizes)
 
 
-_TURN = "o i -> i o"
+_TRANSPOSE = "o i -> i o"
 _BIAS = {"bias": _to("bias")}
-_LINEAR = {"weight": _to("kernel", _TURN), **_BIAS}
+_LINEAR = {"weight": _to("kernel", _TRANSPOSE), **_BIAS}
 _NORM = {"weight": _to("scale"), **_BIAS}
 _STATISTICS = {"running_mean": _to("mean"), "running_var": _to("var")}
 _DENSE = {
-    "weight_ih": _to("dense_i.kernel", _TURN),
-    "weight_hh": _to("dense_h.kernel", _TURN),
+    "weight_ih": _to("dense_i.kernel", _TRANSPOSE),
+    "weight_hh": _to("dense_h.kernel", _TRANSPOSE),
     "bias_ih": _to("dense_i.bias"),
     "bias_hh": _to("dense_h.bias"),
 }
@@ -58,7 +58,7 @@ _GATES = {
 _THREE = {
     "in_proj_weight": _to("q_proj.kernel k_proj.kernel v_proj.kernel", "(n o) i -> n i o"),
     "in_proj_bias": _to("q_proj.bias k_proj.bias v_proj.bias", "(n o) -> n o"),
-    **{f"{p}_weight": _to(f"{p}.kernel", _TURN) for p in ("q_proj", "k_proj", "v_proj")},
+    **{f"{p}_weight": _to(f"{p}.kernel", _TRANSPOSE) for p in ("q_proj", "k_proj", "v_proj")},
 }
 
 
@@ -207,7 +207,7 @@ def _no_network(kind: str, owner: str, module: nnx.Module) -> str:
     dot = f"{owner}." if owner else ""
     what = f"{owner or 'the module'} is a torch {kind}, and"
     cells = tuple(PAIRS[f"{kind}Cell"])
-    if any(isinstance(held_at(module, at), cells) for at in ("", *defined(module))):
+    if any(isinstance(get_path(module, at), cells) for at in ("", *defined(module))):
         return (
             f"{what} nnx has cells, one for each layer: "
             f'say Rule("{dot}*_l0 -> path.of.the.cell.*") for each layer and direction.'
@@ -292,7 +292,7 @@ def _may_be_filled(node: Any) -> bool:
     return isinstance(value, jax.Array) and not jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
-def held_at(module: nnx.Module, path: str) -> Any:
+def get_path(module: nnx.Module, path: str) -> Any:
     """What lies at a dotted path, or None."""
     node: Any = module
     for piece in path.split(".") if path else ():

@@ -24,12 +24,12 @@ def lay_out(
     if mirrored:
         whole = rearrange(whole, f"{left} -> {' '.join(axes)}", **used)
         whole = np.flip(whole, tuple(i for i, axis in enumerate(axes) if axis in mirrored))
-        turned = rearrange(whole, f"{' '.join(axes)} -> {right}")
+        rearranged = rearrange(whole, f"{' '.join(axes)} -> {right}")
     else:
-        turned = rearrange(whole, f"{left} -> {right}", **used)
-    if parts > 1 and len(turned) != parts:
-        raise ValueError(f"{layout!r} gives {len(turned)} arrays for {parts} names")
-    return [turned] if parts == 1 else list(turned)
+        rearranged = rearrange(whole, f"{left} -> {right}", **used)
+    if parts > 1 and len(rearranged) != parts:
+        raise ValueError(f"{layout!r} gives {len(rearranged)} arrays for {parts} names")
+    return [rearranged] if parts == 1 else list(rearranged)
 
 
 def _lay_out_parts(
@@ -43,11 +43,16 @@ def _lay_out_parts(
         opened = _at(arrays[0], where, before, sum(part[axis] for part in each), after)
         cuts = np.split(opened, np.cumsum([part[axis] for part in each])[:-1], where + 1)
         arrays = [_merged(cut, where) for cut in cuts]
-    laid = [lay_out([x], inner, 1, part)[0] for x, part in zip(arrays, each, strict=True)]
+    rearranged_parts = [
+        lay_out([x], inner, 1, part)[0] for x, part in zip(arrays, each, strict=True)
+    ]
     if parts > 1:
-        return laid
-    where, before, after = _bracket(right, axis, laid[0].ndim, sizes)
-    opened = [_at(x, where, before, part[axis], after) for x, part in zip(laid, each, strict=True)]
+        return rearranged_parts
+    where, before, after = _bracket(right, axis, rearranged_parts[0].ndim, sizes)
+    opened = [
+        _at(x, where, before, part[axis], after)
+        for x, part in zip(rearranged_parts, each, strict=True)
+    ]
     return [_merged(np.concatenate(opened, where + 1), where)]
 
 

@@ -16,7 +16,7 @@ from jax.sharding import Sharding
 
 from ..errors import CheckpointError
 from .buffers import without_buffers
-from .checkpoint import Checkpoint, Given
+from .checkpoint import Checkpoint, CheckpointLike
 from .dtypes import overflows
 from .fitting import CASTS, Cast, fit, under
 from .known_layers import flax_state
@@ -29,7 +29,7 @@ Shardings = Sharding | Mapping[str, Sharding] | None
 
 def load(
     layer: nnx.Module,
-    path: Given,
+    path: CheckpointLike,
     *,
     prefix: str = "",
     rules: Sequence[Rule] = (),
@@ -102,17 +102,17 @@ def load(
     >>> bool((one.kernel[...] == other.kernel[...]).all())
     True
     """
-    how = _How(tuple(rules), sharding, cast, max_bytes, partial)
-    _check_arguments(layer, how)
+    options = LoadOptions(tuple(rules), sharding, cast, max_bytes, partial)
+    _check_arguments(layer, options)
     checkpoint = Checkpoint(path, manifest, allow_nonfinite)
-    moves = _moves(checkpoint, prefix, layer, how)
-    _fill(layer, checkpoint, moves, [prefix], False, how)
-    return _kept(layer, moves) if partial else None
+    moves = _moves(checkpoint, prefix, layer, options)
+    _fill(layer, checkpoint, moves, [prefix], False, options)
+    return _unfilled_paths(layer, moves) if partial else None
 
 
 def load_stacked(
     layers: nnx.Module,
-    path: Given,
+    path: CheckpointLike,
     prefix: str = "model.layers.{}.self_attn",
     *,
     indices: Iterable[int] | None = None,
@@ -157,8 +157,8 @@ def load_stacked(
     >>> bool((layers.kernel[0] == one.kernel[...]).all())
     True
     """
-    how = _How(tuple(rules), sharding, cast, max_bytes)
-    _check_arguments(layers, how)
+    options = LoadOptions(tuple(rules), sharding, cast, max_bytes)
+    _check_arguments(layers, options)
     count = _count(layers)
     numbers = list(range(count) if indices is None else indices)
     if prefix.count("{}") != 1 or len(numbers) != count:
@@ -172,13 +172,13 @@ def load_stacked(
         why = f"It has a layer {count}, and the stacked layers are {count}, numbered from 0."
         raise CheckpointError(checkpoint.path, None, why, "Say which by indices=range(...).")
     prefixes = [prefix.replace("{}", str(number)) for number in numbers]
-    _check_alike(checkpoint, prefixes)
-    moves = _moves(checkpoint, prefixes[0], _one_of(layers), how, count)
-    _fill(layers, checkpoint, moves, prefixes, True, how)
+    _check_same_layers(checkpoint, prefixes)
+    moves = _moves(checkpoint, prefixes[0], _first_layer(layers), options, count)
+    _fill(layers, checkpoint, moves, prefixes, True, options)
 
 
 @dataclass(frozen=True)
-class _How:
+class LoadOptions:
     """What `load` was asked."""
 
     rules: tuple[Rule, ...]
@@ -188,21 +188,21 @@ class _How:
     partial: bool = False
 
 
-def _check_arguments(layer: Any, how: _How) -> None:
+def _check_arguments(layer: Any, options: LoadOptions) -> None:
     if not isinstance(layer, nnx.Module):
         raise TypeError(f"The layer must be a flax.nnx.Module; got {type(layer).__name__}.")
-    odd = [rule for rule in how.rules if not isinstance(rule, Rule)]
+    odd = [rule for rule in options.rules if not isinstance(rule, Rule)]
     if odd:
         raise TypeError(f"rules holds Rule objects; got {odd[0]!r}.")
-    if how.cast not in CASTS:
-        raise ValueError(f"cast must be one of {', '.join(CASTS)}; got {how.cast!r}.")
+    if options.cast not in CASTS:
+        raise ValueError(f"cast must be one of {', '.join(CASTS)}; got {options.cast!r}.")
     state = flax_state(layer)
-    if isinstance(how.sharding, Mapping):
-        for path in how.sharding.keys() - state.keys():
+    if isinstance(options.sharding, Mapping):
+        for path in options.sharding.keys() - state.keys():
             problem = f"sharding names {path!r}, which the layer does not have"
             raise ValueError(f"{problem}; nearest: {nearest(path, state)}.")
     for path, variable in state.items():
-        where = _sharding_of(path, how)
+        where = _sharding_of(path, options)
         if where is not None:
             _check_divides(path, tuple(variable.get_value().shape), where)
 
@@ -214,26 +214,28 @@ def _check_divides(path: str, shape: tuple[int, ...], sharding: Sharding) -> Non
         raise ValueError(f"{path} {list(shape)} cannot be sharded so: {error}.") from None
 
 
-def _sharding_of(path: str, how: _How) -> Sharding | None:
-    return how.sharding.get(path) if isinstance(how.sharding, Mapping) else how.sharding
+def _sharding_of(path: str, options: LoadOptions) -> Sharding | None:
+    return options.sharding.get(path) if isinstance(options.sharding, Mapping) else options.sharding
 
 
 def _moves(
-    checkpoint: Checkpoint, prefix: str, module: nnx.Module, how: _How, times: int = 1
+    checkpoint: Checkpoint, prefix: str, module: nnx.Module, options: LoadOptions, times: int = 1
 ) -> list[Move | Stack]:
     """What goes where, each checked against the checkpoint's headers."""
     entries = under(checkpoint.path, checkpoint.entries, prefix)
-    entries = without_buffers(entries, prefix, module, how.rules)
+    entries = without_buffers(entries, prefix, module, options.rules)
     read = _reader(checkpoint, prefix)
-    moves = fit(checkpoint.path, entries, module, how.rules, read, how.cast, how.partial)
+    moves = fit(
+        checkpoint.path, entries, module, options.rules, read, options.cast, options.partial
+    )
     total = times * sum(entries[name].nbytes for move in moves for name in move.sources)
-    if how.max_bytes is not None and total > how.max_bytes:
-        why = f"The layer's tensors have {total} bytes, more than max_bytes={how.max_bytes}."
+    if options.max_bytes is not None and total > options.max_bytes:
+        why = f"The layer's tensors have {total} bytes, more than max_bytes={options.max_bytes}."
         raise CheckpointError(checkpoint.path, None, why)
     return moves
 
 
-def _kept(layer: nnx.Module, moves: Sequence[Move | Stack]) -> list[str]:
+def _unfilled_paths(layer: nnx.Module, moves: Sequence[Move | Stack]) -> list[str]:
     """The paths of Params and statistics that no tensor has filled."""
     state = flax_state(layer)
     filled = {id(state[target]) for move in moves for target in move.targets}
@@ -255,7 +257,7 @@ def _fill(
     moves: Sequence[Move | Stack],
     prefixes: Sequence[str],
     stacked: bool,
-    how: _How,
+    options: LoadOptions,
 ) -> None:
     """Reads and checks everything, one tensor at a time, and only then changes the layer."""
     state, ready = flax_state(layer), {}
@@ -272,7 +274,7 @@ def _fill(
                 else:
                     whole[target] = value
         for target, value in whole.items():
-            ready[target] = _array(value, state[target].get_value(), _sharding_of(target, how))
+            ready[target] = _array(value, state[target].get_value(), _sharding_of(target, options))
     for target, array in ready.items():
         state[target].set_value(array)
 
@@ -314,7 +316,7 @@ def _count(layers: nnx.Module) -> int:
     return counts.pop()[0]
 
 
-def _one_of(layers: nnx.Module) -> nnx.Module:
+def _first_layer(layers: nnx.Module) -> nnx.Module:
     """One of the stacked layers, abstract: its names, shapes and dtypes."""
     graph, state = nnx.split(layers)
 
@@ -324,7 +326,7 @@ def _one_of(layers: nnx.Module) -> nnx.Module:
     return nnx.merge(graph, jax.tree.map(one, state))
 
 
-def _check_alike(checkpoint: Checkpoint, prefixes: Sequence[str]) -> None:
+def _check_same_layers(checkpoint: Checkpoint, prefixes: Sequence[str]) -> None:
     """Raises CheckpointError unless every layer has the first one's names, shapes and dtypes."""
     path, entries = checkpoint.path, checkpoint.entries
     first = {n: (x.dtype, x.shape) for n, x in under(path, entries, prefixes[0]).items()}

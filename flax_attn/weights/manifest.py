@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import CheckpointError
 from .dtypes import NAMES
-from .entry import MOST_HEADER, Entry, open_regular
+from .entry import MAX_HEADER_BYTES, Entry, open_regular
 from .foreign import refuse_foreign
 from .replacing import replacing
 from .strict_json import parse
@@ -36,7 +36,7 @@ def read_manifest(path: Path, entries: Mapping[str, Entry]) -> dict[str, str]:
     path = manifest_path(path)
     with open_regular(path) as file:
         refuse_foreign(path, file)
-        fields = parse(path, file.read(MOST_HEADER).rstrip())
+        fields = parse(path, file.read(MAX_HEADER_BYTES).rstrip())
     for name in sorted(fields.keys() ^ entries.keys()):
         has = "but not the checkpoint" if name in fields else "but not the manifest"
         raise CheckpointError(path, name, f"One of the two has it, {has}.")

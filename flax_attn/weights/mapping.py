@@ -21,7 +21,7 @@ from .known_layers import (
     cell_of,
     flax_path,
     flax_state,
-    held_at,
+    get_path,
     no_groups,
     place,
     refusal,
@@ -49,12 +49,12 @@ class Draft:
         sources: Sequence[Source],
         module: nnx.Module,
         rules: Sequence[Rule] = (),
-        near: bool = True,
+        suggests: bool = True,
         parts: Sequence[str] | None = None,
         partial: bool = False,
     ):
         self.sources = {source.name: source for source in sources}
-        self.module, self.rules, self.near = module, tuple(rules), near
+        self.module, self.rules, self.suggests = module, tuple(rules), suggests
         self.partial = partial
         self.parts = parts
         self.state = flax_state(module)
@@ -88,7 +88,7 @@ class Draft:
     def _apply(self, rule: Rule) -> None:
         names = [name for name in self.sources if name not in self.done]
         groups = rule.groups(names)
-        if not (groups or rule.may_miss or self.partial or self._names_taps(rule)):
+        if not (groups or rule.may_miss or self.partial or self._is_tap_rule(rule)):
             self.problems.append(f"{rule} matches no tensor left of torch's: {some(names)}.")
         for sources, targets in groups:
             missing = [name for name in sources if name not in self.sources]
@@ -96,9 +96,9 @@ class Draft:
                 self.problems.append(f"{rule} asks for {some(missing)}, which torch does not have.")
                 continue
             if rule.kind == "tied":
-                self._tie(rule, sources[0], targets[0])
+                self._tie_tensors(rule, sources[0], targets[0])
                 continue
-            if self._stays(rule, sources[0], targets[0]):
+            if self._is_constant_buffer(rule, sources[0], targets[0]):
                 continue
             if rule.may_miss and not self._fits(rule, sources, targets):
                 continue
@@ -123,7 +123,7 @@ class Draft:
             return False
         return True
 
-    def _names_taps(self, rule: Rule) -> bool:
+    def _is_tap_rule(self, rule: Rule) -> bool:
         """Whether a rule pairs taps alone: points inside attention, or modules without tensors."""
         if rule.kind != "move" or rule.layout is not None:
             return False
@@ -134,23 +134,23 @@ class Draft:
             )
         else:
             groups = [((source,), (target,))]
-        if source.rpartition(".")[2] in POINTS and held_at(self.module, target) is None:
+        if source.rpartition(".")[2] in POINTS and get_path(self.module, target) is None:
             return True
-        return bool(groups) and all(map(self._holds_nothing, (to for _, (to, *_) in groups)))
+        return bool(groups) and all(map(self._has_no_tensors, (to for _, (to, *_) in groups)))
 
-    def _holds_nothing(self, path: str) -> bool:
+    def _has_no_tensors(self, path: str) -> bool:
         """Whether Flax has a module at a path that holds no tensors."""
         path = flax_path(self.module, path)
-        is_module = isinstance(held_at(self.module, path), nnx.Module)
+        is_module = isinstance(get_path(self.module, path), nnx.Module)
         return is_module and not any(name.startswith(f"{path}.") for name in self.state)
 
-    def _stays(self, rule: Rule, name: str, path: str) -> bool:
+    def _is_constant_buffer(self, rule: Rule, name: str, path: str) -> bool:
         """A buffer of a module that moves is still a constant, unless Flax has it too."""
         moves = rule.kind == "move" and self.sources[name].kind == "buffer"
         named = name.count(".") == rule.sides[0].count(".")
         return moves and not named and flax_path(self.module, path) not in self.state
 
-    def _tie(self, rule: Rule, second: str, first: str) -> None:
+    def _tie_tensors(self, rule: Rule, second: str, first: str) -> None:
         one, two = self.sources.get(second), self.sources.get(first)
         if one is None or two is None or (one.same_as or one.name) != (two.same_as or two.name):
             self.problems.append(f"{rule}: {second} and {first} are not one tensor in torch.")
@@ -182,7 +182,7 @@ class Draft:
         source = self.sources[name]
         owner, role, layer, kind = self._owner(full_path, source.kind)
         if full_path in self.state:
-            return self._onto(name, full_path, layer)
+            return self._carry_onto(name, full_path, layer)
         known = place(kind, role, layer)
         dot = f"{owner}." if owner else ""
         if known is not None:
@@ -196,13 +196,13 @@ class Draft:
             if why is None:
                 return Move((name,), paths, known.layout, dict(known.sizes))
             return self._refuse((name,), why)
-        meant = becomes(cell_of(kind, role), role)
+        flax_type = becomes(cell_of(kind, role), role)
         why = refusal(source, layer, full_path, self.module)
-        if why is None and meant is not None and layer is not None:
-            why = self._meets(name, owner, layer, meant[0], "...")
+        if why is None and flax_type is not None and layer is not None:
+            why = self._check_pair(name, owner, layer, flax_type[0], "...")
         if why is not None:
             return self._refuse((name,), why)
-        target = f"{dot}{meant[1]}" if meant is not None and layer is None else full_path
+        target = f"{dot}{flax_type[1]}" if flax_type is not None and layer is None else full_path
         return Move((name,), (target,), None)
 
     def _owner(self, path: str, kind: str) -> tuple[str, str, Any, str]:
@@ -210,23 +210,23 @@ class Draft:
         # nn.MultiheadAttention's output projection is a part of nnx.MultiHeadAttention.
         owner, _, role = path.rpartition(".")
         above, _, last = owner.rpartition(".")
-        layer, parent = held_at(self.module, owner), held_at(self.module, above)
+        layer, parent = get_path(self.module, owner), get_path(self.module, above)
         if layer is None and last == "out_proj" and isinstance(parent, nnx.MultiHeadAttention):
             return above, f"{last}.{role}", parent, "MultiheadAttention"
         return owner, role, layer, kind
 
-    def _onto(self, name: str, path: str, layer: Any) -> Move | None:
+    def _carry_onto(self, name: str, path: str, layer: Any) -> Move | None:
         """One tensor onto the value at this very path, laid out as the two types ask."""
         source, (owner, _, leaf) = self.sources[name], path.rpartition(".")
         known = place(source.kind, name.rpartition(".")[2], layer)
         if known is not None and known.targets == (leaf,):
             return Move((name,), (path,), known.layout, dict(known.sizes))
         if PAIRS.get(source.kind) and isinstance(layer, LAYERS) and len(source.shape) > 1:
-            meant = next(iter(PAIRS[source.kind]))
-            return self._refuse((name,), self._meets(name, owner, layer, meant, path))
+            flax_type = next(iter(PAIRS[source.kind]))
+            return self._refuse((name,), self._check_pair(name, owner, layer, flax_type, path))
         return Move((name,), (path,), None)
 
-    def _meets(self, name: str, owner: str, layer: Any, meant: type, path: str) -> str:
+    def _check_pair(self, name: str, owner: str, layer: Any, flax_type: type, path: str) -> str:
         kind, where = self.sources[name].kind, owner or "the module"
         if kind in NORMS and type(layer).__name__ in NORMS:
             return (
@@ -235,7 +235,7 @@ class Draft:
             )
         return (
             f"{name} of {a(kind)} meets {where}, {a(layer)}, "
-            f'where {a(meant)} would be known: say Rule("{name} -> {path}", "layout").'
+            f'where {a(flax_type)} would be known: say Rule("{name} -> {path}", "layout").'
         )
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
@@ -249,11 +249,13 @@ class Draft:
         what = f"{', '.join(move.sources)} {listing}"
         absent = [path for path in move.targets if path not in self.state]
         if absent:
-            first = self._alike(absent[0], self.sources[move.sources[0]].shape, self._wants())
-            near = nearest(absent[0], self.state if self.near else (), first)
+            first = self._same_role_names(
+                absent[0], self.sources[move.sources[0]].shape, self._wants()
+            )
+            suggestion = nearest(absent[0], self.state if self.suggests else (), first)
             return self._refuse(
                 move.sources,
-                f"{what} goes to {some(absent)}, which Flax does not have; nearest: {near}.",
+                f"{what} goes to {some(absent)}, which Flax does not have; nearest: {suggestion}.",
             )
         wants = {path: tuple(self.state[path].get_value().shape) for path in move.targets}
         try:
@@ -314,30 +316,30 @@ class Draft:
         if leaf == "bias" and siblings:
             return f"{what}: torch has no bias there, so Flax needs use_bias=False."
         shapes = {name: source.shape for name, source in self.sources.items()}
-        first = self._alike(path, self.state[path].get_value().shape, shapes)
-        near = nearest(path, self.sources if self.near else (), first)
-        return f"{what}; nearest in torch: {near}."
+        first = self._same_role_names(path, self.state[path].get_value().shape, shapes)
+        suggestion = nearest(path, self.sources if self.suggests else (), first)
+        return f"{what}; nearest in torch: {suggestion}."
 
     def _wants(self) -> dict[str, tuple[int, ...]]:
         return {path: tuple(x.get_value().shape) for path, x in self.state.items()}
 
-    def _alike(
+    def _same_role_names(
         self, name: str, shape: tuple[int, ...], shapes: dict[str, tuple[int, ...]]
     ) -> list[str]:
         """The names of tensors of a name's role, a bias or none; of them those of its sizes."""
-        if not self.near:
+        if not self.suggests:
             return []
         same = [other for other in shapes if ("bias" in _leaf(other)) == ("bias" in _leaf(name))]
         return [other for other in same if sorted(shapes[other]) == sorted(shape)] or same
 
     def _carry_ties_once(self) -> None:
         """One move for a tied tensor, under torch's first name."""
-        kept: dict[tuple[str, ...], Move | Stack] = {}
+        first_moves: dict[tuple[str, ...], Move | Stack] = {}
         for move in self.moves:
             self.tied += [name for name in move.sources if self.sources[name].same_as]
             move = move.renamed(self._root)
-            kept.setdefault(move.sources, move)
-        self.moves = list(kept.values())
+            first_moves.setdefault(move.sources, move)
+        self.moves = list(first_moves.values())
         carried = {name for move in self.moves for name in move.sources}
         self.tied = [name for name in dict.fromkeys(self.tied) if name not in carried]
 
@@ -348,8 +350,8 @@ def nearest(name: str, names: Iterable[str], first: Iterable[str] = ()) -> str:
     Args:
       first: names that come before all others, if they are at all like it.
     """
-    near = [*_close(name, list(first)), *(_close(name, names := list(names)) or names[:3])]
-    return some(list(dict.fromkeys(near))[:3])
+    candidates = [*_close(name, list(first)), *(_close(name, names := list(names)) or names[:3])]
+    return some(list(dict.fromkeys(candidates))[:3])
 
 
 def _close(name: str, names: list[str]) -> list[str]:

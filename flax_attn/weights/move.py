@@ -61,8 +61,8 @@ class Move:
         arrays = [values[name] for name in sources]
         if shift:
             arrays = [x + np.asarray(shift, x.dtype) for x in arrays]
-        laid = arrays if layout is None else lay_out(arrays, layout, len(targets), self.sizes)
-        return dict(zip(targets, laid, strict=True))
+        rearranged = arrays if layout is None else lay_out(arrays, layout, len(targets), self.sizes)
+        return dict(zip(targets, rearranged, strict=True))
 
 
 class Misfit(Exception):
@@ -95,8 +95,8 @@ class Stack:
 
     def forward(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Flax's arrays from torch's."""
-        laid = [layer.forward(values) for layer in self.layers]
-        return {path: np.stack([each[path] for each in laid]) for path in self.targets}
+        rearranged = [layer.forward(values) for layer in self.layers]
+        return {path: np.stack([each[path] for each in rearranged]) for path in self.targets}
 
     def back(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Torch's arrays from Flax's."""

@@ -25,7 +25,7 @@ from .foreign import refuse_foreign
 from .strict_json import check_count, check_name
 
 _MAGIC = b"\x93NUMPY"
-_MOST_HEADER = 10_000  # numpy, too, refuses more
+MAX_HEADER_BYTES = 10_000  # numpy, too, refuses more
 _HEADER = re.compile(
     r"\{'descr': '([^']{1,9})', 'fortran_order': (True|False), "
     r"'shape': \((|\d{1,19},|\d{1,19}(?:, \d{1,19})+)\), \} *\n"
@@ -106,8 +106,8 @@ def _entry(path: Path, name: str, member: zipfile.ZipInfo, file: IO[bytes]) -> E
     if first[:6] != _MAGIC or width is None:
         raise CheckpointError(path, name, "It is no array of numpy, version 1 to 3.")
     length = int.from_bytes(file.read(width), "little")
-    if length > _MOST_HEADER:
-        why = f"Its header has {length} bytes; at most {_MOST_HEADER} are read."
+    if length > MAX_HEADER_BYTES:
+        why = f"Its header has {length} bytes; at most {MAX_HEADER_BYTES} are read."
         raise CheckpointError(path, name, why)
     text = _HEADER.fullmatch(file.read(length).decode("latin-1"))
     if text is None:

@@ -17,12 +17,12 @@ def not_removed(name: str) -> str | None:
         return None
     owner = owner.removeprefix(".")
     module = f"module.{owner}" if owner else "module"
-    weight, how = (role, "parametrizations") if mark else ("weight", OLD[role])
-    remove = f"torch.nn.utils.remove_{how}({module})"
+    weight, method = (role, "parametrizations") if mark else ("weight", OLD[role])
+    remove = f"torch.nn.utils.remove_{method}({module})"
     if mark:
         remove = f'torch.nn.utils.parametrize.remove_parametrizations({module}, "{weight}")'
     return (
-        f"{owner}{'.' * bool(owner)}{weight} is computed from other tensors ({how}): to carry what "
-        f"is computed, first call {remove}; to train the parts, hold each as a Param in Flax and "
+        f"{owner}{'.' * bool(owner)}{weight} is computed from other tensors ({method}): to carry "
+        f"the result, first call {remove}; to train the parts, hold each as a Param in Flax and "
         "say a Rule for it."
     )

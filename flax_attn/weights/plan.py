@@ -11,7 +11,7 @@ from .described import Source
 from .mapping import Draft
 from .move import Move, Stack
 from .rule import Rule
-from .suggest import ALTERNATIVES, by_order, propose, untold_gates
+from .suggest import ALTERNATIVES, by_order, propose, unknown_gates
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [
-            f"{_sources_told(m)} -> {', '.join(m.targets)}" + (f"  {m.layout}" if m.layout else "")
+            f"{_source_names(m)} -> {', '.join(m.targets)}" + (f"  {m.layout}" if m.layout else "")
             for m in self.moves
         ]
         lines += [f"{name}: constant, not carried" for name in self.constants]
@@ -53,7 +53,7 @@ class Plan:
         return "\n".join(lines + [f"{name}: tied, carried once" for name in self.tied])
 
 
-def _sources_told(move: Move | Stack) -> str:
+def _source_names(move: Move | Stack) -> str:
     """Torch's names; of stacked layers the first's and the last's."""
     if isinstance(move, Stack) and len(move.layers) > 2:
         first, last = (", ".join(layer.sources) for layer in (move.layers[0], move.layers[-1]))
@@ -90,6 +90,6 @@ def make_plan(
                 f"{' and '.join(unsure)} fit either way, and no name tells: the rules follow the "
                 "order in which both sides define their layers; check which is called first."
             )
-        lines += untold_gates(draft, proposed)
+        lines += unknown_gates(draft, proposed)
         raise ParityError("\n".join(lines))
     return Plan(tuple(draft.moves), draft.constants, tuple(draft.skipped), tuple(draft.tied))

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import CheckpointError, quoted
 from .dtypes import DTYPES, NAMES
-from .entry import MOST_HEADER, MOST_SIZE, Entry, check_shape, open_regular
+from .entry import MAX_HEADER_BYTES, MAX_TENSOR_SIZE, Entry, check_shape, open_regular
 from .foreign import FIRST, foreign
 from .replacing import replacing
 from .strict_json import check_count, check_name, parse
@@ -41,7 +41,7 @@ def read_described(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
     with open_regular(path) as file:
         total = os.fstat(file.fileno()).st_size
         first = file.read(8)
-        length, most = int.from_bytes(first, "little"), min(MOST_HEADER, total - 8)
+        length, most = int.from_bytes(first, "little"), min(MAX_HEADER_BYTES, total - 8)
         fits = 2 <= length <= most
         raw = file.read(length if fits else FIRST)
     if not fits or not raw.startswith(b"{"):  # a length may be what another format begins with
@@ -95,8 +95,8 @@ def _entry(path: Path, name: str, fields: Any, begin: int, total: int) -> Entry:
         why = f"Its dtype is {quoted(dtype)}; {', '.join(DTYPES)} are read."
         raise CheckpointError(path, name, why)
     width = DTYPES[dtype].itemsize
-    check_shape(path, name, tuple(shape) if _are_counts(shape, MOST_SIZE) else (-1,), width)
-    if _are_counts(offsets, MOST_SIZE) and max(offsets, default=0) > total - begin:
+    check_shape(path, name, tuple(shape) if _are_counts(shape, MAX_TENSOR_SIZE) else (-1,), width)
+    if _are_counts(offsets, MAX_TENSOR_SIZE) and max(offsets, default=0) > total - begin:
         why = f"Its data_offsets lie beyond the file, which has {total - begin} bytes of data."
         raise CheckpointError(path, name, why, "Fetch or save it again.")
     if not _are_counts(offsets, total - begin) or len(offsets) != 2 or offsets[0] > offsets[1]:

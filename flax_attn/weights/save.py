@@ -12,7 +12,7 @@ from ..errors import CheckpointError
 from .dtypes import NAMES
 from .entry import Entry
 from .fitting import fit
-from .known_layers import flax_state, held_at, roles_of
+from .known_layers import flax_state, get_path, roles_of
 from .layout import backwards, sizes_of
 from .manifest import manifest_path, write_manifest
 from .move import Move
@@ -89,11 +89,11 @@ def save(
 
 def _torch_values(layer: nnx.Module, where: Path, rules: Sequence[Rule]) -> dict[str, np.ndarray]:
     """Torch's arrays by name; that `load` would give back the same bits is checked."""
-    state, seen = {}, set()
+    state, names = {}, set()
     for path, variable in flax_state(layer).items():
-        if id(variable) not in seen and isinstance(variable, nnx.Param | nnx.BatchStat):
+        if id(variable) not in names and isinstance(variable, nnx.Param | nnx.BatchStat):
             state[path] = np.asarray(variable.get_value())
-            seen.add(id(variable))
+            names.add(id(variable))
     odd = [f"{path} is {x.dtype}" for path, x in state.items() if x.dtype not in NAMES]
     if odd:
         raise ValueError(f"Safetensors has no such dtype: {', '.join(odd)}.")
@@ -108,9 +108,9 @@ def _torch_values(layer: nnx.Module, where: Path, rules: Sequence[Rule]) -> dict
         back = fit(where, entries, layer, moving, arrays.__getitem__, "exact")
     except CheckpointError as error:
         raise ValueError(f"The layer could not be loaded back with these rules. {error}") from None
-    again = {k: v for move in back for k, v in move.forward(arrays).items()}
-    if again.keys() != state.keys() or any(
-        again[path].tobytes() != value.tobytes() for path, value in state.items()
+    reloaded = {k: v for move in back for k, v in move.forward(arrays).items()}
+    if reloaded.keys() != state.keys() or any(
+        reloaded[path].tobytes() != value.tobytes() for path, value in state.items()
     ):
         raise ValueError("With these rules two Params would trade places, or have one name.")
     return arrays
@@ -139,7 +139,7 @@ def _moves(layer: nnx.Module, state: dict[str, np.ndarray], rules: Sequence[Rule
 def _by_type(layer: nnx.Module, path: str, renames: Sequence[Rule]) -> Move:
     """The tensor that a Param is of in torch, under the name that the rules give it."""
     owner, _, leaf = path.rpartition(".")
-    kind_roles = roles_of(held_at(layer, owner))[1]
+    kind_roles = roles_of(get_path(layer, owner))[1]
     dot = f"{owner}." if owner else ""
     for rule in renames:
         (source, target) = rule.sides

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError, quoted
-from .entry import MOST_HEADER, Entry, open_regular
+from .entry import MAX_HEADER_BYTES, Entry, open_regular
 from .foreign import refuse_foreign
 from .gguf import read_gguf
 from .npz import read_npz
@@ -57,9 +57,9 @@ def read_entries(path: Path) -> dict[str, Entry]:
         header = read_header(_inside(path.parent, shard))
         want = {name for name, where in listed.items() if where == shard}
         for name in sorted(header.keys() ^ want):
-            is_there = "holds" if name in header else "lacks"
-            said = f"in {listed[name]}" if name in listed else "nowhere"
-            why = f"{shard} {is_there} it, but the index says that it is {said}."
+            status = "holds" if name in header else "lacks"
+            place = f"in {listed[name]}" if name in listed else "nowhere"
+            why = f"{shard} {status} it, but the index says that it is {place}."
             raise CheckpointError(path, name, why)
         entries |= header
     return entries
@@ -69,9 +69,9 @@ def _weight_map(path: Path) -> dict[str, str]:
     """The shard of each name."""
     with open_regular(path) as file:
         refuse_foreign(path, file)
-        raw = file.read(MOST_HEADER + 1)
-    if len(raw) > MOST_HEADER:
-        raise CheckpointError(path, None, f"An index has at most {MOST_HEADER} bytes.")
+        raw = file.read(MAX_HEADER_BYTES + 1)
+    if len(raw) > MAX_HEADER_BYTES:
+        raise CheckpointError(path, None, f"An index has at most {MAX_HEADER_BYTES} bytes.")
     fields: dict[str, Any] = parse(path, raw.rstrip())
     listed = fields.get("weight_map")
     if not fields.keys() <= {"metadata", "weight_map"} or not isinstance(listed, dict):

@@ -6,8 +6,8 @@ from typing import Any, NoReturn
 
 from ..errors import CheckpointError, quoted
 
-MOST_NAMES = 100_000
-MOST_NAME = 512
+MAX_NAMES = 100_000
+MAX_NAME_LENGTH = 512
 
 
 def parse(path: Path, raw: bytes) -> dict[str, Any]:
@@ -20,7 +20,7 @@ def parse(path: Path, raw: bytes) -> dict[str, Any]:
         raise CheckpointError(path, None, f"JSON must begin with '{{'; it begins {raw[:1]!r}.")
     try:
         text = raw.decode("utf-8")
-        return json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant)
+        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
     except RecursionError:
         raise CheckpointError(path, None, "Its JSON is nested too deeply.") from None
     except UnicodeDecodeError:
@@ -31,9 +31,9 @@ def parse(path: Path, raw: bytes) -> dict[str, Any]:
 
 def check_name(path: Path, name: str) -> None:
     """Raises CheckpointError unless a tensor may have this name."""
-    if not name or len(name) > MOST_NAME or not name.isprintable():
+    if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
         raise CheckpointError(
-            path, name, f"A tensor's name has 1 to {MOST_NAME} printable characters."
+            path, name, f"A tensor's name has 1 to {MAX_NAME_LENGTH} printable characters."
         )
     if "\\" in name or {"", ".", ".."} & {*name.split("/")}:
         raise CheckpointError(path, name, "A tensor's name must not look like a path.")
@@ -41,15 +41,15 @@ def check_name(path: Path, name: str) -> None:
 
 def check_count(path: Path, count: int) -> None:
     """Raises CheckpointError for more tensors than a checkpoint may have."""
-    if count > MOST_NAMES:
-        raise CheckpointError(path, None, f"It has {count} tensors; at most {MOST_NAMES} are read.")
+    if count > MAX_NAMES:
+        raise CheckpointError(path, None, f"It has {count} tensors; at most {MAX_NAMES} are read.")
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        visited: set[str] = set()
+        twice = next(key for key, _ in pairs if key in visited or visited.add(key))
         raise ValueError(f"the key {quoted(twice)} is there twice")
     return fields
 

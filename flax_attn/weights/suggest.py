@@ -14,23 +14,23 @@ from flax import nnx
 from .fused import Roles, fits, heads_of, in_order, role
 from .gates import ORDER, Gates, gates, role_of, shared, side
 from .in_order import Likeness, defined, paired_in_order
-from .known_layers import NORMS, PAIRS, RECURRENT, flax_path, held_at, place
+from .known_layers import NORMS, PAIRS, RECURRENT, flax_path, get_path, place
 from .layout import Size, axis_sizes, backwards
 from .mapping import Draft
 from .parametrized import not_removed
 from .rule import Rule
 
-MOST = 12  # proposals; more would not be read
-SURE = 2.0  # more than any likeness of names
-MANY = 60  # names looked at one by one
+MAX_PROPOSALS = 12  # proposals; more would not be read
+CERTAIN = 2.0  # more than any likeness of names
+MAX_NAMES = 60  # names looked at one by one
 # Layouts that are tried, the likeliest first: torch's weights have outputs first; plain Parameters
 # and transformers' Conv1D have inputs first.
-ONE = {
+ONE_TO_ONE = {
     "out first": ("o i -> i o", "o i ... -> ... i o", "(h k) i -> i h k", "o (h k) -> h k o"),
     "in first": ("i (h k) -> i h k", "(h k) o -> h k o", "i o -> o i"),
     "either": ("(h k) -> h k", "h k -> (h k)", "i h k -> i (h k)"),
 }
-ALIKE = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
+SAME_ROLES = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
 GATED = (r"gate", r"up")
 ALTERNATIVES = (
     "of two rules with the same names take one: query, key and value of a fused weight lie one "
@@ -41,16 +41,16 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 def propose(draft: Draft) -> list[Rule]:
     """Proposed rules for the tensors that a draft of a mapping has not placed."""
-    kept: list[Rule] = []
-    while len(kept) < MOST:
+    rules: list[Rule] = []
+    while len(rules) < MAX_PROPOSALS:
         for rule in _candidates(draft):
             then = draft.also(rule)
             if _wrong(then) < _wrong(draft):
-                kept, draft = [*kept, rule, *_other_order(draft, rule)], then
+                rules, draft = [*rules, rule, *_other_order(draft, rule)], then
                 break
         else:
             break
-    return kept
+    return rules
 
 
 def _other_order(draft: Draft, rule: Rule) -> list[Rule]:
@@ -98,7 +98,7 @@ def _cells(draft: Draft) -> Iterator[Rule]:
     for name in names:
         left, role, end = name.partition("weight_ih")
         kinds = tuple(PAIRS[f"{draft.sources[name].kind}Cell"])
-        cell = next((c for c in cells if isinstance(held_at(draft.module, c), kinds)), None)
+        cell = next((c for c in cells if isinstance(get_path(draft.module, c), kinds)), None)
         if role and cell is not None:
             yield Rule(f"{left}*{end} -> {cell}.*" if cell else f"{left}*{end} -> *")
 
@@ -110,22 +110,22 @@ def _recurrent(draft: Draft, stars: bool) -> Iterator[Rule]:
         made = [path for path in defined(draft.module, nnx.Variable) if path in draft.state]
         placed = {path for targets in of.values() for path in targets}
         free = {*draft.unfilled}
-        theirs = [
+        torch_parts = [
             name
             for name in _names((path for path in made if path in free | placed), stars)
             if name.numbers == mine.numbers
         ]
-        options = gates([name.text for name in theirs], _gates_of(draft, mine.first))
+        options = gates([name.text for name in torch_parts], _gates_of(draft, mine.first))
         sides = {side(each.rest) for each in options}
         ranked = []
         for i, each in enumerate(options):
-            targets = [theirs[place] for place in each.places]
+            targets = [torch_parts[place] for place in each.places]
             paths = [name.first for name in targets]
-            how = _onto_gates(draft, mine.first, paths) if free.issuperset(paths) else None
+            layout = _onto_gates(draft, mine.first, paths) if free.issuperset(paths) else None
             rank = _rank(mine.first, each, paths, of, {"ih", "hh"} <= sides)
-            if how is not None and rank is not None:
+            if layout is not None and rank is not None:
                 names = f"{mine.text} -> {_joined(targets)}"
-                ranked.append(((*rank, i), Rule(names, how[0], **how[1])))
+                ranked.append(((*rank, i), Rule(names, layout[0], **layout[1])))
         yield from (rule for _, rule in sorted(ranked, key=lambda pair: pair[0]))
 
 
@@ -141,9 +141,9 @@ def _placed_of(draft: Draft, name: str) -> dict[str, list[str]]:
     owner, placed = _owner(name), {"ih": [], "hh": []}
     for move in draft.moves:
         for source in move.sources:
-            said = role_of(source) if _owner(source) == owner else None
-            if said:
-                placed[said[1]] += move.targets
+            gate_role = role_of(source) if _owner(source) == owner else None
+            if gate_role:
+                placed[gate_role[1]] += move.targets
     return placed
 
 
@@ -161,22 +161,22 @@ def _onto_gates(
 
 
 def _rank(
-    name: str, each: Gates, paths: list[str], of: dict[str, list[str]], is_said: bool
+    name: str, each: Gates, paths: list[str], of: dict[str, list[str]], has_side: bool
 ) -> tuple[float, ...] | None:
     """How near names are to a weight, nearest first; None where they belong to the other side."""
     role, mine = role_of(name) or ("", "")
     other = "hh" if mine == "ih" else "ih"
-    near, far = shared(paths, of[mine]), shared(paths, of[other])
-    says = side(each.rest) if is_said else ""
-    beside = near - far if role == "bias" else 0
-    if beside < 0 or (says == other and not beside):
+    own_score, other_score = shared(paths, of[mine]), shared(paths, of[other])
+    side_name = side(each.rest) if has_side else ""
+    bias_bonus = own_score - other_score if role == "bias" else 0
+    if bias_bonus < 0 or (side_name == other and not bias_bonus):
         return None
     owner = _owner(name)
     above = ".".join(paths[0].split(".")[: owner.count(".") + 1])
-    return (not each.named, -near, -_likeness(owner, above))
+    return (not each.named, -own_score, -_likeness(owner, above))
 
 
-def untold_gates(draft: Draft, rules: Iterable[Rule]) -> list[str]:
+def unknown_gates(draft: Draft, rules: Iterable[Rule]) -> list[str]:
     """A sentence for each kind of proposed rules whose names do not tell their gates."""
     unnamed: dict[str, list[str]] = {}
     for rule in rules:
@@ -205,13 +205,13 @@ class _Name:
 
 def _names(names: Iterable[str], stars: bool) -> list[_Name]:
     if not stars:
-        return [_Name(name, name, frozenset()) for name in dict.fromkeys(names)][:MANY]
-    seen: dict[str, list[str]] = {}
+        return [_Name(name, name, frozenset()) for name in dict.fromkeys(names)][:MAX_NAMES]
+    by_pattern: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
-        seen.setdefault(_NUMBER.sub("*", name), []).append(name)
+        by_pattern.setdefault(_NUMBER.sub("*", name), []).append(name)
     return [
         _Name(text, of[0], frozenset(tuple(_NUMBER.findall(name)) for name in of))
-        for text, of in seen.items()
+        for text, of in by_pattern.items()
     ]
 
 
@@ -222,7 +222,7 @@ def _owner(name: str) -> str:
 def _likeness(one: str, two: str) -> float:
     def words(name: str) -> str:
         owner, _, leaf = name.rpartition(".")
-        return f"{owner}.{ALIKE.get(leaf, leaf)}".lower()
+        return f"{owner}.{SAME_ROLES.get(leaf, leaf)}".lower()
 
     return SequenceMatcher(None, words(one), words(two), autojunk=False).ratio()
 
@@ -236,7 +236,7 @@ def _modules(draft: Draft, stars: bool) -> Iterator[Rule]:
     likeness = _fitting(draft, stars)
     pairs = _in_order(draft, likeness, stars)
     return _likeliest(
-        (SURE if pairs.get(mine) == it else value, Rule(f"{mine} -> {it}"))
+        (CERTAIN if pairs.get(mine) == it else value, Rule(f"{mine} -> {it}"))
         for (mine, it), value in likeness.items()
         if pairs.get(mine, it) == it
     )
@@ -246,13 +246,13 @@ def _fitting(draft: Draft, stars: bool) -> dict[tuple[str, str], float]:
     """Torch's modules and Flax's that could be each other, and how alike their names are."""
     owners = [_owner(path) for path in draft.unfilled]
     layers = _names([*owners, *map(_owner, owners)], stars)  # cells and attention hold layers
-    roles, theirs = _roles(draft.sources), _roles(draft.state)
+    roles, torch_roles = _roles(draft.sources), _roles(draft.state)
     likeness = {}
     for mine in _names((_owner(name) for name in draft.unplaced), stars):
         inside = [name for name in draft.unplaced if _owner(name) == mine.first]
         for it in layers:
             if mine.text and it.text and mine.numbers == it.numbers:
-                meet = roles.may_meet(mine.first, theirs, it.first)
+                meet = roles.may_meet(mine.first, torch_roles, it.first)
                 if meet and all(_fits(draft, name, it.first) for name in inside):
                     likeness[mine.text, it.text] = _likeness(mine.text, it.text)
     return likeness
@@ -284,7 +284,7 @@ def _roles(names: Iterable[str]) -> Roles:
 def _fits(draft: Draft, name: str, owner: str) -> bool:
     """Whether a tensor has a known place, in its shape, in the Flax module at `owner`."""
     source = draft.sources[name]
-    known = place(source.kind, name.rpartition(".")[2], held_at(draft.module, owner))
+    known = place(source.kind, name.rpartition(".")[2], get_path(draft.module, owner))
     paths = [f"{owner}.{target}" for target in known.targets] if known else []
     if not paths or not {*paths} <= {*draft.unfilled}:
         return False
@@ -297,25 +297,27 @@ def _fits(draft: Draft, name: str, owner: str) -> bool:
 def _values(draft: Draft, stars: bool) -> Iterator[Rule]:
     """One tensor onto one Param, one onto several, several onto one."""
     left = [name for name in draft.unplaced if not _gates_of(draft, name)]
-    ours, theirs = _names(left, stars), _names(draft.unfilled, stars)
+    flax_names, torch_names = _names(left, stars), _names(draft.unfilled, stars)
     roles, others = _roles(draft.sources), _roles(draft.state)
     sides = [
         ([mine], [it])
-        for mine in ours
-        for it in theirs
+        for mine in flax_names
+        for it in torch_names
         if roles.may_meet(mine.first, others, it.first)
         and not _other_norm(draft, mine, it)
         and (_is_whole(mine) or _same_leaf(mine, it))
     ]
-    ours = list(filter(_is_whole, ours))
-    sides += [([mine], group) for mine in ours for group in _groups(theirs, roles, mine)]
-    sides += [(group, [it]) for it in theirs for group in _groups(ours, others, it)]
+    flax_names = list(filter(_is_whole, flax_names))
+    sides += [([mine], group) for mine in flax_names for group in _groups(torch_names, roles, mine)]
+    sides += [(group, [it]) for it in torch_names for group in _groups(flax_names, others, it)]
     candidates = []
     for sources, targets in sides:
-        if sources[0].numbers == targets[0].numbers and (how := _layout(draft, sources, targets)):
+        if sources[0].numbers == targets[0].numbers and (
+            layout := _layout(draft, sources, targets)
+        ):
             names = f"{_joined(sources)} -> {_joined(targets)}"
             likeness = max(_likeness(x.text, y.text) for x in sources for y in targets)
-            candidates.append((likeness, Rule(names, how[0], **how[1])))
+            candidates.append((likeness, Rule(names, layout[0], **layout[1])))
     return _likeliest(candidates)
 
 
@@ -330,7 +332,7 @@ def _same_leaf(one: _Name, two: _Name) -> bool:
 
 def _other_norm(draft: Draft, mine: _Name, it: _Name) -> bool:
     """Whether a norm would go to another norm of nnx's, which is another function."""
-    kind, layer = draft.sources[mine.first].kind, held_at(draft.module, _owner(it.first))
+    kind, layer = draft.sources[mine.first].kind, get_path(draft.module, _owner(it.first))
     return kind in NORMS and type(layer).__name__ in NORMS and type(layer).__name__ != kind
 
 
@@ -339,13 +341,13 @@ def _groups(names: list[_Name], roles: Roles, fused: _Name) -> Iterator[list[_Na
     whole = roles.whole(fused.first)
     if roles.is_part(fused.first):
         return
-    seen: dict[str, list[_Name]] = {}
+    by_pattern: dict[str, list[_Name]] = {}
     for name in names:
         pieces = name.text.split(".")
         for i in range(len(pieces)):
             key = ".".join([*pieces[:i], "{}", *pieces[i + 1 :]])
-            seen.setdefault(key, []).append(name)
-    for key, group in seen.items():
+            by_pattern.setdefault(key, []).append(name)
+    for key, group in by_pattern.items():
         if len(group) < 2 or len({name.numbers for name in group}) > 1:
             continue
         at = key.split(".").index("{}")
@@ -380,12 +382,12 @@ def _layout(
         return None
     shape, want = draft.sources[sources[0].first].shape, _shape(draft, targets[0].first)
     way = _way(draft, sources[0].first)
-    turned = way == "out first" and len(want) > 1 and targets[0].first.endswith("kernel")
-    if shape == want and not turned:
+    is_transposed = way == "out first" and len(want) > 1 and targets[0].first.endswith("kernel")
+    if shape == want and not is_transposed:
         return None, {}
-    known, ones = ONE[way], _around_ones(shape, want)
-    tried = (*known, *ones) if way == "out first" else (*ones, *known)
-    for layout in (*tried, *ONE["either"]):
+    known, ones = ONE_TO_ONE[way], _around_ones(shape, want)
+    layouts = (*known, *ones) if way == "out first" else (*ones, *known)
+    for layout in (*layouts, *ONE_TO_ONE["either"]):
         sizes = _sizes_both_ways(layout, shape, want, {})
         if sizes is not None:
             return layout, {k: v for k, v in sizes.items() if k == "h" and "(" in layout}

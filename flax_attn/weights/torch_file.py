@@ -13,7 +13,7 @@ from .entry import open_regular
 from .foreign import refuse_foreign
 from .strict_json import check_count, check_name
 
-LEAST = (2, 10)  # weights_only=True can be bypassed up to 2.9.1
+MIN_TORCH_VERSION = (2, 10)  # weights_only=True can be bypassed up to 2.9.1
 _BY_NAME = {dtype.name: dtype for dtype in DTYPES.values()}
 
 
@@ -62,7 +62,7 @@ def _torch(path: Path) -> Any:
     except ImportError:
         raise CheckpointError(path, None, f"{why}, which is not installed.") from None
     version = str(torch.__version__)
-    if tuple(int(x) for x in re.findall(r"\d+", version)[:2]) < LEAST:
+    if tuple(int(x) for x in re.findall(r"\d+", version)[:2]) < MIN_TORCH_VERSION:
         hint = "Older ones may run what is in the file."
         raise CheckpointError(path, None, f"{why}; {quoted(version)} is installed.", hint)
     return torch

@@ -21,11 +21,11 @@ ABSTRACT = {
     "WeightsAttention": ROOT / "flax_attn/layers/_weights.py",
     "GroupedHeads": ROOT / "flax_attn/layers/_grouped.py",
     "DecodingHeads": ROOT / "flax_attn/layers/_grouped.py",
-    "CrossForward": ROOT / "flax_attn/layers/_crossing.py",
+    "CrossForward": ROOT / "flax_attn/layers/_cross_attention.py",
     "LatentHeads": ROOT / "flax_attn/layers/_latent.py",
 }
 # What a constructor writes that hands the keywords of every layer on, and those not among them.
-KEYWORDS = {"Unpack[HouseKeywords]": (), "Unpack[StartKeywords]": ("dropout",)}
+KEYWORDS = {"Unpack[LayerInitKeywords]": (), "Unpack[InitKeywords]": ("dropout",)}
 KINDS = {"nnx.Module", "nn.Module", "torch.nn.Module", "Recurrent", *ABSTRACT}
 
 
@@ -77,15 +77,15 @@ def own_arguments(init: ast.FunctionDef) -> dict[str, str]:
             found[arg.arg] = f"{kind}, {default}"
     more = "" if given.kwarg is None else ast.unparse(given.kwarg.annotation or given.kwarg)
     if more in KEYWORDS:
-        found |= {x: how for x, how in house_arguments().items() if x not in KEYWORDS[more]}
+        found |= {x: how for x, how in init_arguments().items() if x not in KEYWORDS[more]}
     return {name: how for name, how in found.items() if name != "self"}
 
 
-def house_arguments() -> dict[str, str]:
-    """What every constructor takes: the fields of `House`."""
-    classes = tree_of(ROOT / "flax_attn/layers/_house.py").body
-    house = next(x for x in classes if isinstance(x, ast.ClassDef) and x.name == "House")
-    lines = [x for x in house.body if isinstance(x, ast.AnnAssign)]
+def init_arguments() -> dict[str, str]:
+    """What every constructor takes: the fields of `LayerInit`."""
+    classes = tree_of(ROOT / "flax_attn/layers/_init.py").body
+    init = next(x for x in classes if isinstance(x, ast.ClassDef) and x.name == "LayerInit")
+    lines = [x for x in init.body if isinstance(x, ast.AnnAssign)]
     return {
         ast.unparse(x.target): "keyword, "
         + ("required" if x.value is None else f"= {ast.unparse(x.value)}")

@@ -162,7 +162,7 @@ def test_no_row_of_the_certificate_was_forgotten(layer):
     name = markdown.layers(cases_of(layer)).get(layer, layer)
     assert name in full, f"{CERTIFICATE} has no row of {name}: {again}."
     row = dict(zip(markdown.HEADINGS, full[name], strict=True))
-    witnesses = {case.witness for case in cases_of(layer)}
+    witnesses = {case.reference for case in cases_of(layer)}
     witnesses |= {kept.proven_equal_to for kept in real.KEPT if kept.variant == layer}
     should = " and ".join(sorted(witnesses))
     told = f"The row of {name} in {CERTIFICATE}"
@@ -277,7 +277,7 @@ KNOW_MASKS = {
 }
 
 
-def asked_for(path: Path) -> Iterator[str]:
+def requested_backend(path: Path) -> Iterator[str]:
     """The classes for which a file registers a function, asks `isinstance`, or matches a case."""
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef):
@@ -300,7 +300,7 @@ def test_no_file_knows_masks_one_by_one():
     found = {}
     for path in own("flax_attn"):
         name = path.relative_to(ROOT / "flax_attn").as_posix()
-        kinds = {*asked_for(path)} & (known - {"Mask"})
+        kinds = {*requested_backend(path)} & (known - {"Mask"})
         if kinds and not name.startswith("masks/"):
             found[name] = kinds
     assert found == {name: kinds for name, (kinds, _) in KNOW_MASKS.items()}

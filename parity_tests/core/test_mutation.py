@@ -302,7 +302,7 @@ def test_a_run_goes_on_where_it_ended(tmp_path):
 
 def test_files_are_named_by_path_or_folder(capsys):
     assert chosen(["flax_attn/masks/nodes.py", "scores"]) == ["masks/nodes", "scores"]
-    masks = ["algebra", "answers", "nodes", "runs", "at_positions"]
+    masks = ["algebra", "ranges", "nodes", "runs", "at_positions"]
     assert chosen(["flax_attn/masks/"]) == [f"masks/{file}" for file in masks]
     for name, said in {"nowhere": "there is no", "taps": "no laws are written for taps"}.items():
         with pytest.raises(SystemExit):

@@ -10,16 +10,19 @@ BANNED = {"found", "told", "held", "given", "there", "own"}
 # Private functions of one name that do the same in each file of their room: what they do.
 LIKE_JOBS = {
     "drop_in": {"_mask": "what a library's arguments hide", "_score": "what a library's bias adds"},
-    "backends": {"_home": "a kernel's module", "_of_version": "why a version does not serve"},
+    "backends": {
+        "_kernel_module": "a kernel's module",
+        "_of_version": "why a version does not serve",
+    },
     "backends/blockwise": {"_logits": "`scale * q.k`"},
     "bench": {
-        "_equinox": "equinox's contender",
+        "_equinox": "equinox's competitor",
         "_flax": "a program of a Flax module",
-        "_jax": "JAX's contender",
-        "_jax_nn": "jax.nn's contender",
-        "_nnx": "flax.nnx's contender",
-        "_torch": "torch's contender",
-        "_ours": "this library's contender",
+        "_jax": "JAX's competitor",
+        "_jax_nn": "jax.nn's competitor",
+        "_nnx": "flax.nnx's competitor",
+        "_torch": "torch's competitor",
+        "_flax_attn": "this library's competitor",
         "_sdpa": "the contender by torch's fused function",
         "_book": "a layer of the book",
         "_program": "what is timed",

@@ -13,7 +13,7 @@ from flax_attn.backends.local import attend_locally
 from flax_attn.cache import stored
 from flax_attn.parity import judge
 from flax_attn.quantized import Float8, Int8, Quantized
-from flax_attn.request import bound
+from flax_attn.request import bind_rules
 from flax_attn.rules import Rules
 from parity_tests.core.drawing import float64 as float64
 from parity_tests.core.drawing import normal
@@ -110,7 +110,7 @@ def test_attention_is_the_plain_formula_of_what_the_store_means(store, name):
         return stored.attention(q, keys, values, replace(rules, scale=scale))
 
     def plain(q, scale):
-        asked = bound(q, wide[0], replace(rules, scale=scale))
+        asked = bind_rules(q, wide[0], replace(rules, scale=scale))
         return attend_locally(reference.attention, q, *wide, asked, "zero")
 
     given = q, jnp.asarray(0.4)

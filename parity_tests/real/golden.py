@@ -61,7 +61,7 @@ class Kept:
       about: what they are.
       licence: the member of the wheel that holds their licence.
       variant: whose layer it is.
-      witness: the class in torch.
+      reference: the class in torch.
       title: of the report.
       layer: makes ours.
       call: of ours.
@@ -73,7 +73,7 @@ class Kept:
     about: str
     licence: str
     variant: str
-    witness: str
+    reference: str
     title: str
     layer: Callable[[], nnx.Module]
     call: Callable[..., Any]
@@ -87,7 +87,7 @@ class Kept:
     @property
     def proven_equal_to(self) -> str:
         """What a table says."""
-        return f"{self.witness}, trained weights"
+        return f"{self.reference}, trained weights"
 
 
 def record_golden(kept: Kept, path: Path | None = None, wheel: Path | None = None) -> Path:

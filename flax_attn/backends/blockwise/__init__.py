@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ... import reference, taps
-from ..._internal.arrays import varying_alike
+from ..._internal.arrays import unify_varying
 from ..._internal.types import wide
 from ...dropout import DropoutMask
 from ...quantized import Quantized
@@ -30,23 +30,26 @@ from ...reference import Stats
 from ...rules import Rules, sizes_of
 from ..hoist import hoist
 from ..platform import platform_of
-from ..protocol import COPIED, are_few, zero_gradient
+from ..protocol import MAX_COPIED_BYTES, is_decode_step, zero_gradient
 from ..protocol import passed_over as passed_over_up_to
-from ..sinks import gradient, joined, nonzero, share
+from ..sinks import add_sinks, gradient, output_share, zero_to_one
 from .block import leaves_of
-from .few_queries import as_they_lie, forward_few
+from .decode import forward_decode, untransposed
 from .online_softmax import backward_heads, forward_heads
-from .plan import Plan, PlanOptions, plan_of
+from .plan import Plan, PlanOptions, make_plan
 
 Stored = Any  # an array B S K H, or Quantized as a cache stores it, B K S H
-PAIRS = 128 * 128 - 1  # queries times keys of a head, for which the plain formula is as fast
-FEW_COPIED = 2**16  # bytes of keys and values a query, up to which it is beside few queries
+# Queries times keys of a head, up to which the plain formula is as fast.
+MAX_REFERENCE_PAIRS = 128 * 128 - 1
+# The same in bytes of keys and values a query, in decoding on a CPU.
+MAX_DECODE_COPIED_BYTES = 2**16
 
 
 def passed_over(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
     """Why the plain formula is the better choice for a request, or None."""
-    few = are_few(sizes_of(q, k), k.shape[-2]) and platform_of(q) == "cpu"
-    return passed_over_up_to(q, k, v, rules, PAIRS, FEW_COPIED if few else COPIED)
+    few = is_decode_step(sizes_of(q, k), k.shape[-2]) and platform_of(q) == "cpu"
+    copied = MAX_DECODE_COPIED_BYTES if few else MAX_COPIED_BYTES
+    return passed_over_up_to(q, k, v, rules, MAX_REFERENCE_PAIRS, copied)
 
 
 def forward(
@@ -74,15 +77,15 @@ def attention(
         return reference.attention(q, k, v, rules)
     if rules.dropout is not None and taps.listening():
         keep = jnp.broadcast_to(rules.dropout.grid(sizes), sizes.shape)
-        heard = taps.tap("keep", keep)
-        if heard is not keep:
-            rules = replace(rules, dropout=DropoutMask(heard, rules.dropout.rate))
-    made = plan_of(sizes, k.shape[-2], rules, platform_of(q), **options)
+        keep_tapped = taps.tap("keep", keep)
+        if keep_tapped is not keep:
+            rules = replace(rules, dropout=DropoutMask(keep_tapped, rules.dropout.rate))
+    made = make_plan(sizes, k.shape[-2], rules, platform_of(q), **options)
     if made.few and not made.batched:
-        made, k, v = as_they_lie(made, k, v)
-    q, k, v, rules = varying_alike((q, k, v, rules))
+        made, k, v = untransposed(made, k, v)
+    q, k, v, rules = unify_varying((q, k, v, rules))
     axes = jax.typeof(q).manual_axis_type.varying
-    return run(made, *varying_alike((q, k, v, hoist(rules, wide(q.dtype), axes))))
+    return run(made, *unify_varying((q, k, v, hoist(rules, wide(q.dtype), axes))))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -102,7 +105,7 @@ def _forward(plan: Plan, q: jax.Array, k: Stored, v: Stored, rules: Rules) -> An
 
 def forward_pass(plan: Plan, q: jax.Array, k: Stored, v: Stored, rules: Rules) -> Any:
     """The output in float32 or wider, and m and l of each row, B N T, before the sinks."""
-    return (forward_few if plan.few else forward_heads)(plan, q, k, v, rules)
+    return (forward_decode if plan.few else forward_heads)(plan, q, k, v, rules)
 
 
 def with_sinks(sinks: Any, o: jax.Array, m: jax.Array, l: jax.Array) -> tuple[jax.Array, Stats]:
@@ -110,15 +113,15 @@ def with_sinks(sinks: Any, o: jax.Array, m: jax.Array, l: jax.Array) -> tuple[ja
 
     m is a shift, of which nothing depends: the gradient of the log-sum-exp is that of l alone.
     """
-    before, after = Stats(m, l), joined(Stats(m, l), sinks)
+    before, after = Stats(m, l), add_sinks(Stats(m, l), sinks)
     if sinks is not None:
-        o = o * jnp.swapaxes(share(before, after), 1, 2)[..., None]
+        o = o * jnp.swapaxes(output_share(before, after), 1, 2)[..., None]
     m, l = after
     return o, Stats(jax.lax.stop_gradient(jnp.where(l == 0, 0, m)), l)
 
 
-def _backward(plan: Plan, kept: tuple, cotangents: tuple) -> tuple:
-    q, k, v, rules, *rows = kept
+def _backward(plan: Plan, residuals: tuple, cotangents: tuple) -> tuple:
+    q, k, v, rules, *rows = residuals
     rows += [cotangents[0], cotangents[1].l]
     if not isinstance(k, Quantized):
         if plan.layout == "tokens first":
@@ -137,21 +140,21 @@ def backward_pass(plan: Plan, q, k, v, rules: Rules, o, m, l, do, dl) -> tuple[A
 
     `dl` is the cotangent of the l of `with_sinks`.
     """
-    rows, dsinks = rows_of(rules.sinks, o, m, l, do, dl)
+    rows, dsinks = row_statistics(rules.sinks, o, m, l, do, dl)
     *grads, drules = gradients(plan, q, k, v, rules, do, rows)
     return *grads, drules if dsinks is None else replace(drules, sinks=dsinks)
 
 
-def rows_of(sinks: Any, o, m, l, do, dl) -> tuple[tuple[jax.Array, ...], jax.Array | None]:
+def row_statistics(sinks: Any, o, m, l, do, dl) -> tuple[tuple[jax.Array, ...], jax.Array | None]:
     """What `gradients` is told of each row: m, 1 / l and delta; and the gradient of the sinks."""
     dead, dsinks = l == 0, None
-    m, l = stats = joined(Stats(m, l), sinks)
+    m, l = stats = add_sinks(Stats(m, l), sinks)
     dlse = dl * l
     delta = jnp.sum(do.astype(o.dtype) * o, axis=-1)  # B T N
     delta = jnp.swapaxes(delta, 1, 2) - dlse  # B N T
     if sinks is not None:
         dsinks = gradient(sinks, stats, jnp.where(dead, -dlse, delta))
-    return (jnp.where(dead, jnp.inf, m), 1 / nonzero(l), jnp.where(dead, 0, delta)), dsinks
+    return (jnp.where(dead, jnp.inf, m), 1 / zero_to_one(l), jnp.where(dead, 0, delta)), dsinks
 
 
 def gradients(plan: Plan, q, k, v, rules: Rules, do, rows: tuple) -> tuple[Any, ...]:

@@ -45,10 +45,10 @@ class Block(NamedTuple):
             for count, start, shape in zip(counts, starts, shapes, strict=True)
         )
 
-    def asked_at(self, positions: Positions) -> tuple[Any, ...]:
+    def indices_at_positions(self, positions: Positions) -> tuple[Any, ...]:
         """The same, with the positions of queries and keys in place of their slots."""
         b, n, _, _ = self.indices()
-        return b, n, *(self.cut(x) for x in positions.grid)
+        return b, n, *(self.take_block(x) for x in positions.grid)
 
     def corner(self, array: jax.Array) -> tuple[list[Any], list[int]]:
         """Where the block's part of an array `B|1 N|1 T|1 S|1` starts, and its size there."""
@@ -57,61 +57,65 @@ class Block(NamedTuple):
         first = [jnp.asarray(0 if n == 1 else s, jnp.int32) for n, s, _ in axes]
         return first, [1 if n == 1 else c for n, _, c in axes]
 
-    def cut(self, array: jax.Array) -> jax.Array:
+    def take_block(self, array: jax.Array) -> jax.Array:
         """The block's part of an array `B|1 N|1 T|1 S|1`."""
         starts, counts = self.corner(array)
         return jax.lax.dynamic_slice(array, starts, counts)[0]
 
 
 @singledispatch
-def seen(mask: Mask, at: Block) -> Any:
+def visible(mask: Mask, at: Block) -> Any:
     """Which queries of the block may look at which of its keys; broadcasts to G rows cols."""
     return mask(*at.indices())
 
 
-@seen.register
+@visible.register
 def _(mask: Dense, at: Block):
-    return at.cut(mask.array)
+    return at.take_block(mask.array)
 
 
-@seen.register
+@visible.register
 def _(mask: AtPositions, at: Block):
-    return mask.asked(*at.asked_at(mask.positions))
+    return mask.evaluate(*at.indices_at_positions(mask.positions))
 
 
-@seen.register
+@visible.register
 def _(mask: And, at: Block):
-    return seen(mask.a, at) & seen(mask.b, at)
+    return visible(mask.a, at) & visible(mask.b, at)
 
 
-@seen.register
+@visible.register
 def _(mask: Or, at: Block):
-    return seen(mask.a, at) | seen(mask.b, at)
+    return visible(mask.a, at) | visible(mask.b, at)
 
 
-@seen.register
+@visible.register
 def _(mask: Not, at: Block):
-    return ~seen(mask.a, at)
+    return ~visible(mask.a, at)
 
 
-def visible(mask: Mask, at: Block) -> Bool[Array, "G rows cols"]:
-    """`seen`, with keys that an earlier block has had left out."""
-    shown = jnp.asarray(seen(mask, at))
+def visible_once(mask: Mask, at: Block) -> Bool[Array, "G rows cols"]:
+    """`visible`, with keys that an earlier block has had left out."""
+    shown = jnp.asarray(visible(mask, at))
     if at.fresh is not None:
         shown = shown & (at.indices()[3] >= at.fresh)
     return jnp.broadcast_to(shown, (at.G, at.rows, at.cols))
 
 
-def zero_unseen_keys(x: Float[Array, "cols H"], shown: jax.Array) -> Float[Array, "cols H"]:
+def zero_masked_keys(x: Float[Array, "cols H"], shown: jax.Array) -> Float[Array, "cols H"]:
     """Zeros in place of keys that nobody in the block sees: NaN times no weight is NaN."""
     rows = shown.reshape(-1, shown.shape[2]).astype(jnp.float32)
-    seen = jnp.ones((1, rows.shape[0]), jnp.float32) @ rows  # a product is quicker than `any`
-    return jnp.where(seen.reshape(-1, 1) > 0, x, 0)
+    visible = jnp.ones((1, rows.shape[0]), jnp.float32) @ rows  # a product is quicker than `any`
+    return jnp.where(visible.reshape(-1, 1) > 0, x, 0)
 
 
-def kept(dropout: Drop, at: Block) -> Bool[Array, "G rows cols"]:
+def dropout_keep(dropout: Drop, at: Block) -> Bool[Array, "G rows cols"]:
     """Which of the block's elements survive the dropout."""
-    keep = at.cut(dropout.mask) if isinstance(dropout, DropoutMask) else dropout.keep(*at.indices())
+    keep = (
+        at.take_block(dropout.mask)
+        if isinstance(dropout, DropoutMask)
+        else dropout.keep(*at.indices())
+    )
     return jnp.broadcast_to(keep, (at.G, at.rows, at.cols))
 
 
@@ -134,21 +138,21 @@ def _(score: Chain, at: Block):
 
 @local.register
 def _(score: Additive, at: Block):
-    return Local(at.cut(score.array))
+    return Local(at.take_block(score.array))
 
 
-def scored(
+def modify_logits(
     score: Any, logits: Float[Array, "G rows cols"], at: Block
 ) -> Float[Array, "G rows cols"]:
     """The logits changed by a `local` score."""
     if isinstance(score, Local):
         return logits + score.array.astype(logits.dtype)
     if isinstance(score, ScoreAtPositions):
-        return score.asked(logits, *at.asked_at(score.positions))
+        return score.evaluate(logits, *at.indices_at_positions(score.positions))
     if isinstance(score, Score):
         return score(logits, *at.indices())
     for part in score:
-        logits = scored(part, logits, at)
+        logits = modify_logits(part, logits, at)
     return logits
 
 
@@ -157,33 +161,33 @@ def leaves_of(score: Any) -> tuple[list[jax.Array], Callable[[list[jax.Array]], 
     leaves, structure = jax.tree.flatten(score)
     places = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)]
 
-    def put(floats: list[jax.Array]) -> Any:
+    def unflatten(floats: list[jax.Array]) -> Any:
         replaced = dict(zip(places, floats, strict=True))
         return structure.unflatten([replaced.get(i, x) for i, x in enumerate(leaves)])
 
-    return [leaves[i] for i in places], put
+    return [leaves[i] for i in places], unflatten
 
 
 @singledispatch
-def is_cut(score: Any) -> list[bool]:
+def is_per_block(score: Any) -> list[bool]:
     """For each floating leaf, whether `local` cuts it."""
     return [False] * len(leaves_of(score)[0])
 
 
-@is_cut.register
+@is_per_block.register
 def _(score: Chain):
-    return is_cut(score.first) + is_cut(score.then)
+    return is_per_block(score.first) + is_per_block(score.then)
 
 
-@is_cut.register
+@is_per_block.register
 def _(score: Additive):
     return [True]
 
 
-def add(total: jax.Array, part: jax.Array, cut: bool, at: Block) -> jax.Array:
+def add(total: jax.Array, part: jax.Array, per_block: bool, at: Block) -> jax.Array:
     """The gradient of one leaf, with this block's part added."""
     part = part.astype(total.dtype)
-    if not cut:
+    if not per_block:
         return total + part
     starts, counts = at.corner(total)
     part = part[None] + jax.lax.dynamic_slice(total, starts, counts)

@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..._internal.arrays import bounded_loop, larger, smaller
+from ..._internal.arrays import bounded_loop, maximum, minimum
 from ...masks import Mask, Rows
-from ...masks.answers import inner, outer
+from ...masks.ranges import fully_visible_range, visible_range
 from . import lanes
 from .block import Block
-from .plan import Plan, static_inner, static_outer
+from .plan import Plan, static_fully_visible_range, static_visible_range
 
-ALIGNED = 64  # the edges of blocks without a mask, for the sake of the products
+BLOCK_ALIGNMENT = 64  # the edges of blocks without a mask, for the sake of the products
 
 
 Step = Callable[[Any, Block, bool], Any]
@@ -31,15 +31,15 @@ class Heads(NamedTuple):
     def rows(self, at: Block) -> jax.Array:
         """What belongs to the block's queries: R H, or R, of G heads times its rows."""
         if self.array.ndim == 3:
-            return self._cut(self.n, at.q, self.G, at.rows).reshape(-1)
-        x = self._cut(at.q, self.n, at.rows, self.G)
+            return self._take_block(self.n, at.q, self.G, at.rows).reshape(-1)
+        x = self._take_block(at.q, self.n, at.rows, self.G)
         return jnp.swapaxes(x, 0, 1).reshape(-1, x.shape[-1])
 
     def cols(self, at: Block) -> jax.Array:
         """What belongs to the block's keys, cols H, of one head."""
-        return self._cut(at.k, self.n, at.cols, 1)[:, 0]
+        return self._take_block(at.k, self.n, at.cols, 1)[:, 0]
 
-    def _cut(self, second: Any, third: Any, *counts: int) -> jax.Array:
+    def _take_block(self, second: Any, third: Any, *counts: int) -> jax.Array:
         rest = self.array.shape[3:]
         starts = [jnp.int32(x) for x in (self.b, second, third, *(0 for _ in rest))]
         sizes = 1, *counts, *rest
@@ -52,7 +52,7 @@ def join(x: Float[Array, "U G T H"], B: int) -> Float[Array, "B T N H"]:
     return jnp.moveaxis(x.reshape(B, -1, T, H), 1, 2)
 
 
-def over_heads(plan: Plan, batched: bool, step: Callable, carry: Any, heads: tuple) -> Any:
+def scan_heads(plan: Plan, batched: bool, step: Callable, carry: Any, heads: tuple) -> Any:
     """`carry, ys = step(carry, heads, block)` for every key head; `ys` are U ..., put together.
 
     Of `heads`, B T N H or B N T, a step is given those of one key head as `Heads`. Of several loops
@@ -78,12 +78,12 @@ def over_heads(plan: Plan, batched: bool, step: Callable, carry: Any, heads: tup
         return step(carry, mine, at._replace(b=u // groups, n=u % groups * plan.groups))
 
     carries, ys = jax.vmap(alone)(
-        jnp.arange(count, dtype=jnp.int32), [_apart(x, groups) for x in heads]
+        jnp.arange(count, dtype=jnp.int32), [_split_heads(x, groups) for x in heads]
     )
     return jax.tree.map(lambda x: x.sum(axis=0), carries), ys
 
 
-def _apart(x: jax.Array, groups: int) -> jax.Array:
+def _split_heads(x: jax.Array, groups: int) -> jax.Array:
     """B T N H as U 1 T G H, or B N T as U 1 G T: batch entries and key heads as one axis."""
     axis = x.ndim // 2
     x = x.reshape(*x.shape[:axis], groups, -1, *x.shape[axis + 1 :])
@@ -91,30 +91,38 @@ def _apart(x: jax.Array, groups: int) -> jax.Array:
     return x.reshape(-1, 1, *x.shape[2:])
 
 
-def over_keys(plan: Plan, mask: Mask, at: Block, step: Step, carry: Any) -> Any:
+def scan_key_blocks(plan: Plan, mask: Mask, at: Block, step: Step, carry: Any) -> Any:
     """`carry = step(carry, block, masked)` for all key blocks that the queries of `at` may see."""
     rows = Rows(at.q, at.rows, plan.sizes.T)
     if plan.unrolled:
-        ranges = (*static_outer(mask, rows, plan.sizes), *static_inner(mask, rows, plan.sizes))
-        for k, cols, masked in _pieces(plan.cols, *ranges):
+        ranges = (
+            *static_visible_range(mask, rows, plan.sizes),
+            *static_fully_visible_range(mask, rows, plan.sizes),
+        )
+        for k, cols, masked in _masked_pieces(plan.cols, *ranges):
             carry = step(carry, at._replace(k=k, cols=cols), masked)
         return carry
-    ranges = (*outer(mask, at.b, rows, plan.sizes), *inner(mask, at.b, rows, plan.sizes))
+    ranges = (
+        *visible_range(mask, at.b, rows, plan.sizes),
+        *fully_visible_range(mask, at.b, rows, plan.sizes),
+    )
     if plan.band is not None:
         k = jnp.minimum(jnp.asarray(ranges[0], jnp.int32), plan.sizes.S - plan.band)
         return step(carry, at._replace(k=k, cols=plan.band), True)
-    return _looped(plan, ranges, at, step, carry)
+    return _loop_blocks(plan, ranges, at, step, carry)
 
 
-def _pieces(cols: int, lo: int, hi: int, first: int, last: int) -> list[tuple[int, int, bool]]:
+def _masked_pieces(
+    cols: int, lo: int, hi: int, first: int, last: int
+) -> list[tuple[int, int, bool]]:
     """`(start, count, masked)` of the blocks from `lo` to `hi`; all see from `first` to `last`."""
     first, last = min(max(first, lo), hi), min(last, hi)
     if hi - lo <= cols:
         return [(lo, hi - lo, not (first == lo and last == hi))] if hi > lo else []
     if first > lo:
-        first = min(-(-first // ALIGNED) * ALIGNED, hi)
+        first = min(-(-first // BLOCK_ALIGNMENT) * BLOCK_ALIGNMENT, hi)
     if last < hi:
-        last = max(last // ALIGNED * ALIGNED, lo)
+        last = max(last // BLOCK_ALIGNMENT * BLOCK_ALIGNMENT, lo)
     ends = [
         (lo, first, True),
         (first, max(last, first), False),
@@ -126,14 +134,14 @@ def _pieces(cols: int, lo: int, hi: int, first: int, last: int) -> list[tuple[in
     return pieces
 
 
-def _looped(plan: Plan, ranges: tuple, at: Block, step: Step, carry: Any) -> Any:
+def _loop_blocks(plan: Plan, ranges: tuple, at: Block, step: Step, carry: Any) -> Any:
     cols, S = plan.cols, plan.sizes.S
     lo, hi, inner_lo, inner_hi = ranges
     first, last = lo // cols, (hi + cols - 1) // cols
     inner_lo, inner_hi = (inner_lo + cols - 1) // cols, inner_hi // cols
     no_edge = isinstance(inner_lo, int) and isinstance(first, int) and inner_lo <= first
-    inner_lo = smaller(larger(inner_lo, first), last)
-    inner_hi = smaller(larger(inner_hi, inner_lo), last)
+    inner_lo = minimum(maximum(inner_lo, first), last)
+    inner_hi = minimum(maximum(inner_hi, inner_lo), last)
     if no_edge:
         first = inner_lo  # so that no loop is compiled for what is known to be empty
 
@@ -155,7 +163,7 @@ def _looped(plan: Plan, ranges: tuple, at: Block, step: Step, carry: Any) -> Any
     return carry
 
 
-def over_queries(plan: Plan, at: Block, step: Callable, carry: Any) -> tuple[Any, Any]:
+def scan_query_blocks(plan: Plan, at: Block, step: Callable, carry: Any) -> tuple[Any, Any]:
     """`carry, ys = step(carry, block, new)` for all query blocks; `ys`, G rows ..., put together.
 
     Of a block's rows those from `new` on have not been in an earlier one.
@@ -174,10 +182,10 @@ def over_queries(plan: Plan, at: Block, step: Callable, carry: Any) -> tuple[Any
 
     count = -(-T // rows)
     carry, ys = jax.lax.scan(run, carry, jnp.arange(count, dtype=jnp.int32))
-    return carry, jax.tree.map(lambda y: _joined(y, T), ys)
+    return carry, jax.tree.map(lambda y: _join_blocks(y, T), ys)
 
 
-def _joined(blocks: jax.Array, length: int) -> jax.Array:
+def _join_blocks(blocks: jax.Array, length: int) -> jax.Array:
     """Blocks, C G rows ..., as G length ...; the last one reaches back into the one before."""
     count, G, rows = blocks.shape[:3]
     whole = jnp.moveaxis(blocks[:-1], 0, 1).reshape(G, (count - 1) * rows, *blocks.shape[3:])

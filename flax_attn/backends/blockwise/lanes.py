@@ -22,8 +22,8 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 # What XLA computes into memory of its own, rather than within what reads it; of the first kind also
 # what they read.
-READERS = {"dot_general", "reduce_max", "reduce_sum", "concatenate"}
-ALONE = {"exp", "tanh", "div", "rem"}
+REDUCTIONS = {"dot_general", "reduce_max", "reduce_sum", "concatenate"}
+EXPENSIVE = {"exp", "tanh", "div", "rem"}
 SAME_MEMORY = {"reshape", "squeeze", "expand_dims"}
 
 
@@ -33,11 +33,11 @@ def scan(step: Callable[[Any, jax.Array], Any], carry: Any, count: int, lanes: i
     Each loop starts from the carry, which is zeros, and the sum of theirs is given.
     """
     program, shapes = jax.make_jaxpr(step, return_shape=True)(carry, jnp.int32(0))
-    outs = _side_by_side(program, count, lanes)(program.consts, jax.tree.leaves(carry))
+    outs = _interleave_loops(program, count, lanes)(program.consts, jax.tree.leaves(carry))
     return jax.tree.unflatten(jax.tree.structure(shapes), outs)
 
 
-def _side_by_side(program: ClosedJaxpr, count: int, lanes: int) -> Callable[..., list]:
+def _interleave_loops(program: ClosedJaxpr, count: int, lanes: int) -> Callable[..., list]:
     """`run(consts, carry)`: the results of all turns of a program, which its loops share.
 
     What is differentiated is one loop in their place: these carry what they need not, end by a
@@ -51,25 +51,25 @@ def _side_by_side(program: ClosedJaxpr, count: int, lanes: int) -> Callable[...,
         loops = [_Loop(mine, *pair) for pair in pairwise(bounds)]
         starts = [loop.start(carry) for loop in loops]
         ends = [loop.run(start) for loop, start in zip(loops, starts, strict=True)]
-        never = _never([end.unread for end in ends])
+        never = _opaque_false([end.unread for end in ends])
         parts = zip(*(end.carry for end in ends), strict=True)
         outs = [jnp.sum(jnp.stack(xs), axis=0) for xs in parts]
         outs += [jnp.concatenate(xs) for xs in zip(*(end.ys for end in ends), strict=True)]
         return [jnp.where(never, jnp.zeros((), x.dtype), x) for x in outs]
 
     def one_loop(consts: list, carry: list) -> list:
-        def turn(carry: list, i: jax.Array) -> tuple[list, list]:
+        def iteration(carry: list, i: jax.Array) -> tuple[list, list]:
             outs = jaxpr_as_fun(ClosedJaxpr(program.jaxpr, consts))(*carry, i)
             return outs[: len(carry)], outs[len(carry) :]
 
-        carry, ys = jax.lax.scan(turn, carry, jnp.arange(count, dtype=jnp.int32))
+        carry, ys = jax.lax.scan(iteration, carry, jnp.arange(count, dtype=jnp.int32))
         return [*carry, *ys]
 
     run.defjvp(partial(jax.jvp, one_loop))
     return run
 
 
-def _never(arrays: Any) -> jax.Array:
+def _opaque_false(arrays: Any) -> jax.Array:
     """False, of which XLA cannot know that: it would leave out what nobody reads."""
     parts = [x.ravel()[0].astype(jnp.float32) for x in jax.tree.leaves(arrays)]
     return jnp.sum(jnp.stack(parts)) ** 2 < -1
@@ -98,16 +98,16 @@ class _Loop(NamedTuple):
         # Two that are alike would be one array, and copied.
         shared = jnp.full((2, 4096), 1.0 + self.first)
         state = _State(jnp.int32(self.first), jnp.bool_(True), carry, ys, (shared, []))
-        kept = jax.eval_shape(lambda: self.turn(state).unread[1])
-        return state._replace(unread=(shared, [jnp.zeros(x.shape, x.dtype) for x in kept]))
+        stored = jax.eval_shape(lambda: self.iteration(state).unread[1])
+        return state._replace(unread=(shared, [jnp.zeros(x.shape, x.dtype) for x in stored]))
 
     def run(self, start: _State) -> _State:
-        return jax.lax.while_loop(lambda state: state.goes_on, self.turn, start)
+        return jax.lax.while_loop(lambda state: state.goes_on, self.iteration, start)
 
-    def turn(self, state: _State) -> _State:
-        way = _Way()
+    def iteration(self, state: _State) -> _State:
+        way = _Tracer()
         # Computed again from its parts, so that the next number may be written over this one.
-        i = way.again(state.i)
+        i = way.opaque_index(state.i)
         outs = way.run(self.program, [*state.carry, i])
         carry, new = outs[: len(state.carry)], outs[len(state.carry) :]
         at = i - self.first
@@ -115,7 +115,7 @@ class _Loop(NamedTuple):
         shared = state.unread[0]
         for _ in range(16):  # much to compute on little, or XLA would not share it
             shared = shared * 0.5 + 0.25
-        return _State(i + 1, i + 1 < self.end, carry, ys, (shared, way.kept))
+        return _State(i + 1, i + 1 < self.end, carry, ys, (shared, way.stored))
 
 
 def _put(y: jax.Array, x: jax.Array, at: jax.Array) -> jax.Array:
@@ -123,14 +123,14 @@ def _put(y: jax.Array, x: jax.Array, at: jax.Array) -> jax.Array:
     return jax.lax.dynamic_update_slice(y, x[None], starts, allow_negative_indices=False)
 
 
-class _Way:
-    """Programs run, and what they compute on the way: `kept`, each memory once."""
+class _Tracer:
+    """Programs run, and what they compute on the way: `stored`, each memory once."""
 
     def __init__(self):
-        self.kept: list[jax.Array] = []
+        self.stored: list[jax.Array] = []
         self.made: dict[int, jax.Array] = {}
         self.memory: dict[int, int] = {}
-        self.seen: set[int] = set()
+        self.visited: set[int] = set()
 
     def run(self, program: ClosedJaxpr, args: list) -> list:
         jaxpr = program.jaxpr
@@ -157,13 +157,13 @@ class _Way:
         self.made |= {id(x): x for x in outs}
         if name in SAME_MEMORY:
             self.memory[id(outs[0])] = self.memory.get(id(ins[0]), id(ins[0]))
-        if name in READERS:
+        if name in REDUCTIONS:
             self.keep(ins)
-        if name in READERS | ALONE:
+        if name in REDUCTIONS | EXPENSIVE:
             self.keep(outs)
         return outs
 
-    def again(self, i: jax.Array) -> jax.Array:
+    def opaque_index(self, i: jax.Array) -> jax.Array:
         """A number from 0 on, computed from its parts, so that nothing else reads it."""
         parts = jax.lax.div(i, jnp.int32(3)), jax.lax.rem(i, jnp.int32(3))
         whole = parts[0] * 3 + parts[1]
@@ -175,6 +175,6 @@ class _Way:
     def keep(self, arrays: list) -> None:
         for x in arrays:
             memory = self.memory.get(id(x), id(x))
-            if id(x) in self.made and memory not in self.seen:
-                self.seen.add(memory)
-                self.kept.append(x)
+            if id(x) in self.made and memory not in self.visited:
+                self.visited.add(memory)
+                self.stored.append(x)

@@ -8,19 +8,31 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..._internal.arrays import varying_alike
+from ..._internal.arrays import unify_varying
 from ..._internal.types import wide
-from ...reference import at_most, finite_unless
+from ...reference import at_most, zero_nonfinite_where_masked
 from ...rules import Rules
 from ...scores import Additive, Alibi, Identity, T5Bias
-from ..sinks import nonzero
-from .block import Block, add, is_cut, kept, leaves_of, local, scored, visible, zero_unseen_keys
-from .block_loops import join, over_heads, over_keys, over_queries
+from ..sinks import zero_to_one
+from .block import (
+    Block,
+    add,
+    dropout_keep,
+    is_per_block,
+    leaves_of,
+    local,
+    modify_logits,
+    visible_once,
+    zero_masked_keys,
+)
+from .block_loops import join, scan_heads, scan_key_blocks, scan_query_blocks
 from .plan import Plan
 
-SUMS = Identity | Additive | T5Bias  # scores that end in no product, and so need no `at_most`
-ROWS_BY_COLS = ((1,), (1,)), ((), ())  # a.b' of R H and C H
-ACROSS = ((1,), (0,)), ((), ())  # a.b of R C and C H
+ADDITIVE_SCORES = (
+    Identity | Additive | T5Bias
+)  # scores that end in no product, and so need no `at_most`
+ROWS_TIMES_COLS = ((1,), (1,)), ((), ())  # a.b' of R H and C H
+MATMUL = ((1,), (0,)), ((), ())  # a.b of R C and C H
 
 
 def dot(a: jax.Array, b: jax.Array, axes: Any, kind: Any) -> jax.Array:
@@ -39,9 +51,9 @@ def forward_heads(
     sizes = plan.sizes
 
     def one(carry, heads, at):
-        return over_queries(plan, at, partial(_forward_rows, plan, rules, heads), carry)
+        return scan_query_blocks(plan, at, partial(_forward_rows, plan, rules, heads), carry)
 
-    _, (o, m, l) = over_heads(plan, plan.batched, one, (), (q, k, v))
+    _, (o, m, l) = scan_heads(plan, plan.batched, one, (), (q, k, v))
     m, l = (x.reshape(sizes.B, sizes.N, sizes.T) for x in (m, l))
     return join(o, sizes.B), m, l
 
@@ -50,16 +62,16 @@ def _forward_rows(plan, rules, heads, carry, at: Block, fresh_from: Any) -> tupl
     """Output, m and l of one block of queries by the online softmax."""
     q, k, v = heads
     kind, shape = wide(q.array.dtype), (at.G, at.rows)
-    q, exact = q.rows(at), q.array.dtype == kind and isinstance(rules.score, SUMS)
+    q, exact = q.rows(at), q.array.dtype == kind and isinstance(rules.score, ADDITIVE_SCORES)
 
     def step(carry, at, masked):
         m, l, o = carry
         vb = v.cols(at)
-        x = scored(local(rules.score, at), _logits(q, k.cols(at), rules, at), at)
+        x = modify_logits(local(rules.score, at), _logits(q, k.cols(at), rules, at), at)
         if masked:
-            shown = visible(rules.mask, at)
+            shown = visible_once(rules.mask, at)
             x = jnp.where(shown, x, -jnp.inf)
-            vb = zero_unseen_keys(vb, shown) if plan.hides_keys else vb
+            vb = zero_masked_keys(vb, shown) if plan.hides_keys else vb
         x = x.reshape(-1, at.cols)
         new = jnp.maximum(m, jnp.max(x, axis=1))
         shift = jnp.where(new == -jnp.inf, 0, new)
@@ -68,15 +80,15 @@ def _forward_rows(plan, rules, heads, carry, at: Block, fresh_from: Any) -> tupl
         alpha = jnp.exp(m - shift)
         l = alpha * l + jnp.sum(p, axis=1)
         if rules.dropout is not None:
-            p = rules.dropout.apply(p.reshape(*shape, -1), kept(rules.dropout, at))
-        o = alpha[:, None] * o + dot(p.reshape(-1, at.cols), vb.astype(kind), ACROSS, kind)
+            p = rules.dropout.apply(p.reshape(*shape, -1), dropout_keep(rules.dropout, at))
+        o = alpha[:, None] * o + dot(p.reshape(-1, at.cols), vb.astype(kind), MATMUL, kind)
         return new, l, o
 
     R = at.G * at.rows
     start = jnp.full(R, -jnp.inf, kind), jnp.zeros(R, kind), jnp.zeros((R, v.array.shape[-1]), kind)
-    start = varying_alike((*start, q))[:3]
-    m, l, o = over_keys(plan, rules.mask, at, step, start)
-    o = o * (1 / nonzero(l))[:, None]
+    start = unify_varying((*start, q))[:3]
+    m, l, o = scan_key_blocks(plan, rules.mask, at, step, start)
+    o = o * (1 / zero_to_one(l))[:, None]
     return carry, (o.reshape(*shape, -1), m.reshape(shape), l.reshape(shape))
 
 
@@ -85,9 +97,9 @@ def _logits(q: Float[Array, "R H"], k: Float[Array, "cols H"], rules: Rules, at:
     kind = wide(q.dtype)
     scale = jnp.asarray(rules.scale, kind)
     if q.dtype == kind:
-        x = dot(q * scale, k, ROWS_BY_COLS, kind)
+        x = dot(q * scale, k, ROWS_TIMES_COLS, kind)
     else:
-        x = dot(q, k, ROWS_BY_COLS, kind) * scale
+        x = dot(q, k, ROWS_TIMES_COLS, kind) * scale
     return x.reshape(at.G, at.rows, at.cols)
 
 
@@ -103,15 +115,15 @@ def backward_heads(plan: Plan, q, k, v, rules: Rules, do, m, inv_l, delta) -> tu
     def one(totals, heads, at):
         # An upright dk would be summed and turned in one slow loop.
         start = [jnp.zeros((x.shape[-1], x.shape[1]), wide(x.dtype)) for x in (k, v)]
-        start = (*varying_alike((*start, q))[:2], totals)
+        start = (*unify_varying((*start, q))[:2], totals)
         rows = partial(_backward_rows, plan, rules, heads)
-        (dk, dv, totals), dq = over_queries(plan, at, rows, start)
+        (dk, dv, totals), dq = scan_query_blocks(plan, at, rows, start)
         return totals, (dq.astype(kind), dk, dv)
 
     heads = q, k, v, do, m, inv_l, delta
-    start = varying_alike((totals, q))[0]
+    start = unify_varying((totals, q))[0]
     # With all heads at once a score's leaves would have gradients of each head.
-    totals, (dq, *dkv) = over_heads(plan, plan.batched and not leaves, one, start, heads)
+    totals, (dq, *dkv) = scan_heads(plan, plan.batched and not leaves, one, start, heads)
     dk, dv = (jnp.moveaxis(x.reshape(B, -1, *x.shape[1:]), 3, 1) for x in dkv)  # B S K H
     dscale = totals[0].astype(rules.scale.dtype) if isinstance(rules.scale, jax.Array) else None
     dleaves = [g.astype(x.dtype) for g, x in zip(totals[1], leaves, strict=True)]
@@ -124,7 +136,7 @@ def _backward_rows(
     """Adds one block of queries to the gradients of keys, values and parameters; its dq."""
     q, k, v, do, m, inv_l, delta = heads
     kind, shape = wide(q.array.dtype), (at.G, at.rows)
-    exact = q.array.dtype == kind and isinstance(rules.score, SUMS)
+    exact = q.array.dtype == kind and isinstance(rules.score, ADDITIVE_SCORES)
     raw, do, m, inv_l, delta = (x.rows(at) for x in (q, do, m, inv_l, delta))
     dead = (m == jnp.inf)[:, None]
     raw, do = jnp.where(dead, 0, raw), jnp.where(dead, 0, do)
@@ -137,22 +149,22 @@ def _backward_rows(
     def step(carry, at, masked):
         dq, dk, dv, (dscale, totals) = carry
         kb, vb = k.cols(at), v.cols(at)
-        shown = visible(rules.mask, at) if masked else None
+        shown = visible_once(rules.mask, at) if masked else None
         if shown is not None and plan.hides_keys:
-            kb, vb = zero_unseen_keys(kb, shown), zero_unseen_keys(vb, shown)
-        x, back = _score(rules, _logits(raw, kb, rules, at), at, shown)
-        dp = dot(do, vb.astype(kind), ROWS_BY_COLS, kind).reshape(x.shape)
+            kb, vb = zero_masked_keys(kb, shown), zero_masked_keys(vb, shown)
+        x, back = _score_vjp(rules, _logits(raw, kb, rules, at), at, shown)
+        dp = dot(do, vb.astype(kind), ROWS_TIMES_COLS, kind).reshape(x.shape)
         lines = (y.reshape(*shape, 1) for y in (m, inv_l, delta))
         p, ds = _weights(rules, exact, at, x, dp, shown, *lines)
         parts, ds = back(ds)
-        totals = [add(*x, at) for x in zip(totals, parts, is_cut(rules.score), strict=True)]
+        totals = [add(*x, at) for x in zip(totals, parts, is_per_block(rules.score), strict=True)]
         p, ds = (y.reshape(-1, at.cols) for y in (p, ds))
-        dk = _add_cols(dk, dot(by_scale.T, ds, ACROSS, kind), at)
-        dv = _add_cols(dv, dot(do.T, p, ACROSS, kind), at)
-        return dq + dot(ds, kb.astype(kind), ACROSS, kind), dk, dv, (dscale, totals)
+        dk = _accumulate_kv(dk, dot(by_scale.T, ds, MATMUL, kind), at)
+        dv = _accumulate_kv(dv, dot(do.T, p, MATMUL, kind), at)
+        return dq + dot(ds, kb.astype(kind), MATMUL, kind), dk, dv, (dscale, totals)
 
-    start = (varying_alike((jnp.zeros(raw.shape, kind), raw))[0], *carry)
-    dq, dk, dv, (dscale, totals) = over_keys(plan, rules.mask, at, step, start)
+    start = (unify_varying((jnp.zeros(raw.shape, kind), raw))[0], *carry)
+    dq, dk, dv, (dscale, totals) = scan_key_blocks(plan, rules.mask, at, step, start)
     if isinstance(rules.scale, jax.Array):
         dscale = dscale + jnp.sum(dq * raw.astype(kind))
     return (dk, dv, (dscale, totals)), (dq * scale).reshape(*shape, -1)
@@ -166,39 +178,43 @@ def _weights(
     x = x if exact else at_most(x, m)
     p = dropped = jnp.exp(x - m) * inv_l
     if rules.dropout is not None:
-        keep = kept(rules.dropout, at)
+        keep = dropout_keep(rules.dropout, at)
         dropped, dp = (rules.dropout.apply(y, keep) for y in (p, dp))
     ds = p * (dp - delta)
     return dropped, ds if shown is None else jnp.where(shown, ds, 0)
 
 
-def _add_cols(total: Float[Array, "H S"], part: Float[Array, "H cols"], at: Block) -> jax.Array:
+def _accumulate_kv(
+    total: Float[Array, "H S"], part: Float[Array, "H cols"], at: Block
+) -> jax.Array:
     part = part + jax.lax.dynamic_slice_in_dim(total, at.k, at.cols, axis=1)
     return jax.lax.dynamic_update_slice_in_dim(total, part, at.k, axis=1)
 
 
-def _score(rules: Rules, x: jax.Array, at: Block, shown: Any) -> tuple[jax.Array, Callable]:
+def _score_vjp(rules: Rules, x: jax.Array, at: Block, shown: Any) -> tuple[jax.Array, Callable]:
     """The logits changed by the score, and what leads a gradient back to its leaves and them.
 
     Where a query may not look, NaN and Inf are taken out first, and no gradient comes back.
     """
     if isinstance(rules.score, Identity):
         return x, lambda ds: ([], ds)
-    leaves, put = leaves_of(local(rules.score, at))
+    leaves, unflatten = leaves_of(local(rules.score, at))
     if shown is None or isinstance(
         rules.score, Additive | Alibi | T5Bias
     ):  # whose derivative is one
-        return jax.vjp(lambda leaves, x: scored(put(leaves), x, at), leaves, x)
-    cut, x = is_cut(rules.score), finite_unless(shown, x)
+        return jax.vjp(lambda leaves, x: modify_logits(unflatten(leaves), x, at), leaves, x)
+    per_block, x = is_per_block(rules.score), zero_nonfinite_where_masked(shown, x)
 
     def change(leaves: list, x: jax.Array) -> jax.Array:
-        parts = zip(leaves, cut, strict=True)
-        return scored(put([finite_unless(shown, y) if c else y for y, c in parts]), x, at)
+        parts = zip(leaves, per_block, strict=True)
+        return modify_logits(
+            unflatten([zero_nonfinite_where_masked(shown, y) if c else y for y, c in parts]), x, at
+        )
 
     out, back = jax.vjp(change, leaves, x)
 
-    def back_where_shown(ds: jax.Array) -> Any:
+    def vjp_where_visible(ds: jax.Array) -> Any:
         parts, dx = back(ds)
         return parts, jnp.where(shown, dx, 0)
 
-    return out, back_where_shown
+    return out, vjp_where_visible

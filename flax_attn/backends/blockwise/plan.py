@@ -9,18 +9,18 @@ import numpy as np
 from ..._internal.types import Sizes
 from ...masks import Mask, Rows
 from ...masks.algebra import parts_of
-from ...masks.answers import block_starts, inner, outer, runs_of
+from ...masks.ranges import block_starts, fully_visible_range, runs_of, visible_range
 from ...rules import Rules
 from ...scores import Additive, Alibi, Identity, Softcap
 from ..platform import cores
-from ..protocol import are_few
+from ..protocol import is_decode_step
 
-COLS = 512  # keys of a block that few queries look at
-SIDE_BY_SIDE = 512  # queries and keys, up to which all blocks of a head stay in the cache
-LEAST = 2**20  # pairs of all heads, from which on several loops are worth their start
-MOST = 4  # loops, each of which is compiled
-ASKED = 256  # times that a static mask is asked what its queries see
-CARRIED = Identity | Additive | Alibi | Softcap  # scores of which `lanes` carries all
+KEY_BLOCK = 512  # keys of a block that few queries look at
+MAX_CACHED_LENGTH = 512  # queries and keys, up to which all blocks of a head stay in the cache
+MIN_LANE_PAIRS = 2**20  # pairs of all heads, from which on several loops are worth their start
+MAX_LANES = 4  # loops, each of which is compiled
+MAX_MASK_QUERIES = 256  # times that a static mask is asked what its queries see
+LANE_SCORES = Identity | Additive | Alibi | Softcap  # scores of which `lanes` carries all
 
 
 class Plan(NamedTuple):
@@ -67,7 +67,7 @@ class PlanOptions(TypedDict, total=False):
     lanes: int
 
 
-def plan_of(
+def make_plan(
     sizes: Sizes, key_heads: int, rules: Rules, platform: str, **options: Unpack[PlanOptions]
 ) -> Plan:
     """The plan for these sizes, of any batch axes, and bound rules; `options` overrule its choices.
@@ -80,16 +80,16 @@ def plan_of(
     once for all heads, unless `options` asks for other blocks.
     """
     sizes, G = sizes._replace(batch=(sizes.B,)), sizes.N // key_heads
-    if not options and are_few(sizes, key_heads):
-        options = {"few": True, "cols": COLS}
+    if not options and is_decode_step(sizes, key_heads):
+        options = {"few": True, "cols": KEY_BLOCK}
     if platform != "cpu":
         options = {"rows": 1024, "cols": 1024, "batched": True, **options}
     elif G <= 8 and max(sizes.T, sizes.S) <= 1024:
-        rows = _few_rows(rules, sizes, G)
+        rows = _query_block(rules, sizes, G)
         cols = 1024 if G == 1 else 2**18 // (rows * G)
         lanes = _lanes(rules, sizes, key_heads)
         options = {"rows": rows, "cols": cols, "unrolled": True, "lanes": lanes, **options}
-    elif _narrows(rules.mask):
+    elif _has_dynamic_ranges(rules.mask):
         options = {"rows": max(32, 128 // G), "cols": 128, **options}
     return _plan(sizes, G, rules, options)
 
@@ -100,28 +100,28 @@ def _lanes(rules: Rules, sizes: Sizes, key_heads: int) -> int:
     One where their blocks leave the cache, where `lanes` does not carry all that they compute, on a
     mesh, whose devices share the cores, and where a size is open in `jax.export`.
     """
-    plain = rules.mask.is_static and rules.dropout is None and isinstance(rules.score, CARRIED)
+    plain = rules.mask.is_static and rules.dropout is None and isinstance(rules.score, LANE_SCORES)
     work = sizes.B * sizes.N * sizes.T * sizes.S
-    if not plain or max(sizes.T, sizes.S) > SIDE_BY_SIDE or not isinstance(work, int):
+    if not plain or max(sizes.T, sizes.S) > MAX_CACHED_LENGTH or not isinstance(work, int):
         return 1
-    if work < LEAST or not jax.sharding.get_abstract_mesh().empty:
+    if work < MIN_LANE_PAIRS or not jax.sharding.get_abstract_mesh().empty:
         return 1
-    return min(cores(), MOST, sizes.B * key_heads)
+    return min(cores(), MAX_LANES, sizes.B * key_heads)
 
 
-def _few_rows(rules: Rules, sizes: Sizes, G: int) -> int:
+def _query_block(rules: Rules, sizes: Sizes, G: int) -> int:
     """Queries of a block: the fewer, the less is computed that is hidden, and the more compiled.
 
     With a head of its own for each query head, three blocks are as quick as four.
     """
-    lo, hi = static_inner(rules.mask, Rows(0, sizes.T), sizes)
+    lo, hi = static_fully_visible_range(rules.mask, Rows(0, sizes.T), sizes)
     hides = hi - lo < sizes.S
     few = sizes.T <= 256 or (hides and _band(rules, sizes, 128))
     rows, third = max(32, min(128 if few else 256, 512 // G)), -(-sizes.T // 96) * 32
     return max(rows, third) if hides and not few and G == 1 else rows
 
 
-def _narrows(mask: Mask) -> bool:
+def _has_dynamic_ranges(mask: Mask) -> bool:
     """Whether arrays say at each call, as ids and lengths do, which keys a block has to look at."""
     parts = [type(part) for part in parts_of(mask) if not part.is_static]
     return any(part.key_range is not Mask.key_range for part in parts)
@@ -139,7 +139,7 @@ def _plan(sizes: Sizes, G: int, rules: Rules, options: PlanOptions) -> Plan:
         rows=rows,
         cols=min(options.get("cols") or max(most, 2**18 // (rows * G)), sizes.S),
         band=_band(rules, sizes, rows),
-        hides_keys=not (rules.mask.is_static and all_seen(rules.mask, sizes)),
+        hides_keys=not (rules.mask.is_static and every_key_visible(rules.mask, sizes)),
         unrolled=options.get("unrolled", False),
         batched=options.get("batched", False),
         precision=getattr(jax.config, "jax_default_matmul_precision"),  # noqa: B009
@@ -151,7 +151,7 @@ def _plan(sizes: Sizes, G: int, rules: Rules, options: PlanOptions) -> Plan:
 def _band(rules: Rules, sizes: Sizes, rows: int) -> int | None:
     """The most keys that a block of so many queries may see, if known and at most 1024."""
     starts = block_starts(sizes.T, rows)
-    ranges = [static_outer(rules.mask, Rows(q, rows), sizes) for q in starts]
+    ranges = [static_visible_range(rules.mask, Rows(q, rows), sizes) for q in starts]
     width = max(hi - lo for lo, hi in ranges)
     return width if 0 < width <= min(1024, sizes.S - 1) else None
 
@@ -159,19 +159,19 @@ def _band(rules: Rules, sizes: Sizes, rows: int) -> int | None:
 # What is known of the keys that queries see.
 
 
-def static_outer(mask: Mask, rows: Rows, sizes: Sizes) -> tuple[int, int]:
-    """`outer`, of what is known before any array is: wider where arrays would narrow it."""
-    known = [outer(part, 0, rows, sizes) for part in parts_of(mask) if part.is_static]
+def static_visible_range(mask: Mask, rows: Rows, sizes: Sizes) -> tuple[int, int]:
+    """`visible_range`, of what is known before any array is: wider where arrays would narrow it."""
+    known = [visible_range(part, 0, rows, sizes) for part in parts_of(mask) if part.is_static]
     return max((lo for lo, _ in known), default=0), min((hi for _, hi in known), default=sizes.S)
 
 
-def static_inner(mask: Mask, rows: Rows, sizes: Sizes) -> tuple[int, int]:
-    """`inner`, of what is known before any array is."""
-    return inner(mask, 0, rows, sizes) if mask.is_static else (0, 0)
+def static_fully_visible_range(mask: Mask, rows: Rows, sizes: Sizes) -> tuple[int, int]:
+    """`fully_visible_range`, of what is known before any array is."""
+    return fully_visible_range(mask, 0, rows, sizes) if mask.is_static else (0, 0)
 
 
 @lru_cache(maxsize=256)
-def all_seen(mask: Mask, sizes: Sizes) -> bool:
+def every_key_visible(mask: Mask, sizes: Sizes) -> bool:
     """Whether it is certain that every key is seen by some query, for a static mask.
 
     The runs of keys that queries see are laid one behind another, those that begin first before
@@ -188,9 +188,12 @@ def _runs(mask: Mask, sizes: Sizes) -> tuple[np.ndarray, np.ndarray]:
     """First keys and ends of runs that queries are certain to see, for a static mask."""
     runs = runs_of(mask, np.arange(sizes.T, dtype=np.int32)[None])
     if runs is None:  # then queries are asked, each by itself where they are few
-        rows = max(1, sizes.T // ASKED)
-        asked = [inner(mask, 0, Rows(t, rows), sizes) for t in range(0, sizes.T - rows + 1, rows)]
-        first, end = np.asarray(asked).T
+        rows = max(1, sizes.T // MAX_MASK_QUERIES)
+        ranges = [
+            fully_visible_range(mask, 0, Rows(t, rows), sizes)
+            for t in range(0, sizes.T - rows + 1, rows)
+        ]
+        first, end = np.asarray(ranges).T
     else:
         ends = (0 if runs[0] is None else runs[0], sizes.S if runs[1] is None else runs[1])
         first, end = (np.broadcast_to(np.asarray(x).reshape(-1), sizes.T) for x in ends)

@@ -2,6 +2,7 @@
 
 import inspect
 import shlex
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -23,23 +24,23 @@ from ..recording.record import record
 from ..recording.recording import Recording
 from ..report import Report
 from . import golden
-from .home import caller_of, has_torch, is_ours, quoted
+from .home import caller_of, has_torch, is_from_this_library, quoted
 
 Call = Callable[..., Any]
 Config = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 
 class Case:
-    """A Flax class, its configuration, its witness and its inputs.
+    """A Flax class, its configuration, its PyTorch reference and its inputs.
 
     Args:
       flax_class: an nnx module class; it gets `rngs` if its constructor takes them.
       config: its constructor's arguments, or a function that returns them.
-      witness: None for the twin `torch_ref.<same file>.<same class>`, or the import path of a torch
-        module class or function.
-      made_by: the import path of a function that builds the witness from its arguments, for a
-        class that has no import path, or whose instance must be changed first.
-      witness_config: the witness's arguments where they differ, or a function that returns them.
+      reference: import path of the PyTorch reference implementation, a module class or a function;
+        None for the twin `torch_ref.<same file>.<same class>`.
+      made_by: import path of a function that builds the reference from its arguments, for a class
+        without an import path, or an instance that must be changed first.
+      reference_config: the reference's arguments where they differ, or a function returning them.
       torch_call, flax_call: `call(module, **inputs)` in place of the plain call.
       rules: for the mapping of weights.
       train: whether dropout is on, with the same masks on both sides.
@@ -55,16 +56,16 @@ class Case:
       home: where it was written, which is where its golden belongs.
       tells_class: whether its text has the Flax class, without which another would have the same.
 
-    If torch, or the package of the witness, is not installed, the case is compared with its record,
-    and its report says so.
+    If torch, or the package of the reference, is not installed, the case is compared with its
+    recorded results, and its report says so.
 
     Raises:
-      ValueError: if there is no witness and the class is not one of this library's, or made_by
-        without a witness.
+      ValueError: if there is no reference and the class is not one of this library's, or made_by
+        without a reference.
       TypeError: if what `made_by` names makes no torch module.
       ParityError: by `check`, with the report, unless all is equal.
 
-    >>> case = Case(nnx.Linear, {"in_features": 3, "out_features": 2}, witness="torch.nn.Linear",
+    >>> case = Case(nnx.Linear, {"in_features": 3, "out_features": 2}, reference="torch.nn.Linear",
     ...     flax_call=lambda m, input: m(input), input=(4, 3), dtypes=("float64",))
     >>> case.report(live=True).ok
     True
@@ -75,9 +76,9 @@ class Case:
         flax_class: type[nnx.Module],
         config: Config,
         *,
-        witness: str | None = None,
+        reference: str | None = None,
         made_by: str | None = None,
-        witness_config: Config | None = None,
+        reference_config: Config | None = None,
         torch_call: Callable[..., Any] | None = None,
         flax_call: Callable[..., Any] | None = None,
         rules: Sequence[Rule] = (),
@@ -89,11 +90,13 @@ class Case:
         name: str = "",
         **inputs: tuple[int, ...] | np.ndarray,
     ):
+        reference = _old_name(inputs, "witness", "reference", reference)
+        reference_config = _old_name(inputs, "witness_config", "reference_config", reference_config)
         self.flax_class, self.config, self.inputs = flax_class, config, inputs
-        if made_by and not witness:
-            raise ValueError(f"made_by={made_by!r} makes a witness; name it by witness= too.")
-        self.witness, self.made_by = witness or _twin_of(flax_class), made_by
-        self.witness_config = config if witness_config is None else witness_config
+        if made_by and not reference:
+            raise ValueError(f"made_by={made_by!r} builds a reference; name it by reference= too.")
+        self.reference, self.made_by = reference or _twin_of(flax_class), made_by
+        self.reference_config = config if reference_config is None else reference_config
         self.flax_call, self.torch_call = flax_call or _call, torch_call or _call
         self.rules, self.train, self.seed, self.dtypes = tuple(rules), train, seed, tuple(dtypes)
         self.constants = (constants,) if isinstance(constants, str) else tuple(constants)
@@ -108,10 +111,10 @@ class Case:
 
     @property
     def proven_equal_to(self) -> str:
-        """The witness as a table shows it: its package and name."""
-        package, _, name = self.witness.rpartition(".")
+        """The reference as a table shows it: its package and name."""
+        package, _, name = self.reference.rpartition(".")
         return (
-            f"{package.split('.')[0]}.{name}" if package.startswith("torch_ref") else self.witness
+            f"{package.split('.')[0]}.{name}" if package.startswith("torch_ref") else self.reference
         )
 
     @property
@@ -148,12 +151,16 @@ class Case:
         return self.flax_class(**config)
 
     def torch_module(self) -> Any:
-        """A new torch module; a function as a witness is wrapped in one without parameters."""
+        """A new torch module; a function as a reference is wrapped in one without parameters."""
         if self.made_by is not None:
-            return _is_module(_imported(self.made_by)(**_config(self.witness_config)), self.made_by)
-        witness = _imported(self.witness)
+            return _is_module(
+                _imported(self.made_by)(**_config(self.reference_config)), self.made_by
+            )
+        reference = _imported(self.reference)
         return (
-            witness(**_config(self.witness_config)) if isinstance(witness, type) else _wrap(witness)
+            reference(**_config(self.reference_config))
+            if isinstance(reference, type)
+            else _wrap(reference)
         )
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -164,7 +171,7 @@ class Case:
         }
 
     def record(self, file: str | PathLike[str]) -> Path:
-        """Writes the results of the witness to a file; `report(recording=...)` then needs no torch.
+        """Records the reference's results; `report(recording=...)` then needs no torch.
 
         Args:
           file: to write, `.safetensors`.
@@ -204,16 +211,16 @@ class Case:
         if not live:
             return golden.replay(self, self.dtypes, eager)
         try:
-            witness = self.torch_module()
+            reference = self.torch_module()
         except ModuleNotFoundError as error:
             if not _is_not_installed(error) or self.seed != self._first_seed:
                 raise
             return self._replayed(error, eager)
-        return self._compared(witness, eager, self.torch_call, self.decode)
+        return self._compared(reference, eager, self.torch_call, self.decode)
 
     def _replayed(self, missing: ModuleNotFoundError, eager: bool) -> Report:
-        """The comparison with the record, since the witness is not installed."""
-        why = f"{self.witness} cannot be imported here ({missing})"
+        """The comparison with the record, since the reference is not installed."""
+        why = f"{self.reference} cannot be imported here ({missing})"
         try:
             report = golden.replay(self, self.dtypes, eager)
         except ParityError as error:
@@ -221,10 +228,10 @@ class Case:
         return replace(report, replayed=f"compared with recorded results: {why}")
 
     def _compared(
-        self, witness: Any, eager: bool, torch_call: Call | None, decode: Decode | None
+        self, reference: Any, eager: bool, torch_call: Call | None, decode: Decode | None
     ) -> Report:
         return compare(
-            witness,
+            reference,
             self.flax_module(),
             kwargs=self.arrays(),
             dtypes=self.dtypes,
@@ -288,11 +295,20 @@ def _is_not_installed(error: ModuleNotFoundError) -> bool:
     return bool(package) and find_spec(package) is None
 
 
+def _old_name(inputs: dict[str, Any], old: str, new: str, value: Any) -> Any:
+    """The value of an argument, also under its name of the last release, with a warning."""
+    if old not in inputs or isinstance(inputs[old], tuple | np.ndarray):
+        return value
+    text = f"Case({old}=) is now {new}=; the old name will be removed in the next release."
+    warnings.warn(text, DeprecationWarning, stacklevel=3)
+    return inputs.pop(old)
+
+
 def _twin_of(flax_class: type) -> str:
-    """The witness of a layer of this library, which is the only one to have such a twin."""
-    if not is_ours(flax_class):
+    """Import path of the PyTorch twin of one of this library's layers."""
+    if not is_from_this_library(flax_class):
         raise ValueError(
-            f'Case({flax_class.__name__}) needs witness="package.Class"; '
+            f'Case({flax_class.__name__}) needs reference="package.Class"; '
             "only flax_attn's own layers have twins."
         )
     return f"torch_ref.{flax_class.__module__.rpartition('.')[2]}.{flax_class.__name__}"

@@ -1,4 +1,4 @@
-"""The certificate: one line for each variant and witness, from the reports of its cases."""
+"""The certificate: one line for each variant and reference, from the reports of its cases."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -17,7 +17,7 @@ SOME = ("devices", "decoded", "float32", "bfloat16")  # columns that are shown i
 
 @dataclass
 class Line:
-    """All reports of one variant against one witness, and over which devices they were made."""
+    """All reports of one variant against one reference, and over which devices they were made."""
 
     variant: str
     proven_equal_to: str
@@ -36,7 +36,7 @@ class Line:
 
     @property
     def replayed(self) -> bool:
-        """Whether recorded results stood in for a witness that is not installed."""
+        """Whether recorded results stood in for a reference that is not installed."""
         return any(report.replayed for report in self.reports)
 
     @property
@@ -73,12 +73,14 @@ class Line:
 
 
 def lines(reports: Iterable[tuple[str, str, Report]]) -> list[Line]:
-    """One line for each variant and witness, in order of appearance."""
-    by_witness: dict[tuple[str, str], Line] = {}
-    for variant, witness, report in reports:
-        by_witness.setdefault((variant, witness), Line(variant, witness)).reports.append(report)
-    order = {variant: i for i, variant in enumerate(dict.fromkeys(v for v, _ in by_witness))}
-    return sorted(by_witness.values(), key=lambda line: order[line.variant])
+    """One line for each variant and reference, in order of appearance."""
+    by_reference: dict[tuple[str, str], Line] = {}
+    for variant, reference, report in reports:
+        by_reference.setdefault((variant, reference), Line(variant, reference)).reports.append(
+            report
+        )
+    order = {variant: i for i, variant in enumerate(dict.fromkeys(v for v, _ in by_reference))}
+    return sorted(by_reference.values(), key=lambda line: order[line.variant])
 
 
 def table(lines: Sequence[Line], width: int, strict: bool = False) -> Table:
@@ -133,7 +135,7 @@ def _flat(headings: Sequence[str], rows: Rows) -> Table:
 
 
 def _stacked(headings: Sequence[str], rows: Rows, width: int, needed: Sequence[int]) -> Table:
-    """Variants in lines of their own, witnesses below them; numbers one space apart."""
+    """Variants in lines of their own, references below them; numbers one space apart."""
     *numbers, verdicts = needed
     left = width - sum(numbers) - len(needed)
     longest = max(len(name) for cells, _ in rows for name in (cells[0], f" {cells[1]}"))
@@ -145,18 +147,18 @@ def _stacked(headings: Sequence[str], rows: Rows, width: int, needed: Sequence[i
         shown.add_column(heading, justify="right", width=number, no_wrap=True)
     shown.add_column("", width=verdicts)
     before = None
-    for (variant, witness, *cells, verdict), style in rows:
+    for (variant, reference, *cells, verdict), style in rows:
         if variant != before:
-            shown.add_row(folded(variant, names))
-        shown.add_row(folded(witness, names, " "), *cells, Text(verdict, style))
+            shown.add_row(wrap_name(variant, names))
+        shown.add_row(wrap_name(reference, names, " "), *cells, Text(verdict, style))
         before = variant
     return shown
 
 
-def folded(name: str, width: int, indent: str = "") -> str:
+def wrap_name(name: str, width: int, indent: str = "") -> str:
     """A name in lines of a width, broken after its dots, commas and underscores where it can be.
 
-    >>> print(folded("torch.nn.functional.scaled_dot_product_attention", 28, "  "))
+    >>> print(wrap_name("torch.nn.functional.scaled_dot_product_attention", 28, "  "))
       torch.nn.functional.
       scaled_dot_product_
       attention
@@ -198,10 +200,10 @@ def footer(
     )
 
 
-def not_tried(cases: int, variants: int, seconds: float) -> str:
+def remaining_text(cases: int, variants: int, seconds: float) -> str:
     """What the fixed set leaves to `--all`, in one line.
 
-    >>> print(not_tried(436, 53, 2400.0).partition(";")[0])
+    >>> print(remaining_text(436, 53, 2400.0).partition(";")[0])
     Not tried: 436 more cases of 53 variants, float32 and bfloat16
     """
     counts = f"{plural(cases, 'more case')} of {plural(variants, 'variant')}"

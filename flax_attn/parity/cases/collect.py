@@ -20,7 +20,7 @@ class Listed(NamedTuple):
 
     Attributes:
       package, module, at: whose list it is, and the place there.
-      variant, witness, title: of the case; the title is its text.
+      variant, reference, title: of the case; the title is its text.
       name: that was given to it, or "".
       of: the name of its Flax class.
     """
@@ -29,7 +29,7 @@ class Listed(NamedTuple):
     module: str
     at: int
     variant: str
-    witness: str
+    reference: str
     title: str
     name: str = ""
     of: str = ""
@@ -85,7 +85,7 @@ def cases_in(package: str, module: str) -> "list[Case]":
         if case.home.package != package:
             home = sys.modules[case.home.module] if _is_listed(case, package) else imported
             case.home = Home(home.__name__, getattr(home, "__file__", None) or "", package)
-    _tell_apart(module, cases)
+    _add_class_names(module, cases)
     return list(cases)
 
 
@@ -113,7 +113,7 @@ def select(cases: Sequence[Listed], names: Sequence[str], loosely: bool = False)
     """
     if not names:
         return list(cases)
-    chosen = {case for name in names for case in _meant(cases, name, loosely)}
+    chosen = {case for name in names for case in _matching(cases, name, loosely)}
     return [case for case in cases if case in chosen]
 
 
@@ -131,7 +131,7 @@ def letters(name: str) -> str:
     return name.replace("-", "").replace("_", "").lower()
 
 
-def _meant(cases: Sequence[Listed], name: str, loosely: bool) -> list[Listed]:
+def _matching(cases: Sequence[Listed], name: str, loosely: bool) -> list[Listed]:
     if not letters(name):
         return []
     ways = [
@@ -152,7 +152,7 @@ def _is_listed(case: "Case", package: str) -> bool:
     return name.startswith(f"{package}.") and any(case is other for other in cases)
 
 
-def _tell_apart(module: str, cases: "Sequence[Case]") -> None:
+def _add_class_names(module: str, cases: "Sequence[Case]") -> None:
     """Of cases with one name the Flax classes are told, if they are different."""
     for second_pass in (False, True):
         by_title: dict[str, list[Case]] = {}

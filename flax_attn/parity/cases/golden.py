@@ -37,7 +37,7 @@ from ..sides.pair import Names, Pair, canonical, matches
 from ..sides.run import Request, Run, is_floating, rounded
 from ..sides.steps import FlaxSteps, decoded, joined, output_of
 from ..versions import versions
-from .home import LIBRARY, Home, is_ours
+from .home import LIBRARY, Home, is_from_this_library
 
 Call = Callable[..., Any]
 SKETCH = 48
@@ -120,7 +120,7 @@ def path_of(case: Recorded) -> Path:
 
 def _read_from(case: Recorded) -> Path:
     """The file that is read: this library's own for its layers in a case that stands in no file."""
-    if is_ours(case.flax_class) and not case.home.stands:
+    if is_from_this_library(case.flax_class) and not case.home.stands:
         return LIBRARY / "flax_attn" / "goldens" / f"{case.variant}.npz"
     return path_of(case)
 
@@ -169,16 +169,16 @@ def replay(case: Recorded, dtypes: Sequence[str], eager: bool) -> Report:
     Raises:
       ParityError: if the case was not recorded, in one of `dtypes`, or its record is damaged.
     """
-    path, again = _read_from(case), f"`{_record_command(case)}` where torch is installed"
-    stored, meta = _load(path, again)
+    path, command = _read_from(case), f"`{_record_command(case)}` where torch is installed"
+    stored, meta = _load(path, command)
     title = next((title for title in case.titles if title in meta["cases"]), None)
     if title is None:
-        raise ParityError(f"{case} is not recorded in {path.name}: run {again}.")
+        raise ParityError(f"{case} is not recorded in {path.name}: run {command}.")
     entry = meta["cases"][title]
-    sources = _checked(entry, stored, f"{path}, the record of {case},", again)
+    sources = _checked(entry, stored, f"{path}, the record of {case},", command)
     missing = [dtype for dtype in dtypes if dtype not in entry["results"]]
     if missing:
-        raise ParityError(f"{case} is not recorded in {', '.join(missing)}: run {again}.")
+        raise ParityError(f"{case} is not recorded in {', '.join(missing)}: run {command}.")
     module = case.flax_module()
     plan = make_plan(sources, module, case.rules)
     values = draw.parameters(case.seed, sources)
@@ -192,7 +192,7 @@ def replay(case: Recorded, dtypes: Sequence[str], eager: bool) -> Report:
             rows += _judge(run, *known, dtype, mode)
             if case.decode is not None and dtype == dtypes[0] and mode == "jit":
                 steps = FlaxSteps(side, weights, case.decode)
-                rows += _judged_steps(steps, run, list(_pieces(*known)), f"{case}", again)
+                rows += _judged_steps(steps, run, list(_pieces(*known)), f"{case}", command)
     recorded = meta["versions"]
     return Report(
         str(case),
@@ -209,7 +209,7 @@ def _record_command(case: Recorded) -> str:
     return f"flax-attn parity --record {case.variant}{package}"
 
 
-def _load(path: Path, again: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def _load(path: Path, command: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """A file's arrays and what is written about them; nothing if there is no file."""
     if not path.exists():
         return {}, {"cases": {}}
@@ -220,15 +220,15 @@ def _load(path: Path, again: str) -> tuple[dict[str, np.ndarray], dict[str, Any]
         known = isinstance(meta["cases"], dict) and isinstance(meta["versions"]["torch"], str)
         file_format = meta.get("format", FORMAT)
     except DAMAGE as error:
-        raise ParityError(_damaged(str(path), error, again)) from error
+        raise ParityError(_damaged(str(path), error, command)) from error
     if file_format != FORMAT or not known:
         what = f"of format {file_format!r}" if file_format != FORMAT else "of no known format"
         raise ParityError(
             f"{path} is {what}, written by another version of flax_attn; this one reads format "
-            f"{FORMAT}: run {again}."
+            f"{FORMAT}: run {command}."
         )
     if meta.get("digest", "none") not in ("none", _digest(stored, meta)):
-        raise ParityError(_damaged(str(path), ValueError(CHANGED), again))
+        raise ParityError(_damaged(str(path), ValueError(CHANGED), command))
     return stored, meta
 
 
@@ -245,7 +245,7 @@ def _digest(arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def _checked(entry: Any, stored: dict[str, np.ndarray], what: str, again: str) -> list[Source]:
+def _checked(entry: Any, stored: dict[str, np.ndarray], what: str, command: str) -> list[Source]:
     """The described tensors of a case, after a look at all else that is written of it."""
     try:
         sources = [Source.from_json(fields) for fields in entry["sources"]]
@@ -266,14 +266,14 @@ def _checked(entry: Any, stored: dict[str, np.ndarray], what: str, again: str) -
                 raise ValueError(f"NaN or Inf is among its numbers of {dtype}")
             _ = result["keeps"], result["outputs"]
     except DAMAGE as error:
-        raise ParityError(_damaged(what, error, again)) from error
+        raise ParityError(_damaged(what, error, command)) from error
     return sources
 
 
-def _damaged(what: str, error: Exception, again: str) -> str:
-    said = " ".join(str(error).split()) or type(error).__name__
-    why = f"{said} is missing" if isinstance(error, KeyError) else said
-    return f"{what} is damaged ({why}): run {again}."
+def _damaged(what: str, error: Exception, command: str) -> str:
+    message = " ".join(str(error).split()) or type(error).__name__
+    why = f"{message} is missing" if isinstance(error, KeyError) else message
+    return f"{what} is damaged ({why}): run {command}."
 
 
 def _request(case: Recorded, dtype: str) -> Request:
@@ -289,33 +289,33 @@ def _record_case(case: Recorded) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     original = Live(torch_module, case.torch_call, _request(case, "float64"))
     pair = make_pair(original, module, options)
     for dtype in case.dtypes:
-        _, (got, torchs, truth) = next(pair.run(dtype, ["jit"]))
+        _, (got, torch_run, truth) = next(pair.run(dtype, ["jit"]))
         facts, pieces = [], []
-        entries = _results(got, torchs, truth, pair.names, dtype)
+        entries = _results(got, torch_run, truth, pair.names, dtype)
         if case.decode is not None and case.decode.torch and dtype == case.dtypes[0]:
-            runs = got, torchs, truth
+            runs = got, torch_run, truth
             entries = itertools.chain(entries, _steps(pair, case.decode, runs, dtype))
         for kind, name, want, scale, error in entries:
             pieces.append(sketch(name, want, _filled(kind, dtype)))
             facts.append([kind, name, int(pieces[-1].size), scale, error])
-        results[dtype] = {"facts": facts, "keeps": _print_of(got), "outputs": structure(torchs)}
+        results[dtype] = {"facts": facts, "keeps": _print_of(got), "outputs": structure(torch_run)}
         arrays[dtype] = np.concatenate(pieces)
     sources = [source.to_json() for source in original.sources]
     return {"sources": sources, "results": results}, arrays
 
 
-def _results(got: Run, torchs: Run, truth: Run, names: Names, dtype: str):
+def _results(got: Run, torch_run: Run, truth: Run, names: Names, dtype: str):
     """Kind, name, value, scale and torch's own error of all that is kept."""
     if dtype == "float64":
         for _, flax_name, match in matches(got, truth, names):
             yield "tap", flax_name, match.value, None, None
     for name, want in truth.outputs.items():
         if is_floating(want):
-            sketches = sketch(name, torchs.outputs[name], dtype), sketch(name, want, dtype)
+            sketches = sketch(name, torch_run.outputs[name], dtype), sketch(name, want, dtype)
             yield "output", name, want, None, judge.error(*sketches)
         else:
-            yield "output", name, torchs.outputs[name], None, None
-    for name, want, scale, error in gradients(torchs, truth, names, dtype):
+            yield "output", name, torch_run.outputs[name], None, None
+    for name, want, scale, error in gradients(torch_run, truth, names, dtype):
         yield "gradient", name, want, scale, error
 
 
@@ -323,10 +323,10 @@ def _steps(pair: Pair, decode: Decode, runs: tuple[Run, Run, Run], dtype: str):
     """What torch's own steps gave for each cut, in the form of `_results`."""
     steps = decoded(pair, decode, runs, dtype, "jit")
     for cut in steps.cuts:
-        torchs, want = (joined(x[cut].outputs, steps.axis) for x in (steps.torchs, steps.truth))
-        assert torchs is not None and want is not None  # each step has the rows of its tokens
+        torch_steps, want = (joined(x[cut].outputs, steps.axis) for x in (steps.torch, steps.truth))
+        assert torch_steps is not None and want is not None  # each step has the rows of its tokens
         name = name_of(cut)
-        sketches = sketch(name, torchs, dtype), sketch(name, want, dtype)
+        sketches = sketch(name, torch_steps, dtype), sketch(name, want, dtype)
         yield "decode", name, want, None, judge.error(*sketches)
 
 
@@ -372,19 +372,19 @@ def _judge(run: Run, stored: dict[str, Any], numbers: np.ndarray, dtype: str, mo
         yield Row(name, kind, dtype, mode, verdict)
 
 
-def _judged_steps(steps: FlaxSteps, run: Run, pieces: list, what: str, again: str):
+def _judged_steps(steps: FlaxSteps, run: Run, pieces: list, what: str, command: str):
     """Flax's steps against torch's, or against its full forward pass, as they were recorded; and in
     float64 against Flax's own, which tells the step that differs first."""
     dtype, mode = steps.side.dtype, "jit" if steps.side.jit else "eager"
     axis = steps.axes[steps.first]
     output = output_of(run.outputs, steps.tokens, axis)
-    kept = {(kind, name): (torch_error, want) for kind, name, _, torch_error, want in pieces}
+    by_name = {(kind, name): (torch_error, want) for kind, name, _, torch_error, want in pieces}
     for cut in steps.decode.checked(steps.request.arrays()):
         outputs = steps.run(cut).outputs
         kind, name = ("decode", name_of(cut)) if steps.decode.torch else ("output", output)
-        if (kind, name) not in kept:
-            raise ParityError(f"{what} is not recorded step by step ({cut}): run {again}.")
-        (torch_error, want), value = kept[kind, name], joined(outputs, axis)
+        if (kind, name) not in by_name:
+            raise ParityError(f"{what} is not recorded step by step ({cut}): run {command}.")
+        (torch_error, want), value = by_name[kind, name], joined(outputs, axis)
         got = np.full(want.size, np.nan) if value is None else sketch(name, value, dtype)
         if dtype == "float64":
             verdict = judge.same_function(got, want)

@@ -62,11 +62,11 @@ class Home(NamedTuple):
 
     def is_own(self, flax_class: type) -> bool:
         """Whether this library's own tests hold the case, and the library its class."""
-        ours = is_ours(flax_class) and self.stands
-        return ours and self.folder == LIBRARY / "parity_tests"
+        from_library = is_from_this_library(flax_class) and self.stands
+        return from_library and self.folder == LIBRARY / "parity_tests"
 
 
-def is_ours(flax_class: type) -> bool:
+def is_from_this_library(flax_class: type) -> bool:
     """Whether a class is one of this library's."""
     return flax_class.__module__.partition(".")[0] == "flax_attn"
 
@@ -98,8 +98,10 @@ def file_of(name: str) -> File | None:
     if not is_file and not (Path(name).name != name and _is_package(path)):
         return None
     if is_file and not path.is_file():
-        near = get_close_matches(path.name, [file.name for file in path.parent.glob("*.py")], 1)
-        raise ValueError(f"There is no file {name}{f': did you mean {near[0]}?' if near else '.'}")
+        similar = get_close_matches(path.name, [file.name for file in path.parent.glob("*.py")], 1)
+        raise ValueError(
+            f"There is no file {name}{f': did you mean {similar[0]}?' if similar else '.'}"
+        )
     folder, parts = path.parent, [path.stem if is_file else path.name]
     while _is_package(folder):
         folder, parts = folder.parent, [folder.name, *parts]

@@ -24,15 +24,15 @@ from .collect import Listed
 HEADINGS = ("layer", "equal to", "backends", "devices", "params")
 HEADINGS += ("float64", "grads", "decoded", "float32", "bfloat16", "verdict")
 SHORT = ("layer", "equal to", "worst error", "verdict")
-FULL_MARKS = _markdown.between(
+FULL_MARKS = _markdown.text_between(
     r"<!-- certificate(?:; short form in (?P<short>\S+))? -->", "<!-- end of certificate -->"
 )
-SHORT_MARKS = _markdown.between(
+SHORT_MARKS = _markdown.text_between(
     r"<!-- short certificate(?: of (?P<layers>[\w, ]+))? -->", "<!-- end of short certificate -->"
 )
 
 
-class About(NamedTuple):
+class PageFacts(NamedTuple):
     """What a row says beside what the reports tell.
 
     Attributes:
@@ -54,11 +54,11 @@ def layers(cases: Iterable[Listed]) -> dict[str, str]:
     return {variant: ", ".join(dict.fromkeys(classes)) for variant, classes in names.items()}
 
 
-def markdown(lines: Iterable[Line], about: Mapping[str, About]) -> str:
-    """The table with all columns: one row a variant, torch's own witnesses first.
+def markdown(lines: Iterable[Line], about: Mapping[str, PageFacts]) -> str:
+    """The table with all columns: one row a variant, torch's own references first.
 
     Args:
-      lines: the certificate's, one for each variant and witness.
+      lines: the certificate's, one for each variant and reference.
       about: by variant; one that is missing stands under its own name.
     """
     variants: dict[str, list[Line]] = {}
@@ -103,12 +103,12 @@ def joined(old: str, new: str) -> str:
     | a | 1 |
     | b | - |
     """
-    before, *kept = _markdown.cells(old)
+    before, *old_rows = _markdown.cells(old)
     headings = _markdown.cells(new)[0]
-    named = [dict(zip(before, row, strict=False)) for row in kept]
+    named = [dict(zip(before, row, strict=False)) for row in old_rows]
     same = {
         row[0]: [cells.get(name, "-") for name in headings]
-        for row, cells in zip(kept, named, strict=True)
+        for row, cells in zip(old_rows, named, strict=True)
     }
     return _written(headings, (same | rows(new)).values())
 
@@ -119,7 +119,7 @@ def has_marks(path: Path) -> bool:
     return bool(FULL_MARKS.search(text) or SHORT_MARKS.search(text))
 
 
-def check(path: Path, asked: Sequence[Listed], known: Sequence[Listed]) -> None:
+def check(path: Path, cases: Sequence[Listed], known: Sequence[Listed]) -> None:
     """Refuses, before the work, what could not be written to a page with marks.
 
     Args:
@@ -140,12 +140,12 @@ def check(path: Path, asked: Sequence[Listed], known: Sequence[Listed]) -> None:
         )
     if marks is None:
         return
-    if marks["short"] and not SHORT_MARKS.search(_text(_beside(path, marks["short"]))):
+    if marks["short"] and not SHORT_MARKS.search(_text(_relative_page(path, marks["short"]))):
         raise ValueError(
-            f"{path} says that {_beside(path, marks['short'])} holds its short form, but that "
+            f"{path} says that {_relative_page(path, marks['short'])} holds its short form, but "
             "page has no '<!-- short certificate -->' and '<!-- end of short certificate -->'."
         )
-    wanted = Counter((case.package, case.variant) for case in asked)
+    wanted = Counter((case.package, case.variant) for case in cases)
     every = Counter((case.package, case.variant) for case in known)
     for place, count in wanted.items():
         if count < every[place]:
@@ -176,7 +176,7 @@ def write(path: Path, table: str, whole: bool) -> list[Path]:
     path.write_text(_markdown.fill(text, FULL_MARKS, table), "utf-8")
     if not marks["short"]:
         return [path]
-    other = _beside(path, marks["short"])
+    other = _relative_page(path, marks["short"])
     text = _text(other)
     marks = SHORT_MARKS.search(text)
     if marks:
@@ -186,14 +186,14 @@ def write(path: Path, table: str, whole: bool) -> list[Path]:
     return [path, other]
 
 
-def _row(lines: Sequence[Line], about: Mapping[str, About]) -> list[str]:
+def _row(lines: Sequence[Line], about: Mapping[str, PageFacts]) -> list[str]:
     variant = lines[0].variant
-    layer, backends, devices = about.get(variant, About(variant))
-    witnesses = [line.proven_equal_to for line in lines]
+    layer, backends, devices = about.get(variant, PageFacts(variant))
+    references = [line.proven_equal_to for line in lines]
     whole = Line(variant, "", [report for line in lines for report in line.reports])
     return [
         layer,
-        "; ".join(sorted(witnesses, key=lambda name: not name.startswith("torch."))),
+        "; ".join(sorted(references, key=lambda name: not name.startswith("torch."))),
         backends,
         devices,
         str(max(report.params for report in whole.reports)),
@@ -214,16 +214,16 @@ def _short_row(row: Sequence[str]) -> list[str]:
     return [cells["layer"], equal_to, worst, cells["verdict"]]
 
 
-def _short_name(witness: str) -> str:
-    """A witness without the modules between its package and its class; torch's paths stay whole.
+def _short_name(reference: str) -> str:
+    """A reference without the modules between its package and its class; torch's paths stay whole.
 
     >>> _short_name("transformers.models.t5.modeling_t5.T5Attention")
     'transformers.T5Attention'
     >>> _short_name("torch.nn.functional.scaled_dot_product_attention")
     'torch.nn.functional.scaled_dot_product_attention'
     """
-    parts = witness.split(".")
-    return witness if parts[0] == "torch" or len(parts) < 4 else f"{parts[0]}.{parts[-1]}"
+    parts = reference.split(".")
+    return reference if parts[0] == "torch" or len(parts) < 4 else f"{parts[0]}.{parts[-1]}"
 
 
 def _written(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -231,7 +231,7 @@ def _written(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return _markdown.table(headings, sorted(rows, key=lambda row: row[0]))
 
 
-def _beside(path: Path, name: str) -> Path:
+def _relative_page(path: Path, name: str) -> Path:
     """A page that another one names from where it stands."""
     return Path(os.path.normpath(path.parent / name))
 

@@ -17,18 +17,28 @@ def unknown_name(name: str, packages: Sequence[str], lists: Sequence[Sequence[Li
       packages: those that were named before it.
       lists: the cases of each of them, and of this library.
     """
-    *theirs, mine = lists
-    theirs = [case for cases in theirs for case in cases]
-    near = _nearest(name, _names(theirs)) or _nearest(name, [*_names(mine), *_modules_here()])
+    *package_cases, library_cases = lists
+    package_cases = [case for cases in package_cases for case in cases]
+    suggestion = _nearest(name, _names(package_cases)) or _nearest(
+        name, [*_names(library_cases), *_modules_here()]
+    )
     if packages:
-        has = listed(quoted(case.title) for case in theirs)
+        has = listed(quoted(case.title) for case in package_cases)
         text = f"{name!r} is neither a case of {' or '.join(packages)}, nor another package"
-        return f"{text}: did you mean {near}?" if near else f"{text}; the cases are: {has}."
+        return (
+            f"{text}: did you mean {suggestion}?"
+            if suggestion
+            else f"{text}; the cases are: {has}."
+        )
     text = (
         f"{name!r} is neither a package, nor a variant, nor a case of one that is named before it"
     )
-    variants = listed(dict.fromkeys(case.variant for case in mine))
-    return f"{text}: did you mean {near}?" if near else f"{text}; the variants are: {variants}."
+    variants = listed(dict.fromkeys(case.variant for case in library_cases))
+    return (
+        f"{text}: did you mean {suggestion}?"
+        if suggestion
+        else f"{text}; the variants are: {variants}."
+    )
 
 
 def _names(cases: Sequence[Listed]) -> list[str]:
@@ -45,7 +55,7 @@ def _modules_here() -> list[str]:
 
 def _nearest(name: str, names: Sequence[str]) -> str:
     """The name that is most alike, as a shell takes it; "" if none is."""
-    alike = {letters(known): known for known in reversed(names)}
-    matches = get_close_matches(letters(name), list(alike), 1, cutoff=0.7)
-    near = alike[matches[0]] if matches else ""
-    return quoted(near) if "[" in near else near
+    by_letters = {letters(known): known for known in reversed(names)}
+    matches = get_close_matches(letters(name), list(by_letters), 1, cutoff=0.7)
+    suggestion = by_letters[matches[0]] if matches else ""
+    return quoted(suggestion) if "[" in suggestion else suggestion

@@ -87,10 +87,10 @@ class Job(NamedTuple):
 
 
 def jobs(cases: Sequence[Listed], live: bool, seed: int | None = None) -> list[Job]:
-    """One job a case; the first of each variant and witness runs eagerly too."""
+    """One job a case; the first of each variant and reference runs eagerly too."""
     queue, lines = [], set()
     for case in cases:
-        line = (case.variant, case.witness)
+        line = (case.variant, case.reference)
         queue.append(Job(case, live, line not in lines, seed))
         lines.add(line)
     return queue
@@ -100,8 +100,8 @@ def short(wanted: Sequence[Job]) -> list[Job]:
     """One job for each variant of `FIXED`, in its order: its first case, in float64 under jit."""
     first: dict[str, Job] = {}
     for job in wanted:
-        variant, witness = job.listed.variant, job.listed.witness
-        if ORIGINALS.get(variant, witness) == witness:
+        variant, reference = job.listed.variant, job.listed.reference
+        if ORIGINALS.get(variant, reference) == reference:
             first.setdefault(variant, job)
     return [first[name]._replace(eager=False, short=True) for name in FIXED if name in first]
 
@@ -143,7 +143,7 @@ def record(
 
 
 def record_each(wanted: Sequence[tuple[Job, Path]], workers: Workers) -> Iterator[Path | Failure]:
-    """Records each job's witness whole, in a file of its own; yields the files in order."""
+    """Records each job's reference whole, in a file of its own; yields the files in order."""
     for (job, _), result in zip(wanted, workers.map(_record_one, wanted), strict=True):
         failed = isinstance(result, Failure)
         yield Failure(f"not recorded: {result.text}", job.listed.title) if failed else result

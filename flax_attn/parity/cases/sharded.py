@@ -1,4 +1,4 @@
-"""A case over several devices: its inputs are sharded, and its witness runs on one."""
+"""A case over several devices: its inputs are sharded, and its reference runs on one."""
 
 from collections.abc import Mapping
 from copy import copy

@@ -23,15 +23,15 @@ def may_have_cases(path: Path) -> bool:
     return any(map(_computes_a_name, _outside_functions(tree))) or _has_name(path, frozenset())
 
 
-def _has_name(path: Path, seen: frozenset[Path]) -> bool:
+def _has_name(path: Path, visited: frozenset[Path]) -> bool:
     """Whether the name stands in a file, or in one that it takes all names of."""
     tree = _tree(path)
-    if tree is None or path in seen:
+    if tree is None or path in visited:
         return False
     nodes = list(ast.walk(tree))
     stars = (n for n in nodes if isinstance(n, ast.ImportFrom) and n.names[0].name == "*")
     return any(map(_names_it, nodes)) or any(
-        _has_name(file, seen | {path}) for star in stars for file in _files(star, path)
+        _has_name(file, visited | {path}) for star in stars for file in _files(star, path)
     )
 
 

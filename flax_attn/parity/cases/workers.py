@@ -38,7 +38,7 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Last:
+class LastResult:
     """The result of a process that is to do nothing more: a kernel has broken its device, say."""
 
     result: Any
@@ -83,7 +83,7 @@ class Workers:
             worker.end()
         self._idle, self._busy = [], {}
 
-    def look_in(self, folder: str) -> None:
+    def add_path(self, folder: str) -> None:
         """Modules are looked for in a folder too, by those who start from now on."""
         self.folders = (folder, *self.folders)
         self._drop_idle()
@@ -105,13 +105,13 @@ class Workers:
         for at in range(len(items)):
             while at not in done:
                 while waiting and len(self._busy) < many:
-                    self._give(waiting.popleft(), work, items)
+                    self._assign(waiting.popleft(), work, items)
                 for worker, result in self._results():
                     i = self._busy.pop(worker)
-                    if isinstance(result, Last):
+                    if isinstance(result, LastResult):
                         done[i] = result.result
                         worker.end()
-                    elif not isinstance(result, _Death):
+                    elif not isinstance(result, _WorkerDied):
                         done[i] = result
                         self._keep(worker)
                     elif worker.served > 1:  # what it did before may have killed it: once more
@@ -121,14 +121,14 @@ class Workers:
                         done[i] = Failure(result.text)
             yield done.pop(at)
 
-    def _give(self, i: int, work: Callable[[A], B], items: Sequence[A]) -> None:
+    def _assign(self, i: int, work: Callable[[A], B], items: Sequence[A]) -> None:
         worker = self._idle.pop() if self._idle else self._new()
         try:
-            worker.give(work, items[i])
+            worker.assign(work, items[i])
         except OSError:  # it died while it waited
             worker.end()
             worker = self._new()
-            worker.give(work, items[i])
+            worker.assign(work, items[i])
         self._busy[worker] = i
 
     def _new(self) -> "_Worker":
@@ -156,7 +156,7 @@ class Workers:
 
 
 @dataclass(frozen=True)
-class _Death:
+class _WorkerDied:
     text: str
 
 
@@ -170,14 +170,14 @@ class _Worker:
 
     def __init__(self, folders: tuple[str, ...], settings: Mapping[str, str]) -> None:
         context = get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, folders, dict(settings)))
+        self.pipe, child_end = context.Pipe()
+        self.process = context.Process(target=_serve, args=(child_end, folders, dict(settings)))
         self.served, self.size = 0, 0
         with _without_interrupts(), _safe_path():
             self.process.start()
-        theirs.close()
+        child_end.close()
 
-    def give(self, work: Callable[..., Any], item: Any) -> None:
+    def assign(self, work: Callable[..., Any], item: Any) -> None:
         self.pipe.send((work, item))
         self.served += 1
 
@@ -191,8 +191,8 @@ class _Worker:
         self.end()
         code = self.process.exitcode or 0
         if code < 0:
-            return _Death(f"its process was killed by {_name_of(-code)}")
-        return _Death(f"it ended its process with exit code {code}")
+            return _WorkerDied(f"its process was killed by {_name_of(-code)}")
+        return _WorkerDied(f"it ended its process with exit code {code}")
 
     def end(self) -> None:
         """Waits for a process that is dead already, and kills one that is not."""
@@ -271,17 +271,19 @@ def _one_thread() -> None:
 
 def _error_text(error: BaseException) -> str:
     """What was raised and where, in one line: the last place that is not of this library."""
-    said = " ".join(str(error).split())
+    message = " ".join(str(error).split())
     if isinstance(error, SyntaxError) and error.filename:  # which is no place of a traceback
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
     if isinstance(error, SystemExit):
         text = f"it exited: sys.exit({error.code!r})"
     else:
-        text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+        text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     outside = [f for f in frames if not f.filename.startswith((HOME, IMPORTS, "<frozen"))]
-    theirs = [f for f in outside if "site-packages" not in f.filename] or outside
-    return text + (f" ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else "")
+    user_frames = [f for f in outside if "site-packages" not in f.filename] or outside
+    return text + (
+        f" ({user_frames[-1].filename}, line {user_frames[-1].lineno})" if user_frames else ""
+    )
 
 
 def _name_of(number: int) -> str:

@@ -27,7 +27,7 @@ def unused(local: Local) -> set[str]:
     return names
 
 
-def cleared(late: Sequence[Row], local: Local, rows: Sequence[Row]) -> set[str]:
+def unaffected(late: Sequence[Row], local: Local, rows: Sequence[Row]) -> set[str]:
     """Those of the places where a gradient is off in the replay alone.
 
     A parameter or an input has a comparison of its own. A tap is cleared if no gradient that failed
@@ -45,11 +45,11 @@ def cleared(late: Sequence[Row], local: Local, rows: Sequence[Row]) -> set[str]:
 def _explains(tap: str, failed: Iterable[str], local: Local) -> bool:
     """Whether a gradient that failed may come through a tap: that of an input, or of a parameter
     that belongs to no tap that the backward pass does not come to from there."""
-    behind, near = {tap}, [tap]
-    while near:
-        fed = local.feeds.get(near.pop(), frozenset()) - behind
+    behind, reached = {tap}, [tap]
+    while reached:
+        fed = local.feeds.get(reached.pop(), frozenset()) - behind
         behind |= fed
-        near += fed
+        reached += fed
     others = {_module(x) for x in local.run.taps} - {_module(x) for x in behind}
     return any(not any(name.startswith(f"{x}.") for x in others if x) for name in failed)
 

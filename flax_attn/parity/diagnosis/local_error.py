@@ -13,27 +13,30 @@ import numpy as np
 
 from .. import judge
 from ..report import Divergence, Report, Row, plural
-from ..rows.decoding import Held
+from ..rows.decoding import CutComparison
 from ..rows.values import STRUCTURE
 from ..sides.flax import Force
-from ..sides.match import as_in
+from ..sides.match import reuse_layouts
 from ..sides.pair import Names, Pair, matches
 from ..sides.run import Run, is_floating
 from ..sides.steps import Decoded
-from .backward import cleared, unused
+from .backward import unaffected, unused
 from .decoding import with_steps
 from .hints import attempt, backward_hint, hint, result_hint, state_hint
+from .hints.fault_trials import explains_all, fault_hint, other_stop_gradient
 from .hints.indices import arrived_wrong, other_indices
-from .hints.masks import blind
-from .hints.mistaken import explains_all, mistaken, stopped_otherwise
+from .hints.masks import fully_masked
 from .hints.settings import explained_settings, other_settings, padding_row, state_settings
-from .places import Between, Local, another_way, between, own_fault, rewritten
+from .places import Local, Span, between, equivalent_taps, harmless_taps, local_fault
 
 Runs = Mapping[tuple[str, str], tuple[Run, Run, Run]]
 
 
 def diagnosed(
-    pair: Pair, report: Report, runs: Runs, decoding: tuple[Decoded, Sequence[Held]] | None = None
+    pair: Pair,
+    report: Report,
+    runs: Runs,
+    decoding: tuple[Decoded, Sequence[CutComparison]] | None = None,
 ) -> Report:
     """The report with places: local errors, divergences, maps and hints.
 
@@ -68,9 +71,9 @@ def _placed(pair: Pair, report: Report, failed: list[Row], runs: Runs) -> Report
     plain, _, truth = runs["float64", mode]
     force = forces(plain, truth, pair.names)
     valued = any(row.kind in ("output", "exact") for row in failed)
-    other = set() if valued else rewritten(plain, truth, pair.names, force)
+    other = set() if valued else equivalent_taps(plain, truth, pair.names, force)
     local = Local.of(pair, mode, truth, {k: v for k, v in force.items() if k not in other})
-    other = another_way(local) if valued else other
+    other = harmless_taps(local) if valued else other
     away = other if valued else unused(local)
     local = local.without(away) if away else local
     wrong = [row for row in local.wrong() if row.name not in other] if valued else []
@@ -80,12 +83,12 @@ def _placed(pair: Pair, report: Report, failed: list[Row], runs: Runs) -> Report
     places = [place for _, place in value_places]
     places += [Divergence.of(row, "structure") for row in odd[:1]]
     arrived = [a for a in _gradients(local.run, truth, pair.names, mode) if a.row.name not in other]
-    innocent = cleared([a.row for a in arrived], local, report.rows)
-    backward = [a for a in arrived if a.row.name not in innocent]
+    right = unaffected([a.row for a in arrived], local, report.rows)
+    backward = [a for a in arrived if a.row.name not in right]
     late = [arrived for arrived in backward if arrived.row.verdict.differs]
-    notes = (*report.notes, *dict.fromkeys(plain.findings["casts"]), *_rewritten_note(other))
+    notes = (*report.notes, *dict.fromkeys(plain.findings["casts"]), *_equivalent_note(other))
     if not places:
-        places += [Divergence.of(a.row, "gradient", _looks_behind(local, plain, a)) for a in late]
+        places += [Divergence.of(a.row, "gradient", _gradient_hint(local, plain, a)) for a in late]
     elif late:
         also = plural(len(late), "place")
         notes += (f"gradients are also off at {also}: mend the values first",)
@@ -99,41 +102,41 @@ def _placed(pair: Pair, report: Report, failed: list[Row], runs: Runs) -> Report
     )
 
 
-def _values(local: Local, wrong: list[Row], plain: Run) -> list[tuple[Between | None, Divergence]]:
+def _values(local: Local, wrong: list[Row], plain: Run) -> list[tuple[Span | None, Divergence]]:
     """The places of rows that are wrong: steps whose inputs agree, and what lies between taps.
 
     What is given to several steps is told once, before the first of them; and a mistake with which
     torch returns just what Flax returns is the only one.
     """
-    places: list[tuple[Between | None, Divergence]] = []
-    seen: list[np.ndarray] = []
+    places: list[tuple[Span | None, Divergence]] = []
+    earlier: list[np.ndarray] = []
     for row in wrong:
         if arrived_wrong(local, row):
             continue
-        lies = between(local, row)
-        if lies is None:
-            looks = _looks_at(local, row)
-            places.append((None, Divergence.of(row, "value", looks)))
-        elif not any(np.array_equal(lies.got, x) for x in seen):
-            seen.append(lies.got)
-            looks = _looks(local, row, lies)
-            place = Divergence.of(lies.row, "between", looks)
-            places.append((lies, replace(place, advice=lies.advice)))
-        if lies is not None and (fault := own_fault(local, row)):
+        span = between(local, row)
+        if span is None:
+            description = _tap_hint(local, row)
+            places.append((None, Divergence.of(row, "value", description)))
+        elif not any(np.array_equal(span.got, x) for x in earlier):
+            earlier.append(span.got)
+            description = _span_hint(local, row, span)
+            place = Divergence.of(span.row, "between", description)
+            places.append((span, replace(place, advice=span.advice)))
+        if span is not None and (fault := local_fault(local, row)):
             odd, out = fault
             run = replace(local.run, taps={**local.run.taps, row.name: out})
-            looks = hint(odd, run, local.truth, local.pair.names)
-            places.append((None, Divergence.of(odd, "value", looks)))
+            description = hint(odd, run, local.truth, local.pair.names)
+            places.append((None, Divergence.of(odd, "value", description)))
         if explains_all(local, row.name, plain):
             return places[-1:]
     return places
 
 
-def _looks_at(local: Local, row: Row) -> str:
+def _tap_hint(local: Local, row: Row) -> str:
     """What a tap looks like: settings that explain it, its numbers, a mistake, other settings."""
-    for step in (explained_settings, other_indices, _numbers_of, mistaken, other_settings):
-        if looks := attempt(step.__name__, lambda step=step: step(local, row), ""):
-            return looks
+    for step in (explained_settings, other_indices, _numbers_of, fault_hint, other_settings):
+        if description := attempt(step.__name__, lambda step=step: step(local, row), ""):
+            return description
     return ""
 
 
@@ -141,59 +144,63 @@ def _numbers_of(local: Local, row: Row) -> str:
     return hint(row, local.run, local.truth, local.pair.names)
 
 
-def _looks(local: Local, row: Row, lies: Between) -> str:
+def _span_hint(local: Local, row: Row, span: Span) -> str:
     """What arrives between two taps looks like: a tap that torch alone has there, or the next."""
     truth, names = local.truth, local.pair.names
-    inputs = truth.calls[local.theirs[row.name]].inputs if row.name in local.theirs else {}
+    inputs = (
+        truth.calls[local.torch_names[row.name]].inputs if row.name in local.torch_names else {}
+    )
     want = inputs.get("0")
-    if lies.alone and (want is None or np.array_equal(truth.taps[lies.alone[-1]], want)):
-        flax_name = names.tap(lies.alone[-1])
-        run = replace(local.run, taps={**local.run.taps, flax_name: lies.got})
-        if looks := hint(replace(row, name=flax_name), run, truth, names):
-            return looks
-    looks = hint(row, local.run, truth, names) or hint(lies.row, local.run, truth, names)
-    return looks or attempt("mistaken", lambda: mistaken(local, row, lies), "")
+    if span.alone and (want is None or np.array_equal(truth.taps[span.alone[-1]], want)):
+        flax_name = names.tap(span.alone[-1])
+        run = replace(local.run, taps={**local.run.taps, flax_name: span.got})
+        if description := hint(replace(row, name=flax_name), run, truth, names):
+            return description
+    description = hint(row, local.run, truth, names) or hint(span.row, local.run, truth, names)
+    return description or attempt("fault_hint", lambda: fault_hint(local, row, span), "")
 
 
 def _with_places(
-    local: Local, other: set[str], places: list[tuple[Between | None, Divergence]]
+    local: Local, other: set[str], places: list[tuple[Span | None, Divergence]]
 ) -> Iterator[Row]:
     """The local rows, those of places between taps before the step behind them."""
-    lies = {between.step: between.row for between, _ in places if between is not None}
+    span = {between.step: between.row for between, _ in places if between is not None}
     for row in local.rows:
-        if row.name in lies:
-            yield lies[row.name]
+        if row.name in span:
+            yield span[row.name]
         if row.name not in other:
             yield row
 
 
-def _rewritten_note(other: set[str]) -> Iterator[str]:
+def _equivalent_note(other: set[str]) -> Iterator[str]:
     if other:
         yield f"computed another way inside, with the same result: {', '.join(sorted(other))}"
 
 
-def _looks_behind(local: Local, plain: Run, arrived: "Arrived") -> str:
+def _gradient_hint(local: Local, plain: Run, arrived: "Arrived") -> str:
     """What a gradient looks like."""
     name, got, want = arrived.row.name, arrived.got, arrived.want
-    looks = attempt("padding_row", lambda: padding_row(local, name, got, want), "")
-    looks = looks or backward_hint(got, want)
-    return looks or attempt("stopped_otherwise", lambda: stopped_otherwise(local, plain), "")
+    description = attempt("padding_row", lambda: padding_row(local, name, got, want), "")
+    description = description or backward_hint(got, want)
+    return description or attempt(
+        "other_stop_gradient", lambda: other_stop_gradient(local, plain), ""
+    )
 
 
 def _result(row: Row, local: Local, plain: Run) -> Divergence:
     """A result that differs where no place does."""
-    looks, truth, names = "", local.truth, local.pair.names
+    description, truth, names = "", local.truth, local.pair.names
     if row.kind == "state":
-        looks = attempt("state_settings", lambda: state_settings(local, row.name), "")
-        looks = looks or state_hint(row.name, plain, truth, names)
-    looks = result_hint(plain, truth, names) if row.kind == "output" else looks
-    return Divergence.of(row, "value" if row.kind == "output" else row.kind, looks)
+        description = attempt("state_settings", lambda: state_settings(local, row.name), "")
+        description = description or state_hint(row.name, plain, truth, names)
+    description = result_hint(plain, truth, names) if row.kind == "output" else description
+    return Divergence.of(row, "value" if row.kind == "output" else row.kind, description)
 
 
 def _narrow(pair: Pair, report: Report, failed: Row, runs: Runs) -> Report:
     """Where precision is lost: the first tap, in torch's call order, that is worse than torch's."""
     dtype, mode = failed.dtype, failed.mode
-    got, torchs, truth = runs[dtype, mode]
+    got, torch_run, truth = runs[dtype, mode]
     rows, other = [], _other_in_float64(pair, runs)
     wide = [
         each
@@ -201,10 +208,12 @@ def _narrow(pair: Pair, report: Report, failed: Row, runs: Runs) -> Report:
         if dtype_ == "float64"
         for each in matches(run, want, pair.names)
     ]
-    for name, flax_name, match in as_in(wide, got, truth) or matches(got, truth, pair.names, True):
-        if name in torchs.taps and flax_name not in other:
-            theirs = match.layout.value(torchs.taps[name]) * match.factor
-            verdict = judge.same_precision(got.taps[flax_name], theirs, match.value, dtype)
+    for name, flax_name, match in reuse_layouts(wide, got, truth) or matches(
+        got, truth, pair.names, True
+    ):
+        if name in torch_run.taps and flax_name not in other:
+            torch_value = match.layout.value(torch_run.taps[name]) * match.factor
+            verdict = judge.same_precision(got.taps[flax_name], torch_value, match.value, dtype)
             rows.append(Row(flax_name, "local", dtype, mode, verdict))
     wrong = [row for row in rows if row.verdict.differs] or [failed]
     places = (Divergence.of(wrong[0], "precision"),)
@@ -217,7 +226,7 @@ def _other_in_float64(pair: Pair, runs: Runs) -> set[str]:
     names: set[str] = set()
     for (dtype, _), (got, _, truth) in runs.items():
         if dtype == "float64":
-            names |= rewritten(got, truth, pair.names, got.taps)
+            names |= equivalent_taps(got, truth, pair.names, got.taps)
     return names
 
 
@@ -229,15 +238,17 @@ def forces(plain: Run, truth: Run, names: Names) -> dict[str, Force]:
             has_gradient = _is_own_gradient(truth, name)
             behind = match.gradient(truth.tap_gradients[name]) if has_gradient else None
             scores = truth.point(name) == "scores"
-            value = _with_own_fills(plain.taps[flax_name], match.value) if scores else match.value
+            value = _with_flax_fills(plain.taps[flax_name], match.value) if scores else match.value
             by_tap[flax_name] = Force(value, behind)
     return by_tap
 
 
-def _with_own_fills(got: np.ndarray, want: np.ndarray) -> np.ndarray:
+def _with_flax_fills(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     """Torch's scores, with Flax's own in rows that see nothing on both sides: what a softmax makes
     of -inf it does not make of -1e30, and no row of torch's tells what Flax would."""
-    nothing = blind(got) & blind(want) if got.shape == want.shape and got.size else False
+    nothing = (
+        fully_masked(got) & fully_masked(want) if got.shape == want.shape and got.size else False
+    )
     return np.where(nothing, got, want)
 
 

@@ -8,22 +8,22 @@ from itertools import islice
 import numpy as np
 from flax import nnx
 
-from ...weights.known_layers import LAYERS, held_at
+from ...weights.known_layers import LAYERS, get_path
 from .. import judge
 from ..repeated import together
 from ..report import Row
 from ..rows.values import taps
 from ..sides.flax import Force
 from ..sides.flow import feeds
-from ..sides.match import SCALED, counterparts, hidden, layouts, paired
-from ..sides.original import Tries
+from ..sides.match import SCALED_POINTS, hidden, layouts, match_value, matching_taps
+from ..sides.original import FaultTrials
 from ..sides.pair import Names, Pair
 from ..sides.run import Run, is_floating
 
 # How often two taps that feed one step are told apart by a run of their own.
 ROUNDS = 4
 # In how many layouts a layer is called alone.
-LAID = 6
+MAX_LAYOUTS = 6
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Local:
     truth: Run
     force: dict[str, Force]
     run: Run
-    mistaken: dict[str, Run] = field(default_factory=dict)
+    fault_hint: dict[str, Run] = field(default_factory=dict)
 
     @classmethod
     def of(cls, pair: Pair, mode: str, truth: Run, force: Mapping[str, Force]) -> "Local":
@@ -52,8 +52,8 @@ class Local:
 
     def without(self, names: set[str]) -> "Local":
         """The same with some taps left as Flax has them."""
-        kept = {name: force for name, force in self.force.items() if name not in names}
-        return Local.of(self.pair, self.mode, self.truth, kept)
+        others = {name: force for name, force in self.force.items() if name not in names}
+        return Local.of(self.pair, self.mode, self.truth, others)
 
     @cached_property
     def feeds(self) -> dict[str, frozenset[str]]:
@@ -62,9 +62,9 @@ class Local:
         return feeds(self.pair.flax("float64", "eager", self.force), weights)
 
     @cached_property
-    def tries(self) -> Tries | None:
+    def trials(self) -> FaultTrials | None:
         """Torch again, with mistakes in it."""
-        return self.pair.original.tries(self.truth)
+        return self.pair.original.trials(self.truth)
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -73,18 +73,18 @@ class Local:
         return [*tap_rows, *self._outputs()]
 
     @cached_property
-    def theirs(self) -> dict[str, str]:
+    def torch_names(self) -> dict[str, str]:
         """Torch's name of each tap of Flax that has one."""
-        return {flax_name: name for name, flax_name in self._counterparts[0].items()}
+        return {flax_name: name for name, flax_name in self._matching_taps[0].items()}
 
     @cached_property
     def shapes(self) -> frozenset[str]:
         """Torch's taps that Flax has in shapes that no layout brings together."""
-        return frozenset(self._counterparts[1])
+        return frozenset(self._matching_taps[1])
 
     @cached_property
-    def _counterparts(self) -> tuple[dict[str, str], dict[str, str]]:
-        return counterparts(self.run, self.truth, self.pair.names.tap)
+    def _matching_taps(self) -> tuple[dict[str, str], dict[str, str]]:
+        return matching_taps(self.run, self.truth, self.pair.names.tap)
 
     def wrong(self) -> list[Row]:
         """The rows that are not right."""
@@ -97,7 +97,7 @@ class Local:
                 yield Row(name, "local", "float64", self.mode, verdict)
 
 
-def another_way(local: Local) -> set[str]:
+def harmless_taps(local: Local) -> set[str]:
     """The forced taps that differ, yet make no difference: what is computed from them agrees.
 
     Left as Flax has them, what follows agrees with torch, or is what it is with torch's own value
@@ -110,13 +110,13 @@ def another_way(local: Local) -> set[str]:
     if not suspects or len(wrong) < 2:
         return set()
     free = alone.without(set(suspects))
-    harmless = {name for name in suspects if _harmless(name, local, free)}
+    harmless = {name for name in suspects if _is_harmless(name, local, free)}
     harmless |= _scaled(suspects, local, free)
     clusters = _clusters([name for name in suspects if name not in harmless], local.feeds)
     clusters = [cluster for cluster in clusters if len(cluster) > 1]
-    for members in list(_rounds(clusters))[:ROUNDS]:
+    for members in list(_one_per_cluster(clusters))[:ROUNDS]:
         free = alone.without(harmless | members)
-        harmless |= {name for name in members if _harmless(name, local, free)}
+        harmless |= {name for name in members if _is_harmless(name, local, free)}
     if harmless >= {*wrong}:
         return set()
     after = {row.name for row in alone.without(harmless).wrong()} if harmless else set()
@@ -132,11 +132,11 @@ def _scaled(suspects: list[str], local: Local, free: Local) -> set[str]:
     names = set()
     for name in suspects:
         after = [x for x in _following(name, local) if local.run.point(x) == "scores"]
-        if local.run.point(name) not in SCALED or not after:
+        if local.run.point(name) not in SCALED_POINTS or not after:
             continue
         by_head = _by_head(free.run.taps[name], local.force[name].value)
         if by_head is not None and all(
-            _multiplied(by_head, local, x) or _missed(local, free, x) for x in after
+            _multiplied(by_head, local, x) or _misses_term(local, free, x) for x in after
         ):
             names.add(name)
     return names
@@ -155,7 +155,7 @@ def _by_head(got: np.ndarray, want: np.ndarray) -> np.ndarray | None:
 
 def _multiplied(by_head: np.ndarray, local: Local, scores: str) -> bool:
     """Whether torch multiplies its product with just these numbers, or with their squares."""
-    call = local.truth.calls.get(local.theirs.get(scores, ""))
+    call = local.truth.calls.get(local.torch_names.get(scores, ""))
     factor = np.ones(())
     for step in call.steps if call else ():
         other = [np.ravel(np.asarray(x)) for x in step.others if x is not None][:1]
@@ -166,7 +166,7 @@ def _multiplied(by_head: np.ndarray, local: Local, scores: str) -> bool:
     return any(judge.same_function(by_head**power, factor, zero=True).ok for power in (1, 2))
 
 
-def _missed(local: Local, free: Local, scores: str) -> bool:
+def _misses_term(local: Local, free: Local, scores: str) -> bool:
     """Whether scores from torch's value lack what they have from Flax's own."""
     want = local.force[scores].value if scores in local.force else None
     if want is None:
@@ -174,12 +174,12 @@ def _missed(local: Local, free: Local, scores: str) -> bool:
     forced, unforced = (hidden(x.run.taps[scores]) for x in (local, free))
     if judge.same_function(unforced, forced, fill=True).ok:
         return False
-    seen = np.isfinite(forced) & np.isfinite(unforced) & np.isfinite(want)
-    made, lacks = unforced[seen] - forced[seen], want[seen] - forced[seen]
-    return bool(np.vdot(made, lacks).real > np.vdot(made, made).real / 2 > 0)
+    finite = np.isfinite(forced) & np.isfinite(unforced) & np.isfinite(want)
+    made, missing = unforced[finite] - forced[finite], want[finite] - forced[finite]
+    return bool(np.vdot(made, missing).real > np.vdot(made, made).real / 2 > 0)
 
 
-def _harmless(name: str, local: Local, free: Local) -> bool:
+def _is_harmless(name: str, local: Local, free: Local) -> bool:
     """Whether all that follows a tap agrees in a run in which it is Flax's own."""
     right = {row.name: not row.verdict.differs for row in free.rows}
     before, after = ({**x.run.taps, **x.run.outputs} for x in (local, free))
@@ -206,21 +206,21 @@ def _clusters(names: list[str], feeds: Mapping[str, frozenset[str]]) -> list[lis
     """Taps that feed the same step, or one the other, together."""
     groups = [{name} for name in names]
     for step, fed in feeds.items():
-        near = (fed & {*names}) | ({step} & {*names})
-        joined = [group for group in groups if group & near]
-        groups = [group for group in groups if not group & near]
+        cluster = (fed & {*names}) | ({step} & {*names})
+        joined = [group for group in groups if group & cluster]
+        groups = [group for group in groups if not group & cluster]
         groups += [set().union(*joined)] if joined else []
     return [[name for name in names if name in group] for group in groups]
 
 
-def _rounds(clusters: list[list[str]]) -> Iterator[set[str]]:
+def _one_per_cluster(clusters: list[list[str]]) -> Iterator[set[str]]:
     """One of each cluster at a time, those first that come last."""
     for i in range(1, max(map(len, clusters), default=0) + 1):
         yield {cluster[-i] for cluster in clusters if len(cluster) >= i}
 
 
 @dataclass(frozen=True)
-class Between:
+class Span:
     """A fault between two taps.
 
     Attributes:
@@ -240,41 +240,43 @@ class Between:
     advice: str
 
 
-def between(local: Local, row: Row) -> Between | None:
+def between(local: Local, row: Row) -> Span | None:
     """Where the fault is if what a step was given is wrong already; None if that is right."""
-    theirs = local.theirs.get(row.name)
+    torch_name = local.torch_names.get(row.name)
     if row.name in local.truth.outputs:
         return _before_output(local, row)
-    if theirs is None or row.name not in local.run.inputs:
+    if torch_name is None or row.name not in local.run.inputs:
         return None
-    arguments = local.truth.calls[theirs].inputs.items()
+    arguments = local.truth.calls[torch_name].inputs.items()
     wants = {name: x for name, x in arguments if is_floating(x)}
     inputs = [x for x in local.run.inputs[row.name] if is_floating(x)]
     for place, (name, want) in enumerate(wants.items()):
-        tried = inputs[place : place + 1] + inputs
-        met = [(x, match) for x in tried if (match := paired("", x, want)) is not None]
-        if met and not any(judge.same_function(x, m.value, zero=True).ok for x, m in met):
-            got, match = met[0]
-            alone = _alone(local, row.name, theirs)
+        candidates = inputs[place : place + 1] + inputs
+        matches = [
+            (x, match) for x in candidates if (match := match_value("", x, want)) is not None
+        ]
+        if matches and not any(judge.same_function(x, m.value, zero=True).ok for x, m in matches):
+            got, match = matches[0]
+            alone = _torch_only_taps(local, row.name, torch_name)
             return _make_between(local, row, got, match.value, alone, name)
     return None
 
 
-def own_fault(local: Local, row: Row) -> tuple[Row, np.ndarray] | None:
+def local_fault(local: Local, row: Row) -> tuple[Row, np.ndarray] | None:
     """A layer's fault of its own although it was given something wrong: its row, what it gives.
 
     It is called alone with what torch gave its counterpart, in each layout that may be meant.
     """
-    pair, theirs = local.pair, local.theirs.get(row.name, "")
-    layer = held_at(pair.flax_module, row.name.partition("#")[0])
+    pair, torch_name = local.pair, local.torch_names.get(row.name, "")
+    layer = get_path(pair.flax_module, row.name.partition("#")[0])
     inputs = [x for x in local.run.inputs.get(row.name, ()) if is_floating(x)]
-    call, force = local.truth.calls.get(theirs), local.force.get(row.name)
+    call, force = local.truth.calls.get(torch_name), local.force.get(row.name)
     wants = [x for x in call.inputs.values() if is_floating(x)] if call else []
     alone = isinstance(layer, LAYERS) and not pair.request.train and len(inputs) == len(wants) == 1
     if not alone or force is None:
         return None
     faults = []
-    for layout in islice(layouts("", inputs[0].shape, wants[0].shape), LAID):
+    for layout in islice(layouts("", inputs[0].shape, wants[0].shape), MAX_LAYOUTS):
         out = pair.layer_alone(row.name.partition("#")[0], layout.value(wants[0]))
         verdict = judge.same_function(out, force.value)
         if not verdict.differs:
@@ -283,9 +285,9 @@ def own_fault(local: Local, row: Row) -> tuple[Row, np.ndarray] | None:
     return min(faults, key=lambda one: one[0].verdict.error, default=None)
 
 
-def _before_output(local: Local, row: Row) -> Between | None:
+def _before_output(local: Local, row: Row) -> Span | None:
     """Before an output that torch has as a tap of its own, which Flax has not."""
-    alone = _alone(local, row.name, "")
+    alone = _torch_only_taps(local, row.name, "")
     want = local.truth.outputs[row.name]
     if not alone or not np.array_equal(local.truth.taps[alone[-1]], want):
         return None
@@ -299,12 +301,12 @@ def _make_between(
     want: np.ndarray,
     alone: tuple[str, ...],
     argument: str,
-) -> Between:
+) -> Span:
     first = _before(local, row.name) or "the input"
     verdict = judge.same_function(got, want)
     row = replace(row, name=f"between {first} and {row.name}", verdict=verdict)
     step = row.name.removeprefix(f"between {first} and ")
-    return Between(row, step, got, argument, alone, _advice(local.pair, step, alone))
+    return Span(row, step, got, argument, alone, _advice(local.pair, step, alone))
 
 
 def _before(local: Local, step: str) -> str | None:
@@ -313,12 +315,12 @@ def _before(local: Local, step: str) -> str | None:
     return next((name for name in reversed(local.run.taps) if name in fed), None)
 
 
-def _alone(local: Local, step: str, theirs: str) -> tuple[str, ...]:
+def _torch_only_taps(local: Local, step: str, torch_name: str) -> tuple[str, ...]:
     """Torch's taps between a step and the tap before it that Flax does not have, in order."""
     order, before = list(local.truth.taps), _before(local, step)
-    start = order.index(local.theirs[before]) + 1 if before in local.theirs else 0
-    end = order.index(theirs) if theirs else len(order)
-    known = {*local.theirs.values(), *local.shapes}
+    start = order.index(local.torch_names[before]) + 1 if before in local.torch_names else 0
+    end = order.index(torch_name) if torch_name else len(order)
+    known = {*local.torch_names.values(), *local.shapes}
     return tuple(
         name
         for name in order[start:end]
@@ -336,7 +338,7 @@ def _advice(pair: Pair, step: str, alone: tuple[str, ...]) -> str:
         owner = owner.rpartition(".")[0]
     flax_name = pair.names.tap(middle)
     inside = bool(owner) and flax_name.startswith(f"{owner}.")
-    where = f" in {type(held_at(pair.flax_module, owner)).__name__}" if inside else ""
+    where = f" in {type(get_path(pair.flax_module, owner)).__name__}" if inside else ""
     flax_name = flax_name.removeprefix(f"{owner}.") if inside else flax_name
     names = ", ".join(together(alone))
     return f"torch also has {names} there: tap('{flax_name}', ...){where} would tell"
@@ -344,11 +346,11 @@ def _advice(pair: Pair, step: str, alone: tuple[str, ...]) -> str:
 
 def _called(module: nnx.Module, path: str) -> bool:
     """Whether a module lies at a path that is itself called, as no list or dict of modules is."""
-    part = held_at(module, path)
+    part = get_path(module, path)
     return isinstance(part, nnx.Module) and callable(part)
 
 
-def rewritten(plain: Run, truth: Run, names: Names, force: Collection[str]) -> set[str]:
+def equivalent_taps(plain: Run, truth: Run, names: Names, force: Collection[str]) -> set[str]:
     """The taps that differ where no output does: each is another way to compute the same."""
     rows = taps(plain, truth, names, "float64", "")
     return {row.name for row in rows if row.verdict.differs and row.name in force}

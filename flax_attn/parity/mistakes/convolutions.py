@@ -14,11 +14,11 @@ def _convolution(op: Operation, named: Named) -> Mistakes:
     weight = op.args[1]
     kernel = named(weight) or "the kernel"
     if op.args[BIAS] is not None:
-        said = f"{named(op.args[BIAS]) or 'the bias'}, a bias, missing"
-        yield said, with_arguments({BIAS: None})
+        description = f"{named(op.args[BIAS]) or 'the bias'}, a bias, missing"
+        yield description, with_arguments({BIAS: None})
     if max(weight.shape[2:], default=1) > 1:
-        said = f"{kernel} mirrored: its places in reversed order"
-        yield said, _kernel(lambda w: w.flip(*range(2, w.ndim)))
+        description = f"{kernel} mirrored: its places in reversed order"
+        yield description, _kernel(lambda w: w.flip(*range(2, w.ndim)))
     if weight.ndim == 4 and weight.shape[2] == weight.shape[3] > 1:
         yield f"{kernel} transposed, rows for columns", _kernel(lambda w: w.transpose(2, 3))
     if weight.shape[0] == weight.shape[1] > 1:
@@ -27,11 +27,11 @@ def _convolution(op: Operation, named: Named) -> Mistakes:
     yield from _shifted(op)
 
 
-def _kernel(how: Callable[[Any], Any]) -> Change:
-    return lambda func, args, kwargs: func(args[0], how(args[1]), *args[2:], **kwargs)
+def _kernel(change: Callable[[Any], Any]) -> Change:
+    return lambda func, args, kwargs: func(args[0], change(args[1]), *args[2:], **kwargs)
 
 
-def _beside(what: str, flax: Sequence[int], torch: Sequence[int]) -> str:
+def _number_text(what: str, flax: Sequence[int], torch: Sequence[int]) -> str:
     one, two = (x[0] if len({*x}) == 1 else tuple(x) for x in (flax, torch))
     return f"another {what}: {one}, torch {two}"
 
@@ -44,12 +44,12 @@ def _other_numbers(op: Operation) -> Mistakes:
             new = [number] * len(sizes)
             if new == list(args[place]):
                 continue
-            said = _beside(what, new, args[place])
-            yield said, with_arguments({place: new})
+            description = _number_text(what, new, args[place])
+            yield description, with_arguments({place: new})
             more = [(n - d) * (k - 1) for n, d, k in zip(new, args[place], sizes, strict=True)]
             pad = [p + m // 2 for p, m in zip(args[PADDING], more, strict=True)]
             if place == DILATION and min(pad) >= 0 and not args[TRANSPOSED]:
-                yield said, with_arguments({DILATION: new, PADDING: pad})
+                yield description, with_arguments({DILATION: new, PADDING: pad})
 
 
 def _fronts(op: Operation) -> Mapping[tuple[int, ...], str]:
@@ -77,8 +77,8 @@ def _shifted(op: Operation) -> Mistakes:
     """More padding in front and less behind, or the other way round."""
     for front, name in _fronts(op).items():
         if list(front) != list(op.args[PADDING]) and min(front) >= 0:
-            said = _beside("padding in front", front, op.args[PADDING])
-            yield f"{name}shifted, {said}", _moved(front)
+            description = _number_text("padding in front", front, op.args[PADDING])
+            yield f"{name}shifted, {description}", _moved(front)
 
 
 def _moved(front: Sequence[int]) -> Change:

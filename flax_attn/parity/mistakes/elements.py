@@ -28,7 +28,7 @@ ACTIVATIONS = {
     "log": "the logarithm",
 }
 # What is taken for one another; the rest are only left out.
-ALIKE = ("softplus", "silu", "relu", "tanh", "sigmoid", "gelu", "elu", "exp")
+SIMILAR_ACTIVATIONS = ("softplus", "silu", "relu", "tanh", "sigmoid", "gelu", "elu", "exp")
 EPSILONS = (1e-3, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-12)
 SMALL = 0.1  # no number that is added and larger is an epsilon
 COMPARISONS = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt", "eq": "", "ne": ""}
@@ -47,26 +47,26 @@ def _activation(op: Operation, named: Named) -> Mistakes:
     """Another activation, or none."""
     import torch
 
-    torchs = ACTIVATIONS[op.name]
-    yield f"{torchs} left out, an activation missing", _operand(0)
+    torch_name = ACTIVATIONS[op.name]
+    yield f"{torch_name} left out, an activation missing", _operand(0)
     if op.name == "gelu":
         other = "none" if op.kwargs.get("approximate") == "tanh" else "tanh"
         form = "the tanh GELU" if other == "tanh" else "the exact GELU"
         yield f"{form} in the place of torch's", lambda f, a, k: f(a[0], approximate=other)
-    if op.name not in ALIKE:
+    if op.name not in SIMILAR_ACTIVATIONS:
         return
     functions: dict[str, Callable[[Any], Any]] = {
         ACTIVATIONS[name]: getattr(torch.nn.functional, name, None) or getattr(torch, name)
-        for name in ALIKE
+        for name in SIMILAR_ACTIVATIONS
     }
     functions |= {"-exp": lambda x: -torch.exp(x), "-tanh": lambda x: -torch.tanh(x)}
     functions["1 - the sigmoid, what is kept and what is new exchanged,"] = lambda x: (
         1 - torch.sigmoid(x)
     )
     for name, function in functions.items():
-        if name != torchs:
-            said = f"{name} in the place of {torchs}: another activation"
-            yield said, lambda func, args, kwargs, f=function: f(args[0])
+        if name != torch_name:
+            description = f"{name} in the place of {torch_name}: another activation"
+            yield description, lambda func, args, kwargs, f=function: f(args[0])
 
 
 def _operand(place: int) -> Change:
@@ -115,8 +115,8 @@ def _added(op: Operation, named: Named) -> Mistakes:
     gain = ": a gain or a scale of w, where torch's is 1 + w" if number == 1 else ""
     yield f"{number:g} not added{gain}", _operand(0)
     for by in (-1, 1) if isinstance(number, int) else ():
-        said = f"numbers or positions shifted: {number + by} added, torch {number}"
-        yield said, with_arguments({1: number + by})
+        description = f"numbers or positions shifted: {number + by} added, torch {number}"
+        yield description, with_arguments({1: number + by})
 
 
 def _sum(op: Operation, named: Named) -> Mistakes:
@@ -129,10 +129,10 @@ def _sum(op: Operation, named: Named) -> Mistakes:
         return
     first, second = (named_or_shape(x, named) for x in (one, two))
     if op.name == "add":
-        for said, place in ((second, 0), (first, 1)):
-            yield f"{said} not added, where torch adds it", _operand(place)
-        said = f"{second} taken away, where torch adds it: the other sign"
-        yield said, lambda f, a, k: a[0] - a[1]
+        for description, place in ((second, 0), (first, 1)):
+            yield f"{description} not added, where torch adds it", _operand(place)
+        description = f"{second} taken away, where torch adds it: the other sign"
+        yield description, lambda f, a, k: a[0] - a[1]
         yield f"{first} with the other sign", lambda f, a, k: a[1] - a[0]
         return
     yield f"{second} not taken away, where torch takes it from {first}", _operand(0)
@@ -153,8 +153,8 @@ def _comparison(op: Operation, named: Named) -> Mistakes:
 
     other = COMPARISONS[op.name]
     if other:
-        said = f"a mask or bound off by one: {other} in the place of {op.name}"
-        yield said, lambda func, args, kwargs: getattr(torch, other)(*args, **kwargs)
+        description = f"a mask or bound off by one: {other} in the place of {op.name}"
+        yield description, lambda func, args, kwargs: getattr(torch, other)(*args, **kwargs)
     for truth, where in ((True, "everywhere"), (False, "nowhere")):
         yield (
             f"a mask or padding left out: what torch asks by `{op.name}` is true {where}",
@@ -166,8 +166,8 @@ def _diagonal(op: Operation, named: Named) -> Mistakes:
     """A causal mask that begins elsewhere."""
     start = op.args[1] if len(op.args) > 1 else 0
     for by in (-1, 1):
-        said = f"a causal mask off by one: its diagonal at {start + by}, torch {start}"
-        yield said, lambda f, a, k, by=by: f(a[0], start + by)
+        description = f"a causal mask off by one: its diagonal at {start + by}, torch {start}"
+        yield description, lambda f, a, k, by=by: f(a[0], start + by)
     yield "a triangular mask left out", _operand(0)
 
 
@@ -185,8 +185,8 @@ def _condition(op: Operation, named: Named) -> Mistakes:
     )
 
 
-def _left_out(said: str) -> Callable[[Operation, Named], Mistakes]:
-    return lambda op, named: iter([(said, _operand(0))])
+def _left_out(description: str) -> Callable[[Operation, Named], Mistakes]:
+    return lambda op, named: iter([(description, _operand(0))])
 
 
 ELEMENTS: dict[str, Callable[[Operation, Named], Mistakes]] = {

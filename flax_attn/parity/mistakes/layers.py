@@ -33,20 +33,20 @@ def _affine(op: Operation, named: Named) -> Mistakes:
     place = _place(op, "eps")
     for eps in (0.0, *EPSILONS):
         if eps != op.args[place]:
-            said = f"another epsilon: {eps:g}, not {op.args[place]:g}"
-            yield said, with_arguments({place: eps})
+            description = f"another epsilon: {eps:g}, not {op.args[place]:g}"
+            yield description, with_arguments({place: eps})
     for role, what in (("weight", "gain"), ("bias", "bias")):
         at = _place(op, role)
         if op.args[at] is not None:
-            said = f"{named(op.args[at]) or f'the {what}'}, a {what}, missing"
-            yield said, with_arguments({at: None})
+            description = f"{named(op.args[at]) or f'the {what}'}, a {what}, missing"
+            yield description, with_arguments({at: None})
 
 
-def _first(how: Callable[..., Any]) -> Change:
+def _first(compute: Callable[..., Any]) -> Change:
     """A norm whose result is this; it gives statistics beside it."""
 
     def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        made = how(*args)  # first, since a batch norm changes its statistics
+        made = compute(*args)  # first, since a batch norm changes its statistics
         _, *rest = func(*args, **kwargs)
         return (made, *rest)
 
@@ -93,10 +93,12 @@ def _group_norm(op: Operation, named: Named) -> Mistakes:
     rank, channels, groups, eps = op.args[0].ndim, op.args[4], op.args[6], op.args[7]
     for other in (n for n in range(1, channels + 1) if channels % n == 0 and n != groups):
         yield f"another number of groups: {other}, torch {groups}", with_arguments({6: other})
-    torchs = f"where torch has {groups} group{'s' if groups > 1 else ''} of all channels and places"
+    torch_groups = (
+        f"where torch has {groups} group{'s' if groups > 1 else ''} of all channels and places"
+    )
     for over, what in (((1,), "channels alone"), ((0, *range(2, rank)), "the batch and places")):
         yield (
-            f"a norm over other axes, {what}, {torchs}",
+            f"a norm over other axes, {what}, {torch_groups}",
             _first(
                 lambda x, gain, bias, *_, over=over: _scaled(
                     _normed(x, over, eps), gain, bias, True
@@ -127,12 +129,14 @@ def _batch_norm(op: Operation, named: Named) -> Mistakes:
 def _weight_norm(op: Operation, named: Named) -> Mistakes:
     """Another set of axes under the norm of a kernel."""
     rank, dim = op.args[0].ndim, op.args[2] if len(op.args) > 2 else 0
-    torchs = {*range(rank)} - {dim % rank}
+    torch_axes = {*range(rank)} - {dim % rank}
     for dims in _sets(rank):
-        if {*dims} != torchs:
-            said = f"the kernel's norm over other axes: {list(dims)}, torch {sorted(torchs)}"
+        if {*dims} != torch_axes:
+            description = (
+                f"the kernel's norm over other axes: {list(dims)}, torch {sorted(torch_axes)}"
+            )
             yield (
-                said,
+                description,
                 _first(
                     lambda v, g, *_, dims=dims: g * v / v.square().sum(dims, keepdim=True).sqrt()
                 ),
@@ -148,15 +152,15 @@ def _reduction(op: Operation, named: Named) -> Mistakes:
     place, rank = _place(op, "dim"), op.args[0].ndim
     if not 0 <= place < len(op.args) or op.args[place] is None or op.args[place] == []:
         return
-    torchs = op.args[place]
-    single = isinstance(torchs, int)
-    axes = {axis % rank for axis in ([torchs] if single else torchs)}
+    torch_axis = op.args[place]
+    single = isinstance(torch_axis, int)
+    axes = {axis % rank for axis in ([torch_axis] if single else torch_axis)}
     for dims in _sets(rank):
         if {*dims} != axes and (len(dims) == 1 or not single):
             other: Any = dims[0] if single else list(dims)
-            theirs = sorted(axes)[0] if single else sorted(axes)
-            said = f"{WORDS[op.name]} over another axis: {other}, torch {theirs}"
-            yield said, with_arguments({place: other})
+            torch_text = sorted(axes)[0] if single else sorted(axes)
+            description = f"{WORDS[op.name]} over another axis: {other}, torch {torch_text}"
+            yield description, with_arguments({place: other})
 
 
 def _embedding(op: Operation, named: Named) -> Mistakes:
@@ -173,14 +177,14 @@ def _pool(op: Operation, named: Named) -> Mistakes:
     place = _place(op, "count_include_pad")
     defaults = [argument.default_value for argument in op.func._schema.arguments]
     counts = [*op.args, *defaults[len(op.args) :]][place]
-    ours, theirs = ("not counted", "counted") if counts else ("counted", "not counted")
+    flax_text, torch_text = ("not counted", "counted") if counts else ("counted", "not counted")
 
     def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         full = [*args, *defaults[len(args) :]]
         full[place] = not counts
         return func(*full)
 
-    yield f"padding {ours} in the mean at the border, where torch has it {theirs}", change
+    yield f"padding {flax_text} in the mean at the border, where torch has it {torch_text}", change
 
 
 def _biased(op: Operation, named: Named) -> Mistakes:

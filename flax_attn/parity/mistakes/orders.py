@@ -7,7 +7,8 @@ from typing import Any
 from ..sides.changes import Mistakes, Named, Operation
 from .elements import named_or_shape
 
-FEW, MANY = 4, 16  # parts of which every order is tried; of more, exchanges of two
+ALL_ORDERS_UP_TO = 4  # parts, of which every order is tried
+SWAPS_UP_TO = 16  # parts, of which only exchanges of two are tried
 
 
 def orders(count: int) -> Iterator[tuple[int, ...]]:
@@ -22,12 +23,12 @@ def orders(count: int) -> Iterator[tuple[int, ...]]:
         order = list(plain)
         order[i], order[j] = j, i
         exchanged.append(tuple(order))
-    rest = permutations(plain) if count <= FEW else (plain[::-1], (*plain[1:], 0))
+    rest = permutations(plain) if count <= ALL_ORDERS_UP_TO else (plain[::-1], (*plain[1:], 0))
     yield from exchanged
     yield from (order for order in rest if order != plain and order not in exchanged)
 
 
-def _told_order(order: Sequence[int]) -> str:
+def _order_text(order: Sequence[int]) -> str:
     numbers = ", ".join(map(str, order))
     return "exchanged" if len(order) == 2 else f"in the order {numbers}"
 
@@ -35,21 +36,21 @@ def _told_order(order: Sequence[int]) -> str:
 def _parts(op: Operation, named: Named) -> Mistakes:
     """Parts of one array in another order, or taken in turn."""
     count = len(op.out)
-    if not 2 <= count <= MANY or len({tuple(x.shape) for x in op.out}) > 1:
+    if not 2 <= count <= SWAPS_UP_TO or len({tuple(x.shape) for x in op.out}) > 1:
         return
     what = f"the {count} parts of {named_or_shape(op.args[0], named)}"
     plain = ", ".join(map(str, range(count)))
     for order in orders(count):
         yield (
-            f"{what} {_told_order(order)}: another order than torch's {plain}",
+            f"{what} {_order_text(order)}: another order than torch's {plain}",
             lambda func, args, kwargs, order=order: [func(*args, **kwargs)[i] for i in order],
         )
     if op.name != "unbind":
-        said = f"{what} interleaved, every {count}th number: another order of its axes"
-        yield said, lambda func, args, kwargs: _in_turn(count, args, kwargs)
+        description = f"{what} interleaved, every {count}th number: another order of its axes"
+        yield description, lambda func, args, kwargs: _interleaved(count, args, kwargs)
 
 
-def _in_turn(count: int, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+def _interleaved(count: int, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
     x, _, dim = (*args, kwargs.get("dim", 0))[:3]
     x = x.movedim(dim, -1)
     return [x[..., i::count].movedim(-1, dim) for i in range(count)]
@@ -58,18 +59,18 @@ def _in_turn(count: int, args: Sequence[Any], kwargs: dict[str, Any]) -> list[An
 def _put_together(op: Operation, named: Named) -> Mistakes:
     """Parts put together in another order."""
     parts = op.args[0]
-    if not 2 <= len(parts) <= MANY or len({tuple(x.shape) for x in parts}) > 1:
+    if not 2 <= len(parts) <= SWAPS_UP_TO or len({tuple(x.shape) for x in parts}) > 1:
         return
     names = ", ".join(filter(None, map(named, parts)))
     what = f"{len(parts)} parts{f', {names},' if names else ''} put together"
     for order in orders(len(parts)):
         yield (
-            f"{what} {_told_order(order)}: another order",
+            f"{what} {_order_text(order)}: another order",
             lambda f, a, k, order=order: f([a[0][i] for i in order], *a[1:], **k),
         )
 
 
-def _turned(op: Operation, named: Named) -> Mistakes:
+def _transposed_kernel(op: Operation, named: Named) -> Mistakes:
     """A square kernel, or square blocks of one, as they are."""
     x = op.args[0]
     name = named(x) if x.ndim == 2 and min(x.shape) > 1 else ""
@@ -103,7 +104,7 @@ PARTS = ("split", "unsafe_split", "split_with_sizes", "unsafe_split_with_sizes",
 ORDERS: dict[str, Callable[[Operation, Named], Mistakes]] = {
     **dict.fromkeys(PARTS, _parts),
     **dict.fromkeys(("cat", "stack"), _put_together),
-    "t": _turned,
+    "t": _transposed_kernel,
     "flip": _reversed,
     "roll": _rolled,
 }

@@ -14,7 +14,7 @@ from ...errors import CheckpointError, ParityError
 from ...weights.plan import Plan
 from ...weights.rule import Rule
 from ...weights.safetensors import write_file
-from ..asked import Asked, is_torch_module
+from ..call_spec import CallSpec, is_torch_module
 from ..decode import Decode
 from ..options import DTYPES, Options, Weights
 from ..rows import optimizers
@@ -22,7 +22,7 @@ from ..sides.live import Live
 from ..torch_module import read
 from ..versions import versions
 from .recording import FORMAT, KEY
-from .store import Spool, Unwritten, Writer
+from .store import NotSerializable, Spool, Writer
 
 
 def record(
@@ -83,8 +83,10 @@ def record(
         raise TypeError(f"record takes a torch.nn.Module; got {type(torch_module).__name__}.")
     options = Options(dtypes, optimizer=optimizer, steps=steps, weights=weights)
     _check(options, noise, train, decode)
-    asked = Asked(tuple(inputs), kwargs or {}, constants, seed, train, grads, taps, torch_call)
-    live = asked.live(torch_module)
+    call_spec = CallSpec(
+        tuple(inputs), kwargs or {}, constants, seed, train, grads, taps, torch_call
+    )
+    live = call_spec.live(torch_module)
     skips = [rule for rule in rules if rule.kind == "skip"]
     names = [source.name for source in live.sources]
     skipped = [name for rule in skips for group, _ in rule.groups(names) for name in group]
@@ -110,7 +112,7 @@ def _check(options: Options, noise: bool | None, train: bool, decode: Decode | N
         raise ValueError(f"record(decode=) takes Decode(torch=step), in eval mode; got {why}.")
 
 
-def _described(live: Live, how: str, skipped: Sequence[str], writer: Writer) -> dict[str, Any]:
+def _described(live: Live, strategy: str, skipped: Sequence[str], writer: Writer) -> dict[str, Any]:
     """What a comparison must know before anything runs."""
     request, parts = live.request, live.modules
     values = {**read(live.module), **live.values}
@@ -129,7 +131,7 @@ def _described(live: Live, how: str, skipped: Sequence[str], writer: Writer) -> 
             "constants": sorted(request.constants),
             **{key: getattr(request, key) for key in ("seed", "train", "grads", "taps")},
         },
-        "weights": how,
+        "weights": strategy,
         "skipped": list(skipped),
         "values": {k: writer.tensor(f"weights/{k}", x) for k, x in values.items()},
     }
@@ -140,7 +142,7 @@ def _call(live: Live, writer: Writer) -> Any:
     request = live.request
     try:
         return writer.tree("inputs", [request.args, dict(request.kwargs)])
-    except Unwritten:
+    except NotSerializable:
         return None
 
 
@@ -158,9 +160,9 @@ def _ran(
     wide = "float64" in options.dtypes
     runs, keeps, order = {}, None, []
     for dtype in options.dtypes:
-        torchs = live.alone(dtype, keeps)
-        keeps, order = torchs.keeps, torchs.order
-        entry: dict[str, Any] = {"torch": writer.tree(f"{dtype}/torch", torchs)}
+        torch_run = live.alone(dtype, keeps)
+        keeps, order = torch_run.keeps, torch_run.order
+        entry: dict[str, Any] = {"torch": writer.tree(f"{dtype}/torch", torch_run)}
         if wide and dtype != "float64":
             entry["truth"] = writer.tree(f"{dtype}/truth", live.truth(dtype, keeps))
         if dtype in noisy:
@@ -177,9 +179,9 @@ def _ran(
 def _steps(live: Live, decode: Decode, dtype: str, writer: Writer) -> Iterator[list[Any]]:
     """Each cut, and what torch's own steps gave in `dtype` and in float64."""
     cuts = decode.checked(live.request.arrays())
-    torchs, truth = live.decoded(decode, cuts, dtype)
+    torch_run, truth = live.decoded(decode, cuts, dtype)
     for cut in cuts:
-        sides = [writer.tree(f"steps/{cut}", x[cut].outputs) for x in (torchs, truth)]
+        sides = [writer.tree(f"steps/{cut}", x[cut].outputs) for x in (torch_run, truth)]
         yield [list(cut.lengths), *sides]
 
 

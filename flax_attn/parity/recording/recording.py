@@ -14,7 +14,7 @@ from ...weights.described import Source
 from ...weights.plan import Plan
 from ...weights.safetensors import read_described
 from .. import judge
-from ..asked import Asked
+from ..call_spec import CallSpec
 from ..decode import Cut
 from ..options import Options
 from ..sides.original import Arrays, Original, Part, Stepped
@@ -111,7 +111,7 @@ class Recording:
         known = {"gradients": self.facts["request"]["grads"], "taps": self.facts["request"]["taps"]}
         return notes + [f"{what} were not recorded" for what, has in known.items() if not has]
 
-    def asked(self, asked: Asked) -> "Recording":
+    def call_spec(self, with_call: CallSpec) -> "Recording":
         """The same for a call.
 
         Raises:
@@ -119,29 +119,29 @@ class Recording:
         """
         known = self.request
         for what, want, has in (
-            ("seed", asked.seed, known.seed),
-            ("train", asked.train, known.train),
-            ("constants", {*asked.constants} or None, {*known.constants}),
+            ("seed", with_call.seed, known.seed),
+            ("train", with_call.train, known.train),
+            ("constants", {*with_call.constants} or None, {*known.constants}),
         ):
             if want not in (None, has):
                 self._refuse(f"{what}={_shown(want)}", f"{what}={_shown(has)}")
-        if asked.call is not None:
+        if with_call.call is not None:
             raise ParityError(
                 f"{self.path} holds what torch gave, and calls nothing: give torch_call= to record."
             )
         other = copy(self)
-        args, kwargs = self._arguments(asked)
-        flags = asked.grads and known.grads, asked.taps and known.taps
+        args, kwargs = self._arguments(with_call)
+        flags = with_call.grads and known.grads, with_call.taps and known.taps
         facts = known.seed, known.train, *flags, known.constants
         other.request = Request(args, kwargs, *facts)
         return other
 
-    def _arguments(self, asked: Asked) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    def _arguments(self, call_spec: CallSpec) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """The arguments: those that were recorded, or equal ones that are given again."""
         known = self.request
-        arrays = Request(asked.inputs, asked.kwargs, 0, False, False, False).arrays()
+        arrays = Request(call_spec.inputs, call_spec.kwargs, 0, False, False, False).arrays()
         has = {k: self.reader.tensor(x) for k, x in self.facts["request"]["arrays"].items()}
-        if not asked.inputs and not asked.kwargs:
+        if not call_spec.inputs and not call_spec.kwargs:
             if self.facts["request"]["call"] is None:
                 raise ParityError(
                     f"{self.path} holds the arrays among the inputs alone, since others cannot be "
@@ -156,7 +156,7 @@ class Recording:
                     f"Input {name!r} is another than was recorded in {self.path}: give no inputs, "
                     "and the recorded ones are used, or record again."
                 )
-        return asked.inputs, asked.kwargs
+        return call_spec.inputs, call_spec.kwargs
 
     def check(self, options: Options) -> None:
         """Raises ParityError for options of a comparison that were not recorded."""
@@ -178,10 +178,10 @@ class Recording:
             has = "no optimizer" if known is None else f"optimizer={known!r}, steps={count}"
             self._refuse(f"optimizer={(name, dict(settings))!r}, steps={steps}", has)
 
-    def _refuse(self, asked: str, has: str) -> None:
-        raise ParityError(f"{self.path} was not recorded with {asked}; it has {has}.")
+    def _refuse(self, call_spec: str, has: str) -> None:
+        raise ParityError(f"{self.path} was not recorded with {call_spec}; it has {has}.")
 
-    def with_weights(self, how: str, plan: Plan | None) -> "Recording":
+    def with_weights(self, strategy: str, plan: Plan | None) -> "Recording":
         """Itself, whose weights were drawn when it was recorded.
 
         Raises:
@@ -189,8 +189,8 @@ class Recording:
         """
         skipped = plan.skipped if plan else ()
         kinds = {source.name: source.kind for source in self.sources}
-        kept = [x for x in self.facts["skipped"] if x in skipped]
-        drawn = [x for x in skipped if kinds[x] != "buffer" and x not in kept]
+        skipped_names = [x for x in self.facts["skipped"] if x in skipped]
+        drawn = [x for x in skipped if kinds[x] != "buffer" and x not in skipped_names]
         if self.weights == "random" and drawn:
             raise ParityError(
                 f"{drawn[0]}, which a rule skips, has random numbers in {self.path}: give record "
@@ -204,12 +204,12 @@ class Recording:
             return run, run
         if "float64" in self.dtypes:
             return run, self.reader.value(self.facts["runs"][dtype]["truth"])
-        return _farthest(run, [*self.noisy(dtype, keeps)]), run
+        return _largest_move(run, [*self.noisy(dtype, keeps)]), run
 
     def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> Iterator[Run]:
         return map(self.reader.value, self.facts["runs"][dtype].get("noise", ()))
 
-    def tries(self, truth: Run) -> None:
+    def trials(self, truth: Run) -> None:
         """A recording runs nothing again."""
 
     def steps(self, optimizer: Any, count: int, keeps: Sequence[np.ndarray]) -> Iterator[Stepped]:
@@ -228,10 +228,10 @@ class Recording:
         return sides[0], sides[1]
 
 
-def original_of(torch_module: Any, asked: Asked) -> Original:
+def original_of(torch_module: Any, call_spec: CallSpec) -> Original:
     """Torch's side of a comparison: live, or recorded."""
     is_recording = isinstance(torch_module, Recording)
-    return torch_module.asked(asked) if is_recording else asked.live(torch_module)
+    return torch_module.call_spec(call_spec) if is_recording else call_spec.live(torch_module)
 
 
 def _opened(path: Path) -> tuple[dict[str, Any], Reader]:
@@ -274,7 +274,7 @@ def _request(facts: Mapping[str, Any], reader: Reader) -> Request:
     return Request(args, kwargs, constants=frozenset(facts["constants"]), **flags)
 
 
-def _farthest(run: Run, noisy: Sequence[Run]) -> Run:
+def _largest_move(run: Run, noisy: Sequence[Run]) -> Run:
     """Of runs that were moved by rounding, each value from that in which it was moved most."""
     made = copy(noisy[0])
     made.keeps, made.rates, made.places = run.keeps, run.rates, run.places

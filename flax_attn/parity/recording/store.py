@@ -22,11 +22,11 @@ from ..sides.run import Call, Run, Step
 
 # The dataclasses that may be written, by their names.
 KINDS = {kind.__name__: kind for kind in (Run, Call, Step)}
-LONGEST = 400  # of a tensor's name; the format's reader takes 512
+MAX_NAME_LENGTH = 400  # of a tensor's name; the format's reader takes 512
 EMPTY = ({"map": []}, [])  # what a field is unless something is written
 
 
-class Unwritten(Exception):
+class NotSerializable(Exception):
     """A value that is no array, number, text or container of these."""
 
 
@@ -84,12 +84,12 @@ class Writer:
             free = self._free(name)
             self.known[key], self.checksums[free] = free, _checksum(plain)
             self.tensors.add(free, plain)
-        said = {"tensor": self.known[key]}
-        return said if plain.dtype == array.dtype else {**said, "dtype": array.dtype.name}
+        entry = {"tensor": self.known[key]}
+        return entry if plain.dtype == array.dtype else {**entry, "dtype": array.dtype.name}
 
     def _free(self, name: str) -> str:
         """The name itself, if a tensor may have it and none has, else one that is counted."""
-        odd = len(name) > LONGEST or not name.isprintable() or "\\" in name
+        odd = len(name) > MAX_NAME_LENGTH or not name.isprintable() or "\\" in name
         if odd or {"", ".", ".."} & {*name.split("/")}:
             name = "tensor"
         count, free = 1, name
@@ -120,7 +120,7 @@ class Writer:
             parts = {field.name: getattr(value, field.name) for field in fields(value)}
             full = {key: self.tree(f"{name}/{key}", x) for key, x in parts.items()}
             return {type(value).__name__: {k: x for k, x in full.items() if x not in EMPTY}}
-        raise Unwritten(f"{type(value).__name__} at {name}")
+        raise NotSerializable(f"{type(value).__name__} at {name}")
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
@@ -132,7 +132,7 @@ def _plain(array: np.ndarray) -> np.ndarray:
             narrow = array.astype(np.float32)
         array = narrow if np.array_equal(narrow, array, equal_nan=True) else array
     if array.dtype not in NAMES:
-        raise Unwritten(f"an array of {array.dtype}")
+        raise NotSerializable(f"an array of {array.dtype}")
     return np.asarray(array, order="C")
 
 

@@ -40,7 +40,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Held:
+class CutComparison:
     """One cut held against something: the row of a report, and where it differs first, if it does.
 
     Attributes:
@@ -59,28 +59,30 @@ def comparisons(
     dtype: str,
     mode: str,
     noisy: Sequence[Run] = (),
-) -> list[Held]:
+) -> list[CutComparison]:
     """Each cut against torch, and in float64 against Flax's own full forward pass.
 
     `noisy` are torch's full forward passes with every operation moved by its rounding. A cut in
     which torch's own steps are not its full forward pass is held against the steps alone.
     """
-    got, torchs, truth = (run.outputs[steps.output] for run in runs)
-    moved, axis, kept = [run.outputs[steps.output] for run in noisy], steps.axis, []
+    got, torch_output, truth = (run.outputs[steps.output] for run in runs)
+    moved, axis, compared = [run.outputs[steps.output] for run in noisy], steps.axis, []
     for cut in steps.cuts:
         mine = steps.got[cut].outputs
-        whole, owns, wants = ([*cut.pieces(x, axis)] for x in (got, torchs, truth))
-        owns = steps.torchs[cut].outputs if steps.torchs else owns
-        wants = steps.truth[cut].outputs if steps.torchs else wants
-        near = [[*cut.pieces(x, axis)] for x in moved]
-        verdict, place = stepwise(cut, axis, mine, owns, wants, dtype, near)
-        kept.append(Held(cut, "torch", Row(name_of(cut), "decode", dtype, mode, verdict), place))
-        if dtype == "float64" and apart(steps, cut, truth) is None:
-            near = [[*cut.pieces(got + (x - truth), axis)] for x in moved]
-            verdict, place = stepwise(cut, axis, mine, whole, whole, dtype, near)
+        whole, owns, wants = ([*cut.pieces(x, axis)] for x in (got, torch_output, truth))
+        owns = steps.torch[cut].outputs if steps.torch else owns
+        wants = steps.truth[cut].outputs if steps.torch else wants
+        moved_pieces = [[*cut.pieces(x, axis)] for x in moved]
+        verdict, place = stepwise(cut, axis, mine, owns, wants, dtype, moved_pieces)
+        compared.append(
+            CutComparison(cut, "torch", Row(name_of(cut), "decode", dtype, mode, verdict), place)
+        )
+        if dtype == "float64" and step_gap(steps, cut, truth) is None:
+            moved_pieces = [[*cut.pieces(got + (x - truth), axis)] for x in moved]
+            verdict, place = stepwise(cut, axis, mine, whole, whole, dtype, moved_pieces)
             row = Row(f"{name_of(cut)}, Flax's whole", "decode", dtype, mode, verdict)
-            kept.append(Held(cut, "whole", row, place))
-    return kept
+            compared.append(CutComparison(cut, "whole", row, place))
+    return compared
 
 
 def name_of(cut: Cut) -> str:
@@ -90,11 +92,11 @@ def name_of(cut: Cut) -> str:
 
 def notes(steps: Decoded, truth: Run) -> list[str]:
     """A sentence for each cut in which torch's own steps are not its full forward pass."""
-    errors = {cut: apart(steps, cut, truth.outputs[steps.output]) for cut in steps.cuts}
+    errors = {cut: step_gap(steps, cut, truth.outputs[steps.output]) for cut in steps.cuts}
     return [OWN_STEPS.format(c, error) for c, error in errors.items() if error is not None]
 
 
-def apart(steps: Decoded, cut: Cut, whole: np.ndarray) -> float | None:
+def step_gap(steps: Decoded, cut: Cut, whole: np.ndarray) -> float | None:
     """By how much torch's own steps differ from its full forward pass, where they do."""
     outputs = joined(steps.truth[cut].outputs, steps.axis) if steps.truth else whole
     if outputs is None:
@@ -107,14 +109,14 @@ def stepwise(
     cut: Cut,
     axis: int,
     got: Sequence[np.ndarray],
-    torchs: Sequence[np.ndarray],
+    torch_output: Sequence[np.ndarray],
     want: Sequence[np.ndarray],
     dtype: str,
     moved: Sequence[Sequence[np.ndarray]] = (),
 ) -> tuple[judge.Verdict, Place | None]:
     """The verdict on the first step that differs, and its place; else that on the worst step."""
     verdicts = []
-    for i, parts in enumerate(zip(got, torchs, want, strict=True)):
+    for i, parts in enumerate(zip(got, torch_output, want, strict=True)):
         verdict = value_of(*parts, dtype, [x[i] for x in moved])
         if verdict.differs:
             place, at = _first(cut, i, axis, parts, dtype)
@@ -141,8 +143,8 @@ def _first(
     for token in range(end - first):
         at = [slice(None)] * want.ndim
         at[axis] = slice(token, token + 1)
-        mine, theirs, wanted = (x[tuple(at)] for x in parts)
-        verdict = value_of(mine, theirs, wanted, dtype)
+        flax_value, torch_value, wanted = (x[tuple(at)] for x in parts)
+        verdict = value_of(flax_value, torch_value, wanted, dtype)
         if verdict.differs and verdict.index is not None:
             index = list(verdict.index)
             index[axis] = token

@@ -7,7 +7,7 @@ import numpy as np
 from .. import judge
 from ..report import Row
 from ..sides.leaves import counted
-from ..sides.run import Run, laid_out
+from ..sides.run import Run, fit_mask
 
 FEW = "{} has {} places in {} calls, too few to tell whether it changes with the random key"
 FIXED = (
@@ -22,46 +22,48 @@ NUMBER = "Flax drew {} dropout masks, torch {}: dropout stands in different plac
 INVERTED = ": the keep rate is inverted, it keeps with the probability with which torch drops"
 
 
-def draws(got: Run, torchs: Run, rows: list[Row], notes: dict) -> None:
+def draws(got: Run, torch_run: Run, rows: list[Row], notes: dict) -> None:
     """Adds a row for every mask that torch repeated: that Flax drew it as torch would have.
 
     And one if Flax, which repeated torch's, has them in another number or in other shapes.
     """
-    said = _apart(got, torchs)
-    if said and not any(row.name == MASKS for row in rows):
-        rows.append(Row(MASKS, "exact", "", "", judge.unlike(said)))
+    message = _mismatch_reason(got, torch_run)
+    if message and not any(row.name == MASKS for row in rows):
+        rows.append(Row(MASKS, "exact", "", "", judge.failed_fact(message)))
     if not got.redrawn:
         return
-    seen: dict[str, None] = {}
-    for i, (keep, rate) in enumerate(zip(got.keeps, torchs.rates, strict=False)):
-        name = counted(seen, got.places[i] or "dropout mask")
-        seen[name] = None
+    reported: dict[str, None] = {}
+    for i, (keep, rate) in enumerate(zip(got.keeps, torch_run.rates, strict=False)):
+        name = counted(reported, got.places[i] or "dropout mask")
+        reported[name] = None
         what = f"the dropout mask of {name}" if got.places[i] else name
         others = [masks[i] for masks in got.redrawn if i < len(masks)]
-        said = drawing_fault(what, keep, others, rate, got.rates[i])
-        if not said and 0 < rate < 1 and _chance(keep, others, rate) >= judge.CHANCE:
+        message = drawing_fault(what, keep, others, rate, got.rates[i])
+        if not message and 0 < rate < 1 and _chance(keep, others, rate) >= judge.CHANCE:
             notes[FEW.format(what, keep.size, len(others) + 1)] = None
         if not any(row.name == name and row.kind == "exact" for row in rows):
-            verdict = judge.unlike(said) if said else judge.Verdict("exact", 0.0, 0.0)
+            verdict = judge.failed_fact(message) if message else judge.Verdict("exact", 0.0, 0.0)
             rows.append(Row(name, "exact", "", "", verdict))
 
 
-def _apart(got: Run, torchs: Run) -> str:
+def _mismatch_reason(got: Run, torch_run: Run) -> str:
     """Why masks of torch cannot stand in the places of Flax's, in a sentence, or ""."""
-    if len(got.keeps) != len(torchs.keeps):
-        return NUMBER.format(len(got.keeps), len(torchs.keeps))
-    for i, (mine, want) in enumerate(zip(got.keeps, torchs.keeps, strict=True)):
-        if laid_out(want, mine.shape) is None:
-            ours, theirs = got.places[i] or "the module", torchs.places[i] or "the module"
-            shapes = (
-                f"has shape {mine.shape} in {ours} of Flax and {want.shape} in {theirs} of torch"
+    if len(got.keeps) != len(torch_run.keeps):
+        return NUMBER.format(len(got.keeps), len(torch_run.keeps))
+    for i, (mine, want) in enumerate(zip(got.keeps, torch_run.keeps, strict=True)):
+        if fit_mask(want, mine.shape) is None:
+            flax_place, torch_place = (
+                got.places[i] or "the module",
+                torch_run.places[i] or "the module",
             )
+            shapes = f"has shape {mine.shape} in {flax_place} of Flax and {want.shape} in "
+            shapes += f"{torch_place} of torch"
             return f"dropout mask {i + 1} {shapes}"
     return ""
 
 
 def drawing_fault(
-    what: str, keep: np.ndarray, others: list[np.ndarray], rate: float, asked: float
+    what: str, keep: np.ndarray, others: list[np.ndarray], rate: float, rate_in_torch: float
 ) -> str:
     """What is wrong with the way a mask is drawn, in a sentence, or "".
 
@@ -80,14 +82,16 @@ def drawing_fault(
     drawn = [keep] if fixed else [keep, *others]
     size = sum(mask.size for mask in drawn)
     share = sum(float(np.sum(mask)) for mask in drawn) / max(size, 1)
-    known = not math.isnan(asked)
-    if known and not judge.alike(np.asarray(asked), np.asarray(rate)):
-        share = asked
+    known = not math.isnan(rate_in_torch)
+    if known and not judge.allclose(np.asarray(rate_in_torch), np.asarray(rate)):
+        share = rate_in_torch
     elif abs(share - rate) <= judge.SIGMAS * _deviation(rate, size):
         return ""
     sentence = f"{what} keeps {share:.3g} of its places in Flax and {rate:.3g} in torch"
-    turned = abs(share - (1 - rate))
-    inverted = turned <= judge.SIGMAS * _deviation(rate, size) and turned < abs(share - rate)
+    inverted_gap = abs(share - (1 - rate))
+    inverted = inverted_gap <= judge.SIGMAS * _deviation(rate, size) and inverted_gap < abs(
+        share - rate
+    )
     return sentence + INVERTED if inverted else sentence
 
 

@@ -243,7 +243,7 @@ class _State(NamedTuple):
 def _written_out(
     fills: tuple[float, ...], rule: Callable[..., Any]
 ) -> optax.GradientTransformation:
-    """A transformation of `rule(step, gradient, *kept)`, which gives the update and what to keep.
+    """A transformation of `rule(step, gradient, *slots)`, which gives the update and what to keep.
 
     Args:
       fills: what each kept array is full of at first.
@@ -256,8 +256,8 @@ def _written_out(
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, _State]:
         leaves, shape = jax.tree.flatten(updates)
-        kept = zip(*map(jax.tree.leaves, state.trees), strict=True)
-        rows = [rule(state.step + 1, g, *k) for g, k in zip(leaves, kept, strict=True)]
+        slots = zip(*map(jax.tree.leaves, state.trees), strict=True)
+        rows = [rule(state.step + 1, g, *k) for g, k in zip(leaves, slots, strict=True)]
         updates, *trees = (jax.tree.unflatten(shape, row) for row in zip(*rows, strict=True))
         return updates, _State(state.step + 1, tuple(trees))
 

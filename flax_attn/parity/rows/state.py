@@ -8,42 +8,44 @@ from ..sides.pair import Pair
 from ..sides.run import Run
 
 BIASED = "{}: nnx keeps the biased variance, torch the unbiased one (n / (n - 1)); equal up to that"
-ALONE = "a call changes {} in {} alone: it is not compared, since {} keeps no variable of that name"
+ONE_SIDED = (
+    "a call changes {} in {} alone: it is not compared, since {} keeps no variable of that name"
+)
 # Torch counts the batches of its norms, which decides nothing unless momentum is None.
-UNTOLD = ("num_batches_tracked",)
+IGNORED_STATE = ("num_batches_tracked",)
 
 
 def states(
-    pair: Pair, got: Run, torchs: Run, dtype: str, mode: str, rows: list[Row], notes: dict
+    pair: Pair, got: Run, torch_run: Run, dtype: str, mode: str, rows: list[Row], notes: dict
 ) -> None:
     """Adds what both sides' state is after the call, where it is carried or a call changes it.
 
     In float64; what only one side holds and changes is noted.
     """
-    carried = pair.names.carried({**pair.narrow("float64"), **torchs.state})
-    uncarried = {pair.names.tap(name): name for name in torchs.state if name not in carried}
+    carried = pair.names.carried({**pair.narrow("float64"), **torch_run.state})
+    uncarried = {pair.names.tap(name): name for name in torch_run.state if name not in carried}
     for path, name in uncarried.items():
         if path in carried or path not in got.state:
             continue
-        if dtype == "float64" and (path in got.changed or name in torchs.changed):
-            verdict = _alike(got.state[path], torchs.state[name])
+        if dtype == "float64" and (path in got.changed or name in torch_run.changed):
+            verdict = _compare_state(got.state[path], torch_run.state[name])
             rows.append(Row(path, "state", dtype, mode, verdict))
     moves = pair.plan.moves if pair.plan else ()
-    changed = any(name in torchs.changed for move in moves for name in move.sources)
+    changed = any(name in torch_run.changed for move in moves for name in move.sources)
     changed = changed or not set(carried).isdisjoint(got.changed)
     if dtype == "float64" and (pair.request.train or changed):
-        statistics(pair, got, torchs, dtype, mode, rows, notes)
+        statistics(pair, got, torch_run, dtype, mode, rows, notes)
     alone = {path for path in got.changed if path not in carried and path not in uncarried}
-    notes |= {ALONE.format(path, "Flax", "torch"): None for path in sorted(alone)}
-    mapped = {name for move in moves for name in move.sources}
-    for name in (name for name in torchs.changed if name not in mapped):
+    notes |= {ONE_SIDED.format(path, "Flax", "torch"): None for path in sorted(alone)}
+    vmap_leading = {name for move in moves for name in move.sources}
+    for name in (name for name in torch_run.changed if name not in vmap_leading):
         path = pair.names.tap(name)
-        if path not in got.state and name.rpartition(".")[2] not in UNTOLD:
+        if path not in got.state and name.rpartition(".")[2] not in IGNORED_STATE:
             if path not in carried:
-                notes[ALONE.format(name, "torch", "Flax")] = None
+                notes[ONE_SIDED.format(name, "torch", "Flax")] = None
 
 
-def _alike(got: np.ndarray, want: np.ndarray) -> judge.Verdict:
+def _compare_state(got: np.ndarray, want: np.ndarray) -> judge.Verdict:
     """Floating numbers as numbers, all others by their value."""
     if want.dtype.kind in "fc" and got.dtype.kind in "fc":
         return judge.same_function(got, want, zero=True)
@@ -51,7 +53,7 @@ def _alike(got: np.ndarray, want: np.ndarray) -> judge.Verdict:
 
 
 def statistics(
-    pair: Pair, got: Run, torchs: Run, dtype: str, mode: str, rows: list[Row], notes: dict
+    pair: Pair, got: Run, torch_run: Run, dtype: str, mode: str, rows: list[Row], notes: dict
 ) -> None:
     """Adds what both sides' running statistics are after the call.
 
@@ -59,13 +61,13 @@ def statistics(
     nnx the biased one.
     """
     old = pair.weights(pair.narrow("float64"))
-    new = pair.names.carried({**pair.narrow("float64"), **torchs.state})
+    new = pair.names.carried({**pair.narrow("float64"), **torch_run.state})
     for path, value in got.state.items():
         if path not in new:
             continue
         verdict = judge.same_function(value, new[path])
         if verdict.differs and path.endswith("var"):
-            for count, momentum in _updates(pair, torchs, path):
+            for count, momentum in _updates(pair, torch_run, path):
                 share = new[path] - (1 - momentum) * old[path]
                 biased = (1 - momentum) * old[path] + share * (count - 1) / count
                 other = judge.same_function(value, biased)
@@ -75,9 +77,9 @@ def statistics(
         rows.append(Row(path, "state", dtype, mode, verdict))
 
 
-def _updates(pair: Pair, torchs: Run, path: str):
+def _updates(pair: Pair, torch_run: Run, path: str):
     """How many elements torch averaged for a running variance, and its momentum."""
-    for name, call in torchs.calls.items():
+    for name, call in torch_run.calls.items():
         momentum = call.facts.get("momentum")
         if "running_var" not in call.params or momentum is None:
             continue

@@ -46,17 +46,19 @@ def trained(pair: Pair) -> list[Row]:
             is_param = isinstance(variables[target], nnx.Param)
             kinds = [_kind(values[source]), _kind(variables[target].get_value())]
             if kinds[0] != kinds[1]:
-                said = KIND.format(source, kinds[0], target, kinds[1])
+                message = KIND.format(source, kinds[0], target, kinds[1])
             elif source not in params:
-                said = NO_PARAM.format(source, target) if is_param else ""
+                message = NO_PARAM.format(source, target) if is_param else ""
             elif params[source] in (None, is_param):
-                said = ""
+                message = ""
             elif is_param:
-                said = FROZEN.format(source, target)
+                message = FROZEN.format(source, target)
             else:
-                said = FREE.format(source, target, type(variables[target]).__name__)
-            if said:
-                rows.append(Row(f"{target} is trained", "exact", "", "", judge.unlike(said)))
+                message = FREE.format(source, target, type(variables[target]).__name__)
+            if message:
+                rows.append(
+                    Row(f"{target} is trained", "exact", "", "", judge.failed_fact(message))
+                )
     return rows
 
 
@@ -79,24 +81,24 @@ def stepped(
     """
     made = optimizers.make(*optimizer)
     notes |= dict.fromkeys(made.notes)
-    ours, state, quiet = pair.weights(pair.narrow("float64")), None, {}
+    weights, state, quiet = pair.weights(pair.narrow("float64")), None, {}
     side = pair.flax("float64", mode)
-    got = pair.run_flax(side, ours)  # each of whose runs draws the same masks
-    for step, torchs in enumerate(pair.original.steps(made, steps, got.keeps), 1):
-        got = pair.run_flax(side, ours) if step > 1 else got
-        quiet = _quiet(quiet, pair.names.gradients(torchs.gradients), got)
-        ours, state = _flax_step(made.optax, state, ours, got)
-        for path, want in pair.weights(torchs.values).items():
+    got = pair.run_flax(side, weights)  # each of whose runs draws the same masks
+    for step, torch_step in enumerate(pair.original.steps(made, steps, got.keeps), 1):
+        got = pair.run_flax(side, weights) if step > 1 else got
+        quiet = _rounding_only(quiet, pair.names.gradients(torch_step.gradients), got)
+        weights, state = _flax_step(made.optax, state, weights, got)
+        for path, want in pair.weights(torch_step.values).items():
             if path in quiet:
-                ours[path] = np.where(quiet[path], want, ours[path])
-                verdict = judge.same_function(ours[path], want)
+                weights[path] = np.where(quiet[path], want, weights[path])
+                verdict = judge.same_function(weights[path], want)
                 rows.append(Row(f"{path} after step {step}", "step", "float64", mode, verdict))
     for path, mask in quiet.items():
         if mask.any():
             notes[ROUNDING.format(path, int(mask.sum()))] = None
 
 
-def _quiet(before: dict, wanted: dict[str, np.ndarray], got: Run) -> dict[str, np.ndarray]:
+def _rounding_only(before: dict, wanted: dict[str, np.ndarray], got: Run) -> dict[str, np.ndarray]:
     """The elements whose gradient is nothing but rounding, now or before."""
     share = judge.SAME_FUNCTION * judge.whole_gradient(list(wanted.values()))
     now = {

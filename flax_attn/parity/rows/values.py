@@ -11,17 +11,17 @@ from ...weights.known_layers import flax_path
 from ...weights.mapping import nearest, some
 from .. import judge
 from ..report import Row
-from ..sides.match import TURNED, as_in
+from ..sides.match import TRANSPOSED_POINTS, reuse_layouts
 from ..sides.pair import Names, matches
 from ..sides.run import Run, is_floating
 
 STRUCTURE = "names, shapes, dtypes"
-Met = tuple[dict[str, str], dict[str, str]]  # what `counterparts` found
+MatchingTaps = tuple[dict[str, str], dict[str, str]]  # what `counterparts` found
 
 
 def judged(
     got: Run,
-    torchs: Run,
+    torch_run: Run,
     truth: Run,
     names: Names,
     dtype: str,
@@ -32,25 +32,25 @@ def judged(
 
     `noisy` are torch's runs in `dtype` again, with every operation moved by its rounding.
     """
-    rows = list(_sound(truth, dtype, mode))
+    rows = list(_check_finite(truth, dtype, mode))
     if dtype == "float64":
         rows += taps(got, truth, names, dtype, mode, noisy=noisy)
-    rows.append(same_structure(structure(got), structure(torchs), dtype, mode))
+    rows.append(same_structure(structure(got), structure(torch_run), dtype, mode))
     for name, want in truth.outputs.items():
         if name in got.outputs:
             moved = [run.outputs[name] for run in noisy]
-            verdict = value_of(got.outputs[name], torchs.outputs[name], want, dtype, moved)
+            verdict = value_of(got.outputs[name], torch_run.outputs[name], want, dtype, moved)
             rows.append(Row(name, "output", dtype, mode, verdict))
     if got.gradients:
-        rows += _judged_gradients(got, torchs, truth, names, dtype, mode, noisy)
+        rows += _judged_gradients(got, torch_run, truth, names, dtype, mode, noisy)
     rows += [
-        Row("matmul precision", "exact", dtype, mode, judge.unlike(sentence))
+        Row("matmul precision", "exact", dtype, mode, judge.failed_fact(sentence))
         for sentence in got.findings.get("products", ())
     ]
     return rows
 
 
-def _sound(truth: Run, dtype: str, mode: str) -> Iterator[Row]:
+def _check_finite(truth: Run, dtype: str, mode: str) -> Iterator[Row]:
     """What torch itself gives must be numbers: NaN equals nothing, and proves nothing."""
     for name, value in {**truth.outputs, **truth.gradients}.items():
         if is_floating(value) and np.isnan(value).any():
@@ -59,7 +59,7 @@ def _sound(truth: Run, dtype: str, mode: str) -> Iterator[Row]:
                 f"torch itself gives NaN in {name} at {where}, which proves nothing: choose inputs "
                 "and masks for which it gives numbers"
             )
-            yield Row(name, "exact", dtype, mode, judge.unlike(sentence))
+            yield Row(name, "exact", dtype, mode, judge.failed_fact(sentence))
 
 
 def taps(
@@ -73,60 +73,61 @@ def taps(
 ) -> list[Row]:
     """Every tap that both sides have, in torch's call order."""
     rows, known = [], list(matches(got, truth, names))
-    laid = [{name: m.value for name, _, m in as_in(known, got, run)} for run in noisy]
+    noisy_taps = [{name: m.value for name, _, m in reuse_layouts(known, got, run)} for run in noisy]
     for name, flax_name, match in known:
-        moved = [values[name] for values in laid if name in values]
+        moved = [values[name] for values in noisy_taps if name in values]
         verdict = judge.same_function(match.got, match.value, fill=True, noisy=moved)
         rows.append(Row(flax_name, kind, dtype, mode, verdict))
     return rows
 
 
-def unpaired(got: Run, truth: Run, met: Met) -> list[str]:
+def unpaired(got: Run, truth: Run, matching: MatchingTaps) -> list[str]:
     """Taps that one side has alone; of torch's points inside attention those it names itself."""
-    pairs, shapes = met
-    met_names = {*pairs.values(), *shapes.values()}
-    flax_taps = [n for n in got.taps if got.point(n) not in TURNED]
-    return [f"{n} (Flax)" for n in flax_taps if n not in met_names] + [
+    pairs, shapes = matching
+    matched_names = {*pairs.values(), *shapes.values()}
+    flax_taps = [n for n in got.taps if got.point(n) not in TRANSPOSED_POINTS]
+    return [f"{n} (Flax)" for n in flax_taps if n not in matched_names] + [
         f"{n} (torch)"
         for n in truth.taps
-        if n not in pairs and n not in shapes and truth.point(n) not in TURNED
+        if n not in pairs and n not in shapes and truth.point(n) not in TRANSPOSED_POINTS
     ]
 
 
-def other_shapes(got: Run, truth: Run, met: Met) -> list[str]:
+def other_shapes(got: Run, truth: Run, matching: MatchingTaps) -> list[str]:
     """A sentence for taps that both sides have, but in shapes that no layout brings together."""
-    _, shapes = met
+    _, shapes = matching
     pairs = {flax: (got.taps[flax].shape, truth.taps[name].shape) for name, flax in shapes.items()}
     parts = [
-        f"{x} (Flax {list(ours)}, torch {list(theirs)})" for x, (ours, theirs) in pairs.items()
+        f"{x} (Flax {list(flax_shape)}, torch {list(torch_shape)})"
+        for x, (flax_shape, torch_shape) in pairs.items()
     ]
     return [f"seen on both sides in other shapes: {', '.join(parts)}"] if parts else []
 
 
-def idle(got: Run, truth: Run, names: Names) -> Iterator[str]:
+def unused_rules(got: Run, truth: Run, names: Names) -> Iterator[str]:
     """A sentence for each rule that is for taps alone and pairs none."""
     plan = names.plan
     carried = [name for move in plan.moves for name in move.sources] if plan else []
     carried += [*plan.constants, *plan.tied] if plan else []
-    theirs = list(dict.fromkeys(name.partition("#")[0] for name in truth.taps))
-    ours = {name.partition("#")[0] for name in got.taps}
-    for rule in names.rules if theirs else ():
-        targets = {flax_name for _, (flax_name, *_) in rule.groups(theirs)}
-        if rule.groups(carried) or {flax_path(names.module, name) for name in targets} & ours:
+    torch_taps = list(dict.fromkeys(name.partition("#")[0] for name in truth.taps))
+    flax_taps = {name.partition("#")[0] for name in got.taps}
+    for rule in names.rules if torch_taps else ():
+        targets = {flax_name for _, (flax_name, *_) in rule.groups(torch_taps)}
+        if rule.groups(carried) or {flax_path(names.module, name) for name in targets} & flax_taps:
             continue
         torch_name, flax_name = rule.sides
         if targets:
-            near = nearest(flax_name, ours)
-            yield f"{rule} pairs no tap: Flax has no {flax_name}; nearest: {near}"
+            suggestion = nearest(flax_name, flax_taps)
+            yield f"{rule} pairs no tap: Flax has no {flax_name}; nearest: {suggestion}"
         else:
-            near = nearest(torch_name, theirs)
-            yield f"{rule} pairs no tap: torch has no {torch_name}; nearest: {near}"
+            suggestion = nearest(torch_name, torch_taps)
+            yield f"{rule} pairs no tap: torch has no {torch_name}; nearest: {suggestion}"
 
 
-def untested(got: Run, truth: Run, names: Names) -> Iterator[str]:
+def ineffective_weights(got: Run, truth: Run, names: Names) -> Iterator[str]:
     """A sentence on weights that have no say: as scores of one key, say, or behind zeros."""
     wanted = names.gradients(truth.gradients)
-    idle = [
+    without_effect = [
         name
         for name, x in wanted.items()
         if not name.startswith("input ")
@@ -134,64 +135,68 @@ def untested(got: Run, truth: Run, names: Names) -> Iterator[str]:
         and not x.any()
         and not got.gradients[name].any()
     ]
-    if idle:
-        yield f"this input does not test {some(idle)}: their gradients are zero on both sides"
+    if without_effect:
+        listed = some(without_effect)
+        yield f"this input does not test {listed}: their gradients are zero on both sides"
 
 
 def value_of(
     got: np.ndarray,
-    torchs: np.ndarray,
+    torch_value: np.ndarray,
     want: np.ndarray,
     dtype: str,
     moved: Sequence[np.ndarray] = (),
 ) -> judge.Verdict:
     """The judgement on one value of Flax beside torch's own in this dtype and in float64."""
     if not is_floating(want):
-        return judge.same_values(got, torchs)
+        return judge.same_values(got, torch_value)
     if dtype == "float64":
         return judge.same_function(got, want, fill=True, noisy=moved)
-    verdict = judge.same_precision(got, torchs, want, dtype, fill=True)
-    return _with_noise(verdict, torchs, None, moved)
+    verdict = judge.same_precision(got, torch_value, want, dtype, fill=True)
+    return _with_noise(verdict, torch_value, None, moved)
 
 
 def _with_noise(
-    verdict: judge.Verdict, torchs: np.ndarray, scale: float | None, moved: Sequence[np.ndarray]
+    verdict: judge.Verdict,
+    torch_value: np.ndarray,
+    scale: float | None,
+    moved: Sequence[np.ndarray],
 ) -> judge.Verdict:
     """The verdict beside torch's own rounding noise, which limits nothing in a narrow dtype."""
-    errors = [judge.error(x, torchs, scale) for x in moved]
+    errors = [judge.error(x, torch_value, scale) for x in moved]
     return replace(verdict, noise=max(errors)) if errors else verdict
 
 
-def gradients(torchs: Run, truth: Run, names: Names, dtype: str) -> Iterator[tuple]:
+def gradients(torch_run: Run, truth: Run, names: Names, dtype: str) -> Iterator[tuple]:
     """Each wanted gradient, what its error is measured against, and torch's own error.
 
     None for its own norm, and in float64 for torch's error. In narrow dtypes both are those of all
     gradients together. Gradients of inputs that dwarf those of the parameters are judged alone.
     """
-    wanted, owns = names.gradients(truth.gradients), names.gradients(torchs.gradients)
-    near = {name: wanted[name] for name in judge.of_one_size(wanted)}
+    wanted, owns = names.gradients(truth.gradients), names.gradients(torch_run.gradients)
+    comparable = {name: wanted[name] for name in judge.of_one_size(wanted)}
     if dtype == "float64":
-        floor = judge.gradient_floor(list(near.values()))
+        floor = judge.gradient_floor(list(comparable.values()))
         for name, want in wanted.items():
-            small = name in near and floor > judge.whole_gradient([want])
+            small = name in comparable and floor > judge.whole_gradient([want])
             yield name, want, floor if small else None, None
         return
-    whole = judge.whole_gradient(list(near.values()))
-    apart = [owns[name].astype(x.dtype) - x for name, x in near.items()]
-    error = judge.whole_gradient(apart) / whole if whole else 0.0
+    whole = judge.whole_gradient(list(comparable.values()))
+    differences = [owns[name].astype(x.dtype) - x for name, x in comparable.items()]
+    error = judge.whole_gradient(differences) / whole if whole else 0.0
     for name, want in wanted.items():
-        if name in near:
+        if name in comparable:
             yield name, want, whole, error
         else:
             yield name, want, None, judge.error(owns[name], want)
 
 
 def _judged_gradients(
-    got: Run, torchs: Run, truth: Run, names: Names, dtype: str, mode: str, noisy: Sequence[Run]
+    got: Run, torch_run: Run, truth: Run, names: Names, dtype: str, mode: str, noisy: Sequence[Run]
 ) -> list[Row]:
-    rows, owns = [], names.gradients(torchs.gradients)
+    rows, owns = [], names.gradients(torch_run.gradients)
     runs = [names.gradients(run.gradients) for run in noisy]
-    for name, want, scale, error in gradients(torchs, truth, names, dtype):
+    for name, want, scale, error in gradients(torch_run, truth, names, dtype):
         moved, value = [run[name] for run in runs], got.gradients[name]
         if error is None:
             verdict = judge.same_function(value, want, scale, zero=True, noisy=moved)
@@ -214,10 +219,10 @@ def same_structure(got: Mapping[str, str], want: Mapping[str, str], dtype: str, 
     A key that holds None is one that is not there.
     """
     verdict: Any = judge.Verdict("exact", 0.0, 0.0)
-    ours, torchs = _plain(got, want, dtype), _plain(want, got, dtype)
-    if ours != torchs:
+    flax_structure, torch_structure = _plain(got, want, dtype), _plain(want, got, dtype)
+    if flax_structure != torch_structure:
         sentence = f"Flax returns {dict(got)}, torch {dict(want)}"
-        verdict = judge.unlike(sentence + _advice(ours, torchs))
+        verdict = judge.failed_fact(sentence + _advice(flax_structure, torch_structure))
     return Row(STRUCTURE, "exact", dtype, mode, verdict)
 
 
@@ -234,8 +239,8 @@ def _advice(got: Mapping[str, str], want: Mapping[str, str]) -> str:
     """What to do where one side returns an array and the other several, or narrower integers."""
     for side, one, several in (("torch", got, want), ("Flax", want, got)):
         if list(one) == ["output"] and several and "output" not in several:
-            alike = [name for name, text in several.items() if text == one["output"]]
-            part = (alike or list(several))[0].removeprefix("output")
+            same_text = [name for name, text in several.items() if text == one["output"]]
+            part = (same_text or list(several))[0].removeprefix("output")
             call = f"{side.lower()}_call=lambda m, *xs: m(*xs){part}"
             return f": take {part} of what {side} returns: {call}"
     if {k: v.replace("int32[", "int64[") for k, v in got.items()} == dict(want):

@@ -16,8 +16,8 @@ from .table import summary, tables, where
 MAPS = 12  # taps drawn for one report
 MANY_MAPS = 3  # and for each of many
 PLACES = 24  # named of one report
-FEW = 24  # so many reports are shown whole; of more, those that differ
-ROOM = 2_500_000  # characters for what is shown whole among many
+MAX_SHOWN_REPORTS = 24  # so many reports are shown whole; of more, those that differ
+MAX_CHARACTERS = 2_500_000  # characters for what is shown whole among many
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -138,8 +138,10 @@ def _differs(report: Report, heading: str) -> list[Html]:
     elements = [el(heading, "What differs"), el("ol", *parts, class_="places")] if parts else []
     effect = [] if report.ok else effects(report)
     elements += [el(heading, "What it does"), el("pre", "\n".join(effect))] if effect else []
-    again = [el(heading, "See it again"), el("pre", report.reproduce)] if report.reproduce else []
-    return elements + again
+    reproduce_section = (
+        [el(heading, "See it again"), el("pre", report.reproduce)] if report.reproduce else []
+    )
+    return elements + reproduce_section
 
 
 def _place(place: Divergence) -> Html:
@@ -161,7 +163,7 @@ def _depth(report: Report, heading: str) -> list[Html]:
     parts = []
     charts = [("Error by depth", page_chart.values(report))]
     slopes = page_chart.gradients(report)
-    if any(v.differs for d in slopes for v in (d.so_far, d.made_here) if v is not None):
+    if any(v.differs for d in slopes for v in (d.accumulated, d.made_here) if v is not None):
         charts.append(("Error of gradients", slopes))
     for title, depths in charts:
         if depths:
@@ -201,10 +203,10 @@ def _versions(versions: dict[str, str]) -> Html:
 
 
 def _variant(title: str) -> tuple[str, str]:
-    """The variant and the witness that a case's title names: `variant[... |witness]`."""
+    """The variant and the reference that a case's title names: `variant[... |reference]`."""
     variant, bracket, rest = title.partition("[")
-    witness = rest.removesuffix("]").rpartition("|")[2] if bracket else ""
-    return variant.strip(), witness
+    reference = rest.removesuffix("]").rpartition("|")[2] if bracket else ""
+    return variant.strip(), reference
 
 
 def _verdict_of_many(reports: Sequence[Report]) -> Html:
@@ -227,9 +229,9 @@ def _contents(lines: Sequence[certificate.Line]) -> Html:
     headings, shown = certificate.columns(lines)
     heads, rows = [*headings[:2], "cases", *headings[2:]], []
     for i, (line, row) in enumerate(zip(lines, shown, strict=True)):
-        name, witness, *cells = row
+        name, reference, *cells = row
         link = join(["✓ " if line.ok else "✕ ", el("a", name, href=f"#v{i}")])
-        all_cells = [link, witness, len(line.reports), *cells]
+        all_cells = [link, reference, len(line.reports), *cells]
         rows.append(el("tr", *(el("td", c) for c in all_cells), class_=None if line.ok else "bad"))
     head = el("thead", el("tr", *(el("th", text) for text in heads)))
     return el("div", el("table", head, el("tbody", *rows), class_="variants"), class_="scroll")
@@ -237,9 +239,9 @@ def _contents(lines: Sequence[certificate.Line]) -> Html:
 
 def _whole(reports: Sequence[Report]) -> dict[int, Html]:
     """All that is to say of the reports that are shown whole, by their identity."""
-    bodies, left = {}, ROOM
+    bodies, left = {}, MAX_CHARACTERS
     for report in sorted(reports, key=lambda report: report.ok):
-        if report.ok and len(reports) > FEW:
+        if report.ok and len(reports) > MAX_SHOWN_REPORTS:
             break
         body = join(_body(report, "h3", MANY_MAPS))
         left -= len(body)
@@ -250,7 +252,7 @@ def _whole(reports: Sequence[Report]) -> dict[int, Html]:
 
 
 def _section(line: certificate.Line, name: str, whole: dict[int, Html]) -> Html:
-    """One variant and witness: a fold for each case, failing ones first."""
+    """One variant and reference: a fold for each case, failing ones first."""
     against = [" against ", code(line.proven_equal_to)] if line.proven_equal_to else []
     folds = [_fold(report, whole) for report in sorted(line.reports, key=lambda r: r.ok)]
     return el("section", el("h2", code(line.variant), *against), *folds, id=name)

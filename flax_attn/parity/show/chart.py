@@ -9,7 +9,9 @@ from ..report import Report, Row
 from .html import Html, badness, el, number
 
 EDGE, END = 9.0, 2.0  # percent of a strip left on either side, and where 0 and inf stand in it
-NEAR = 15.0  # percent between the middles of two texts that would touch on a telephone
+MIN_LABEL_DISTANCE = (
+    15.0  # percent between the middles of two texts that would touch on a telephone
+)
 SHAPES = {
     "global": ("M0-6A6 6 0 1 1 0 6A6 6 0 1 1 0-6Z", "error so far, within the limit"),
     "local": ("M0-4L4 0L0 4L-4 0Z", "error made here, within the limit"),
@@ -25,7 +27,7 @@ class Depth(NamedTuple):
     """A place with its two errors: as it came out, and computed from torch's own values."""
 
     name: str
-    so_far: Verdict | None
+    accumulated: Verdict | None
     made_here: Verdict | None
 
 
@@ -65,8 +67,11 @@ def gradients(report: Report) -> list[Depth]:
 def _depths(rows: list[Row], local: list[Row]) -> list[Depth]:
     dtype = next((row.dtype for row in rows if row.kind != "output"), "")
     dtype = dtype or next((row.dtype for row in rows), "")
-    ours, theirs = _worst(row for row in rows if row.dtype == dtype), _worst(local)
-    return [Depth(n, ours.get(n), theirs.get(n)) for n in _merged(list(ours), list(theirs))]
+    results, local_errors = _worst(row for row in rows if row.dtype == dtype), _worst(local)
+    return [
+        Depth(n, results.get(n), local_errors.get(n))
+        for n in _merged(list(results), list(local_errors))
+    ]
 
 
 def _worst(rows: Iterable[Row]) -> dict[str, Verdict]:
@@ -99,14 +104,14 @@ def symbols() -> Html:
 
 def legend(depths: list[Depth]) -> Html:
     """What the marks mean that a chart holds."""
-    seen = {_name(kind, verdict) for depth in depths for kind, verdict in _marks(depth).items()}
-    keys = [el("span", _key(name), SHAPES[name][1]) for name in SHAPES if name in seen]
+    kinds = {_name(kind, verdict) for depth in depths for kind, verdict in _marks(depth).items()}
+    keys = [el("span", _key(name), SHAPES[name][1]) for name in SHAPES if name in kinds]
     return el("p", *keys, class_="legend")
 
 
 def chart(depths: list[Depth]) -> Html:
     """The strips under one axis; places over their limit in another colour and shape."""
-    verdicts = [v for d in depths for v in (d.so_far, d.made_here) if v is not None]
+    verdicts = [v for d in depths for v in (d.accumulated, d.made_here) if v is not None]
     limit = next((v.limit for v in verdicts if v.limit > 0), nan)
     axis = _axis([v.error for v in verdicts], limit)
     return el(
@@ -121,17 +126,19 @@ def chart(depths: list[Depth]) -> Html:
 
 def _axis(errors: Iterable[float], limit: float) -> Axis:
     """Whole decades around every error and the limit."""
-    seen = [log10(x) for x in [*errors, limit] if isfinite(x) and x > 0]
-    return Axis(floor(min(seen, default=-17)), ceil(max([*seen, -9])))
+    exponents = [log10(x) for x in [*errors, limit] if isfinite(x) and x > 0]
+    return Axis(floor(min(exponents, default=-17)), ceil(max([*exponents, -9])))
 
 
 def _scale(axis: Axis, limit: float, local: bool) -> Html:
     """The top line: where each decade is, the limit, and what the numbers on the right are."""
-    near = axis.at(limit) if isfinite(limit) else nan
+    limit_position = axis.at(limit) if isfinite(limit) else nan
     ticks = [(axis.at(10.0**i), f"1e{i}", None) for i in axis.ticks()]
-    ticks = [tick for tick in ticks if not abs(tick[0] - near) < NEAR]
+    ticks = [tick for tick in ticks if not abs(tick[0] - limit_position) < MIN_LABEL_DISTANCE]
     ticks += [(END, "0", None), (100 - END, "inf", None)]
-    ticks += [(near, f"limit {number(limit)}", "limit")] if isfinite(near) else []
+    ticks += (
+        [(limit_position, f"limit {number(limit)}", "limit")] if isfinite(limit_position) else []
+    )
     texts = [el("text", text, x=f"{x:.1f}%", y=13, class_=kind) for x, text, kind in ticks]
     return el(
         "div",
@@ -143,11 +150,11 @@ def _scale(axis: Axis, limit: float, local: bool) -> Html:
 
 
 def _strip(depth: Depth, axis: Axis, limit: float) -> Html:
-    seen = _marks(depth)
-    labels = [f"{SHAPES[kind][1].partition(',')[0]} {number(v.error)}" for kind, v in seen.items()]
+    marks = _marks(depth)
+    labels = [f"{SHAPES[kind][1].partition(',')[0]} {number(v.error)}" for kind, v in marks.items()]
     lines = [_mark_line(axis.at(10.0**i), None) for i in axis.ticks()]
     lines += [_mark_line(axis.at(limit), "limit")] if isfinite(limit) else []
-    shown = depth.made_here or depth.so_far
+    shown = depth.made_here or depth.accumulated
     bad = depth.made_here is not None and depth.made_here.differs
     return el(
         "div",
@@ -156,7 +163,7 @@ def _strip(depth: Depth, axis: Axis, limit: float) -> Html:
             "svg",
             el("title", f"{depth.name}: {', '.join(labels)}"),
             *lines,
-            *(_mark(kind, v, axis) for kind, v in seen.items()),
+            *(_mark(kind, v, axis) for kind, v in marks.items()),
             class_="strip",
             role="img",
         ),
@@ -170,7 +177,7 @@ def _mark_line(x: float, kind: str | None) -> Html:
 
 
 def _marks(depth: Depth) -> dict[str, Verdict]:
-    both = {"global": depth.so_far, "local": depth.made_here}
+    both = {"global": depth.accumulated, "local": depth.made_here}
     return {kind: verdict for kind, verdict in both.items() if verdict is not None}
 
 

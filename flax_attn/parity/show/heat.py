@@ -14,7 +14,7 @@ from .html import Html, el, number
 PANELS = 24  # small multiples of one tap
 LEVELS = 62  # of colour, between "equal" and "NaN or Inf"
 FEW, FINE, COARSE = 6, 128, 64  # up to FEW panels show FINE cells a side, more show COARSE
-LOW, HIGH, ODD = (235, 90, 70), (150, 0, 62), (122, 63, 240)
+FAINT_COLOUR, FULL_COLOUR, NOT_FINITE_COLOUR = (235, 90, 70), (150, 0, 62), (122, 63, 240)
 FAINT = 0.02  # share of the differing elements that may be fainter than the scale begins
 AXES = {"scores": ("query", "key"), "weights": ("query", "key")}
 
@@ -36,19 +36,21 @@ class Scale(NamedTuple):
 
 def scale_of(values: np.ndarray) -> Scale:
     """Whole decades around what is finite and differs, but for the faintest; one at least."""
-    seen = values[np.isfinite(values) & (values > 0)]
-    if not seen.size:
+    finite = values[np.isfinite(values) & (values > 0)]
+    if not finite.size:
         return Scale(-1, 0)
-    faint = float(np.quantile(seen, FAINT, method="lower"))
-    low, high = floor(log10(faint)), ceil(log10(float(seen.max())))
+    faint = float(np.quantile(finite, FAINT, method="lower"))
+    low, high = floor(log10(faint)), ceil(log10(float(finite.max())))
     return Scale(low, max(high, low + 1))
 
 
 def palette() -> tuple[bytes, bytes]:
     """PNG's PLTE and tRNS: clear, then faint to full on any background, then not finite."""
     share = np.linspace(0, 1, LEVELS)[:, None]
-    ramp = np.round(np.array(LOW) + share * (np.array(HIGH) - np.array(LOW)))
-    colours = np.concatenate([[(0, 0, 0)], ramp, [ODD]]).astype(np.uint8)
+    ramp = np.round(
+        np.array(FAINT_COLOUR) + share * (np.array(FULL_COLOUR) - np.array(FAINT_COLOUR))
+    )
+    colours = np.concatenate([[(0, 0, 0)], ramp, [NOT_FINITE_COLOUR]]).astype(np.uint8)
     opacity = np.round(255 * (0.1 + 0.9 * share[:, 0] ** 1.3)).astype(np.uint8)
     return colours.tobytes(), bytes([0, *opacity, 255])
 
@@ -175,7 +177,7 @@ class Drawing(NamedTuple):
             *_ticks(columns, width, lambda x: {"x": left + x, "y": top + height + 13}, "middle"),
             *_ticks(rows, height, lambda y: {"x": left - 5, "y": top + y + 4}, "end"),
             el("text", names[1], x=left + width / 2, y=top + height + 27, class_="axis"),
-            _upright(names[0], top + height / 2),
+            _rotated_label(names[0], top + height / 2),
             role="img",
             width=left + width + 16,
             height=top + height + 32,
@@ -198,7 +200,7 @@ def _box(x: float, y: float, cell: tuple[float, float]) -> Html:
     return el("rect", **{name: f"{at:.1f}" for name, at in place.items()}, class_="worst")
 
 
-def _upright(name: str, y: float) -> Html | None:
+def _rotated_label(name: str, y: float) -> Html | None:
     if not name:
         return None
     return el("text", name, transform=f"translate(9 {y:.1f}) rotate(-90)", class_="axis")

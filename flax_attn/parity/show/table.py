@@ -19,7 +19,7 @@ def summary(rows: Sequence[Row], rewritten: Sequence[str]) -> Html:
     heads = ("dtype and kind", "comparisons", "over the limit", "worst error", "limit", "at")
     lines = []
     for key, group in _groups(rows).items():
-        worst, off = max(group, key=_rank), len(_off(group, rewritten))
+        worst, off = max(group, key=_rank), len(_over_limit(group, rewritten))
         v = worst.verdict
         cells = [" ".join(filter(None, key)), len(group), f"✕ {off}" if off else 0]
         cells += [number(v.error), number(v.limit), worst.name]
@@ -35,7 +35,7 @@ def _groups(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
     return groups
 
 
-def _off(rows: Sequence[Row], rewritten: Sequence[str]) -> list[Row]:
+def _over_limit(rows: Sequence[Row], rewritten: Sequence[str]) -> list[Row]:
     """Those over their limit, taps of another way of computing the same left out."""
     over = [row for row in rows if row.verdict.differs]
     return [row for row in over if row.kind != "tap" or row.name not in rewritten]
@@ -43,7 +43,7 @@ def _off(rows: Sequence[Row], rewritten: Sequence[str]) -> list[Row]:
 
 def _fold_rows(dtype: str, kind: str, rows: list[Row], rewritten: Sequence[str]) -> Html:
     over = [row for row in rows if row.verdict.differs]
-    off = _off(rows, rewritten)
+    off = _over_limit(rows, rewritten)
     worst = max(rows, key=_rank).verdict
     facts = [plural(len(rows), "comparison")]
     if worst.statement != "exact":

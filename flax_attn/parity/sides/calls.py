@@ -25,7 +25,7 @@ def errors_of(
     name: str,
     dtype: str,
     call: Callable[..., Any],
-    stiff: Callable[[], Sequence[str]] = list,
+    wrong_dtype_buffers: Callable[[], Sequence[str]] = list,
 ) -> Iterator[None]:
     """An exception of a module's call, told as what it is: its own, in this dtype.
 
@@ -41,24 +41,28 @@ def errors_of(
     except ParityError:
         raise
     except Exception as error:
-        said = str(error).strip().rstrip(".")
-        advice = _advice(side, dtype, said, call is plain_call, stiff)
-        gap = "\n" if "\n" in said else " "  # a long message is told whole, and advice below it
+        message = str(error).strip().rstrip(".")
+        advice = _advice(side, dtype, message, call is plain_call, wrong_dtype_buffers)
+        gap = "\n" if "\n" in message else " "  # a long message is told whole, and advice below it
         raise ParityError(
-            f"{name} of {side} fails in {dtype}: {type(error).__name__}: {said}.{gap}{advice}"
+            f"{name} of {side} fails in {dtype}: {type(error).__name__}: {message}.{gap}{advice}"
         ) from error
 
 
 def _advice(
-    side: str, dtype: str, said: str, is_plain: bool, stiff: Callable[[], Sequence[str]]
+    side: str,
+    dtype: str,
+    message: str,
+    is_plain: bool,
+    wrong_dtype_buffers: Callable[[], Sequence[str]],
 ) -> str:
     """What to do about an exception, by what it says."""
     call = f"{side.lower()}_call="
-    if "not implemented for" in said:
+    if "not implemented for" in message:
         return f"Torch has no such operation in {dtype} here: leave it out of dtypes."
-    named = {NAMES[word] for word in re.findall("|".join(NAMES), said.lower())}
+    named = {NAMES[word] for word in re.findall("|".join(NAMES), message.lower())}
     if len(named) > 1 and dtype in named:
-        constants = stiff()
+        constants = wrong_dtype_buffers()
         what = f"{', '.join(constants[:3])} of it" if constants else "its constants"
         advice = f"Make {what} follow the dtype of its input"
     else:

@@ -12,22 +12,22 @@ Change = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 Mistakes = Iterator[tuple[str, Change]]  # each as a sentence, and what is done instead
 Named = Callable[[Any], str]  # what a tensor is called, "" if nobody gave it a name
 # What is no calculation, or is called where gradients are noted.
-UNHEARD = ("__get__", "__set__", "register_hook", "_set_grad_enabled", "requires_grad_")
+IGNORED_FUNCTIONS = ("__get__", "__set__", "register_hook", "_set_grad_enabled", "requires_grad_")
 # Functions of this package through which an operation of the module comes.
-WAY = (
+GRADIENT_FUNCTIONS = (
     "__torch_dispatch__",
     "__torch_function__",
-    "heard",
-    "_heard",
+    "on_op",
+    "_on_op",
     "in_float64",
     "noisy",
     "called",
 )
 # What torch adds where somebody else holds a tensor too, as the notes of a run do.
-UNCOUNTED = ("detach", "alias", "lift_fresh")
+IGNORED_OPS = ("detach", "alias", "lift_fresh")
 # Where torch calls its operations by their names.
 OPERATIONS = os.path.join("torch", "_ops.py")
-HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
+PACKAGE_DIR = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,8 @@ class Changes:
         tensors = (*module.named_parameters(), *module.named_buffers())
         self.names = {x.untyped_storage().data_ptr(): name for name, x in tensors}
 
-        def heard(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            place = None if func.overloadpacket.__name__ in UNCOUNTED else _caller()
+        def on_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            place = None if func.overloadpacket.__name__ in IGNORED_OPS else _caller()
             if place is None:
                 return func(*args, **kwargs)
             number, self.count = self.count, self.count + 1
@@ -103,7 +103,7 @@ class Changes:
             self.noted.append(Operation(number, site, path(), func, copied, kwargs, out))
             return out
 
-        return dispatch_mode(heard)
+        return dispatch_mode(on_op)
 
     def functions(self, path: Callable[[], str]) -> Any:
         """A mode that counts calls of torch's functions, and changes where gradients go."""
@@ -112,7 +112,7 @@ class Changes:
 
         def called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             name = getattr(func, "__name__", "")
-            if name in UNHEARD or _caller() is None:
+            if name in IGNORED_FUNCTIONS or _caller() is None:
                 return func(*args, **kwargs)
             number = len(self.calls)
             self.calls.append((name, path()))
@@ -155,10 +155,10 @@ def _caller() -> tuple[str, int] | None:
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        ours = code.co_filename.startswith(HERE)
-        if ours and code.co_name not in WAY and code.co_name != "_caller":
+        is_own_code = code.co_filename.startswith(PACKAGE_DIR)
+        if is_own_code and code.co_name not in GRADIENT_FUNCTIONS and code.co_name != "_caller":
             return None
-        if not ours and not code.co_filename.endswith(OPERATIONS):
+        if not is_own_code and not code.co_filename.endswith(OPERATIONS):
             return code.co_filename, frame.f_lineno
         frame = frame.f_back
     return None

@@ -12,8 +12,8 @@ from flax import nnx
 from ...weights.known_layers import flax_params, flax_state
 from . import jaxpr_precision as precision
 from .flax_float64 import attention_lifted
-from .heard import Force, at_turn, hearing, is_array, is_key
-from .leaves import refuse_unknown, sort_leaves
+from .leaves import refuse_unknown, split_leaves
+from .recorder import Force, fold_draw, is_array, is_key, recording
 from .run import Request, Run, rounded
 
 # The name under which the anchors of replaced taps leave a run.
@@ -59,19 +59,19 @@ class Flax:
         with self.precise():
             self.args = self._arguments(weights)
             program = self._program(*self.args)
-            return self._noted(program(*self.args))
+            return self._cast_notes(program(*self.args))
 
-    def again(self, times: int) -> list[list[np.ndarray]]:
+    def redraw_masks(self, times: int) -> list[list[np.ndarray]]:
         """The dropout masks of so many calls more, each with other random keys than all before.
 
         A key that a module keeps and splits by itself goes on from call to call.
         """
         masks = []
         with self.precise():
-            for turn in range(1, times + 1):
+            for draw in range(1, times + 1):
                 *others, rest = self.args
-                self.args = *others, {**rest, "random": self.random, "turn": turn}
-                masks.append(self._noted(self._program(*self.args)(*self.args)).keeps)
+                self.args = *others, {**rest, "random": self.random, "turn": draw}
+                masks.append(self._cast_notes(self._program(*self.args)(*self.args)).keeps)
         return masks
 
     def traced(self, weights: Mapping[str, np.ndarray]) -> tuple[Any, Any, tuple]:
@@ -84,9 +84,9 @@ class Flax:
         """The module as a run has it: in its dtype and mode, with these weights."""
         with self.precise():
             params, _, _, rest = self._arguments(weights)
-            return self._merged(*nnx.split(self.module), params | rest["weights"])
+            return self._merge_module(*nnx.split(self.module), params | rest["weights"])
 
-    def _merged(self, graph: Any, state: Any, weights: Mapping[str, Any]) -> nnx.Module:
+    def _merge_module(self, graph: Any, state: Any, weights: Mapping[str, Any]) -> nnx.Module:
         """The module with these weights, and all else in the run's dtype."""
 
         def cast(path: Sequence[Any], x: Any) -> Any:
@@ -95,7 +95,7 @@ class Flax:
 
         state = jax.tree_util.tree_map_with_path(cast, state)
         copy = nnx.merge(graph, state, copy=True)
-        _unpin(copy)
+        _clear_dtypes(copy)
         copy.train() if self.request.train else copy.eval()
         variables = flax_state(copy)
         for path, value in weights.items():
@@ -130,7 +130,7 @@ class Flax:
             rest |= {"random": random, "turn": 0}
         return params, {k: v for k, v in floats.items() if k not in fixed}, probes, rest
 
-    def _widened(self) -> list[str]:
+    def _widened_products(self) -> list[str]:
         return self.findings.get("widened", [])
 
     def _program(self, *args: Any) -> Callable[..., Any]:
@@ -150,36 +150,36 @@ class Flax:
         request = self.request
 
         def forward(params, floats, probes, rest):
-            copy = self._merged(graph, state, params | rest["weights"])
+            copy = self._merge_module(graph, state, params | rest["weights"])
             _set_random(copy, rest)
             before = _States(copy)
             args, kwargs = request.fill({**self.inputs, **floats, **rest["inputs"]})
-            with hearing(copy, self.force, probes, rest.get("turn"), self.repeats) as heard:
+            with recording(copy, self.force, probes, rest.get("turn"), self.repeats) as recorder:
                 out = self.call(copy, *args, **kwargs)
-            outputs = sort_leaves(out, is_array)
+            outputs = split_leaves(out, is_array)
             refuse_unknown(outputs.unknown, "Flax")
             named = {k: v for k, v in outputs.arrays.items() if _is_inexact(v)}
             exact = {k: v for k, v in outputs.arrays.items() if k not in named}
-            named |= {ANCHOR: sum(heard.anchors)} if heard.anchors else {}
+            named |= {ANCHOR: sum(recorder.anchors)} if recorder.anchors else {}
             after = _States(copy)
             self.static = Static(
                 outputs.numbers,
                 outputs.others,
-                heard.numbers if request.taps else {},
-                heard.places,
-                after.unlike(before),
+                recorder.numbers if request.taps else {},
+                recorder.places,
+                after.changed_state(before),
                 {k: np.asarray(v) for k, v in after.entries.items() if isinstance(v, int | float)},
-                list(heard.notes),
+                list(recorder.notes),
             )
-            aux = {"exact": exact, "keeps": heard.keeps, "rates": heard.rates}
-            aux |= {"taps": heard.taps, "inputs": heard.inputs} if request.taps else {}
+            aux = {"exact": exact, "keeps": recorder.keeps, "rates": recorder.rates}
+            aux |= {"taps": recorder.taps, "inputs": recorder.inputs} if request.taps else {}
             aux["state"] = {k: v for k, v in after.values.items() if k not in params}
             aux["random"] = {k: v.get_value() for k, v in random_state(copy).items()}
             return named, aux
 
         return forward
 
-    def _noted(self, out: Any) -> Run:
+    def _cast_notes(self, out: Any) -> Run:
         named, aux, grads = out if self.request.grads else (*out, ({},) * 3)
         of_params, of_inputs, of_taps, *_ = grads
         static, self.random = self.static, aux["random"]
@@ -204,8 +204,8 @@ class Flax:
             notes=[
                 *static.notes,
                 *self.lifted,
-                *_pinned(self.module, self.dtype),
-                *self._widened(),
+                *_pinned_dtypes(self.module, self.dtype),
+                *self._widened_products(),
             ],
             findings=self.findings,
         )
@@ -238,12 +238,12 @@ class _States:
                 self.entries[name] = node
         self.values = {k: v for k, v in self.entries.items() if is_array(v)}
 
-    def unlike(self, before: "_States") -> list[str]:
+    def changed_state(self, before: "_States") -> list[str]:
         """The paths of all that is no longer what it was."""
-        return [path for path, x in self.entries.items() if _is_other(x, before.entries.get(path))]
+        return [path for path, x in self.entries.items() if _differs(x, before.entries.get(path))]
 
 
-def _is_other(x: Any, before: Any) -> bool:
+def _differs(x: Any, before: Any) -> bool:
     """Whether something is no longer what it was; random keys are not asked."""
     if x is before or is_key(x):
         return False
@@ -255,7 +255,7 @@ def _set_random(module: nnx.Module, rest: Mapping[str, Any]) -> None:
     for path, variable in random_state(module).items() if "random" in rest else ():
         value = rest["random"][path]
         variable.set_value(
-            at_turn(value, rest["turn"]) if isinstance(variable, nnx.RngKey) else value
+            fold_draw(value, rest["turn"]) if isinstance(variable, nnx.RngKey) else value
         )
 
 
@@ -311,7 +311,7 @@ def _unique(module: nnx.Module, dtype: str) -> dict[str, jax.Array]:
     }
 
 
-def _unpin(module: nnx.Module) -> None:
+def _clear_dtypes(module: nnx.Module) -> None:
     """Some layers store a dtype at construction; clear it so that the run's dtype applies."""
     for _, part in nnx.iter_modules(module):
         layer: Any = part
@@ -319,7 +319,7 @@ def _unpin(module: nnx.Module) -> None:
             layer.dtype = None
 
 
-def _pinned(module: nnx.Module, dtype: str) -> list[str]:
+def _pinned_dtypes(module: nnx.Module, dtype: str) -> list[str]:
     """Sentences about layers whose dtype is another than the run's, whatever their input's is."""
     kinds: dict[str, list[str]] = {}
     for path, part in nnx.iter_modules(module):

@@ -69,13 +69,13 @@ def casts(jaxpr: Any) -> list[Finding]:
     return _unique_findings(jaxpr, lambda eqn: _narrowing(eqn, run))
 
 
-def products(jaxpr: Any, asked: str = "highest") -> list[Finding]:
+def products(jaxpr: Any, requested: str = "highest") -> list[Finding]:
     """Every product or convolution of floats at a lower precision than asked, once for each line.
 
     Also those whose result is narrower than what is multiplied.
 
     Args:
-      jaxpr: traced under `jax.default_matmul_precision(asked)`.
+      jaxpr: traced under `jax.default_matmul_precision(requested)`.
       asked: one of jax's names.
 
     Raises:
@@ -90,9 +90,9 @@ def products(jaxpr: Any, asked: str = "highest") -> list[Finding]:
     ...     print(finding.what)
     multiplies (dot_general) at precision default, where highest is asked
     """
-    if asked not in LEVELS:
-        raise ValueError(f"asked must be one of {', '.join(LEVELS)}; got {asked!r}.")
-    return _unique_findings(jaxpr, lambda eqn: _cheap(eqn, asked))
+    if requested not in LEVELS:
+        raise ValueError(f"asked must be one of {', '.join(LEVELS)}; got {requested!r}.")
+    return _unique_findings(jaxpr, lambda eqn: _low_precision(eqn, requested))
 
 
 def widened(jaxpr: Any) -> list[Finding]:
@@ -116,7 +116,7 @@ def widened(jaxpr: Any) -> list[Finding]:
         return f"multiplies in {_dtypes(eqn.invars[:1])} amid {names}" if product else ""
 
     findings = _unique_findings(jaxpr, describe)
-    return [x for x in findings if x.file and _is_persons(x.file)]
+    return [x for x in findings if x.file and _is_user_code(x.file)]
 
 
 def _unique_findings(jaxpr: Any, describe: Callable[[Any], str]) -> list[Finding]:
@@ -129,14 +129,14 @@ def _unique_findings(jaxpr: Any, describe: Callable[[Any], str]) -> list[Finding
     return list(findings)
 
 
-def _cheap(eqn: Any, asked: str) -> str:
+def _low_precision(eqn: Any, requested: str) -> str:
     """How a product falls short of the asked precision, or ""."""
     wide = max(map(_bits, eqn.invars[:2]), default=0)
     if "precision" not in eqn.params or not wide:
         return ""
     name, precision = eqn.primitive.name, eqn.params["precision"]
-    if _level(precision, wide) < LEVELS[asked]:
-        return f"multiplies ({name}) {_precision_text(precision)}, where {asked} is asked"
+    if _level(precision, wide) < LEVELS[requested]:
+        return f"multiplies ({name}) {_precision_text(precision)}, where {requested} is asked"
     if 0 < _bits(eqn.outvars[0]) < wide:
         return f"multiplies ({name}) {_dtypes(eqn.invars[:2])} into {_dtypes(eqn.outvars)}"
     return ""
@@ -242,7 +242,7 @@ def _after(file: str, package: str) -> str:
 
 
 @cache
-def _is_persons(file: str) -> bool:
+def _is_user_code(file: str) -> bool:
     """Whether a file is neither of this library nor of another."""
     library = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
     return not _owner(file) and not file.startswith(library + os.sep)

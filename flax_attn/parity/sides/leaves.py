@@ -104,10 +104,10 @@ def rebuilt(value: Any, change: Callable[[str, Any], Any], name: str) -> Any:
     made = [rebuilt(part, change, name + suffix) for suffix, part in pieces]
     if all(new is old for new, (_, old) in zip(made, pieces, strict=True)):
         return value
-    return _remade(value, made)
+    return _rebuild_container(value, made)
 
 
-def _remade(value: Any, made: list[Any]) -> Any:
+def _rebuild_container(value: Any, made: list[Any]) -> Any:
     """A container of the same kind with other pieces; variables of nnx stay as they are."""
     if isinstance(value, nnx.Variable):
         return value
@@ -140,7 +140,7 @@ def _with_items(value: Mapping, named: dict) -> Any:
     return other
 
 
-class Sorted(NamedTuple):
+class OutputLeaves(NamedTuple):
     """The leaves of what a module returned, by kind and name.
 
     Attributes:
@@ -156,12 +156,12 @@ class Sorted(NamedTuple):
     unknown: dict[str, Any]
 
 
-def sort_leaves(value: Any, is_array: Callable[[Any], bool], name: str = "output") -> Sorted:
+def split_leaves(value: Any, is_array: Callable[[Any], bool], name: str = "output") -> OutputLeaves:
     """Every leaf of what a module returned in its place; one name is never given twice."""
-    outputs, seen = Sorted({}, {}, {}, {}), {}
+    outputs, counts = OutputLeaves({}, {}, {}, {}), {}
     for path, leaf in leaves(value, name):
-        path = counted(seen, path)
-        seen[path] = None
+        path = counted(counts, path)
+        counts[path] = None
         if is_array(leaf):
             outputs.arrays[path] = leaf
         elif (number := as_number(leaf)) is not None:
@@ -196,7 +196,7 @@ def refuse_unknown(unknown: Mapping[str, Any], side: str) -> None:
         )
 
 
-def one_or(path: str, outputs: Sorted) -> Callable[[str], str]:
+def name_of_leaf(path: str, outputs: OutputLeaves) -> Callable[[str], str]:
     """How the arrays of a submodule's output are called: a single one by the submodule's path."""
     several = len(outputs.arrays) + len(outputs.numbers) != 1
     return lambda name: name if several else path

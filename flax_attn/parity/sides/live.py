@@ -9,16 +9,16 @@ import numpy as np
 from ...weights.described import Source
 from ...weights.plan import Plan
 from .. import draw
-from ..mistakes.tries import TorchTries
+from ..mistakes.trials import TorchFaultTrials
 from ..torch_module import describe, part_of, read, to_numpy, to_torch
 from .calls import errors_of
 from .changes import Changes
 from .original import Arrays, Part, Stepped
 from .run import Request, Run, narrowed
 from .steps import TorchSteps
-from .torch import is_inexact, run_torch, stiff
+from .torch import is_inexact, run_torch, wrong_dtype_buffers
 from .torch_noise import RUNS as NOISY
-from .torch_noise import Moved
+from .torch_noise import RoundingMove
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ class Live:
         mode = "train" if self.request.train else "eval"
         return [f"{few} of torch came in another mode than the rest: all ran in {mode} mode"]
 
-    def with_weights(self, how: str, plan: Plan | None) -> "Live":
+    def with_weights(self, strategy: str, plan: Plan | None) -> "Live":
         skipped = plan.skipped if plan else ()
-        drawn = draw.parameters(self.request.seed, self.sources) if how == "random" else {}
+        drawn = draw.parameters(self.request.seed, self.sources) if strategy == "random" else {}
         if not drawn:
             return replace(self, values=read(self.module))
         values = {name: x for name, x in drawn.items() if name not in skipped}
@@ -96,9 +96,9 @@ class Live:
         return replace(self, values=values | {k: v for k, v in built.items() if k in carried})
 
     def run(self, dtype: str, keeps: Sequence[np.ndarray]) -> tuple[Run, Run]:
-        torchs = self.alone(dtype, keeps)
-        truth = torchs if dtype == "float64" else self.truth(dtype, keeps)
-        return torchs, truth
+        torch_run = self.alone(dtype, keeps)
+        truth = torch_run if dtype == "float64" else self.truth(dtype, keeps)
+        return torch_run, truth
 
     def alone(self, dtype: str, keeps: Sequence[np.ndarray] | None) -> Run:
         """Torch in `dtype`; where `keeps` is None its dropout draws."""
@@ -109,12 +109,12 @@ class Live:
         return self._run(dtype, narrowed(self.values, dtype), keeps, "float64")
 
     def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> Iterator[Run]:
-        values, quiet = narrowed(self.values, dtype), Moved(None)
+        values, quiet = narrowed(self.values, dtype), RoundingMove(None)
         self._run(dtype, values, keeps, moved=quiet)
         for seed in range(NOISY):
-            yield self._run(dtype, values, keeps, moved=Moved(seed, quiet.decided))
+            yield self._run(dtype, values, keeps, moved=RoundingMove(seed, quiet.decided))
 
-    def tries(self, truth: Run) -> TorchTries:
+    def trials(self, truth: Run) -> TorchFaultTrials:
         values = narrowed(self.values, "float64")
 
         def run(changes: Changes, others: Arrays) -> Run:
@@ -122,21 +122,21 @@ class Live:
             quick = replace(self, request=request)
             return quick._run("float64", {**values, **others}, truth.keeps, changes=changes)
 
-        return TorchTries(run, truth, self.request.arrays(), read(self.module))
+        return TorchFaultTrials(run, truth, self.request.arrays(), read(self.module))
 
     def steps(self, optimizer: Any, count: int, keeps: Sequence[np.ndarray]) -> Iterator[Stepped]:
         values = narrowed(self.values, "float64")
         firsts = dict(self.module.named_parameters())
         trained = [k for k in firsts if k in values and self.trained[k] is not None]
         params = {k: to_torch(values[k]).requires_grad_() for k in trained}
-        torchs = optimizer.torch(list(params.values()))
+        torch_optimizer = optimizer.torch(list(params.values()))
         ties = {source.name: source.same_as for source in self.sources if source.same_as}
         for _ in range(count):
             run = self._run("float64", values, keeps)
             for name, param in params.items():
                 known = name in run.gradients
                 param.grad = to_torch(run.gradients[name]) if known else None
-            torchs.step()
+            torch_optimizer.step()
             values = {**values, **{name: to_numpy(param) for name, param in params.items()}}
             values |= {k: values[first] for k, first in ties.items() if first in values}
             yield Stepped(run.gradients, values)
@@ -146,9 +146,11 @@ class Live:
             return {}, {}
         values = narrowed(self.values, dtype)
         side = TorchSteps(self.module, self.request.in_dtype(dtype), values, decode)
-        torchs = {cut: side.run(cut, dtype) for cut in cuts}
+        torch_steps = {cut: side.run(cut, dtype) for cut in cuts}
         narrow = dtype != "float64"
-        return torchs, {cut: side.run(cut, "float64", True) for cut in cuts} if narrow else torchs
+        return torch_steps, {
+            cut: side.run(cut, "float64", True) for cut in cuts
+        } if narrow else torch_steps
 
     def _run(
         self,
@@ -156,11 +158,17 @@ class Live:
         values: Arrays,
         keeps: Sequence[np.ndarray] | None,
         at: str = "",
-        moved: Moved | None = None,
+        moved: RoundingMove | None = None,
         changes: Changes | None = None,
     ) -> Run:
         """One run in `dtype`, or in `at` with all numbers rounded to `dtype` before."""
         request, made_in = self.request.in_dtype(dtype), at or dtype
-        with errors_of("torch", self.name, made_in, self.call, lambda: stiff(self.module, made_in)):
+        with errors_of(
+            "torch",
+            self.name,
+            made_in,
+            self.call,
+            lambda: wrong_dtype_buffers(self.module, made_in),
+        ):
             more = keeps, bool(at), moved, changes
             return run_torch(self.module, self.call, request, values, made_in, *more)

@@ -12,16 +12,16 @@ from .. import judge
 from .run import Run
 
 # The points inside attention that torch computes with heads before positions, Flax after.
-TURNED = ("query", "key", "value", "context")
+TRANSPOSED_POINTS = ("query", "key", "value", "context")
 # Points that projections are often called by as well.
-PROJECTED = ("query", "key", "value")
+PROJECTION_POINTS = ("query", "key", "value")
 # Torch's fused functions put the scale, or its root, on queries and keys before their product.
-SCALED = ("query", "key")
+SCALED_POINTS = ("query", "key")
 
 # The softmax of a score this far below its row's largest is zero in float64.
-UNSEEN = np.log(np.finfo(np.float64).smallest_subnormal) - 1
+MIN_LOG_WEIGHT = np.log(np.finfo(np.float64).smallest_subnormal) - 1
 # How many ways to lay out one array are tried.
-WAYS = 24
+MAX_LAYOUTS = 24
 # Of the way of a layout that leaves out a sink.
 SINK = "without the column of a sink"
 Shape = tuple[int, ...]
@@ -38,9 +38,9 @@ class Layout(NamedTuple):
     way: tuple[Any, ...] = ()
 
     @classmethod
-    def plain(cls, how: Callable[[np.ndarray], np.ndarray], *way: Any) -> "Layout":
+    def plain(cls, fn: Callable[[np.ndarray], np.ndarray], *way: Any) -> "Layout":
         """One that loses and repeats nothing."""
-        return cls(how, how, way)
+        return cls(fn, fn, way)
 
 
 class Match(NamedTuple):
@@ -68,27 +68,27 @@ def layouts(tap: str, shape: Shape, want: Shape) -> Iterator[Layout]:
     """The ways in which an array of torch's shape may lie in Flax's, the plainest first."""
     if shape == want:
         yield Layout.plain(lambda x: x)
-    if point_of(tap) in TURNED and len(shape) >= 3:
+    if point_of(tap) in TRANSPOSED_POINTS and len(shape) >= 3:
         yield from _from_merged_batch(shape, want)
     if shape != want:
         for fine, order in ways(shape, want):
-            yield Layout.plain(partial(_laid, shape, fine, order), fine, order)
+            yield Layout.plain(partial(_lay_out, shape, fine, order), fine, order)
     if point_of(tap) in ("scores", "weights") and shape and want[-1:] == (shape[-1] + 1,):
         yield from _less_a_column(tap, shape, want)
 
 
 def _less_a_column(tap: str, shape: Shape, want: Shape) -> Iterator[Layout]:
     """Where torch has a sink as a column more, the first or the last."""
-    for column, seen in ((0, slice(1, None)), (want[-1] - 1, slice(None, -1))):
+    for column, columns in ((0, slice(1, None)), (want[-1] - 1, slice(None, -1))):
         for layout in layouts(tap, shape, (*want[:-1], want[-1] - 1)):
 
-            def cut(x: np.ndarray, how: Any = layout.value, seen: slice = seen) -> np.ndarray:
-                return how(x[..., seen])
+            def cut(x: np.ndarray, fn: Any = layout.value, columns: slice = columns) -> np.ndarray:
+                return fn(x[..., columns])
 
             yield Layout.plain(cut, SINK, column, *layout.way)
 
 
-def _laid(shape: Shape, fine: Shape, order: Shape, x: np.ndarray) -> np.ndarray:
+def _lay_out(shape: Shape, fine: Shape, order: Shape, x: np.ndarray) -> np.ndarray:
     return x.reshape(fine).transpose(order).reshape(shape)
 
 
@@ -104,28 +104,28 @@ def ways(shape: Shape, want: Shape) -> tuple[tuple[Shape, Shape], ...]:
     """
     if int(np.prod(shape)) != int(np.prod(want)) or not int(np.prod(want)):
         return ()
-    here, theirs = (tuple(n for n in x if n != 1) for x in (shape, want))
+    flax_shape, torch_shape = (tuple(n for n in x if n != 1) for x in (shape, want))
     costs: dict[tuple[Shape, Shape], tuple[bool, int]] = {}
-    for fine in sorted(_cut(here, theirs), key=lambda fine: fine != theirs):
+    for fine in sorted(_cut(flax_shape, torch_shape), key=lambda fine: fine != torch_shape):
         for order in permutations(range(len(fine))):
-            turned = tuple(fine[i] for i in order)
-            if _merges(turned, here):
+            permuted = tuple(fine[i] for i in order)
+            if _merges(permuted, flax_shape):
                 moved = sum(a > b for i, a in enumerate(order) for b in order[i + 1 :])
-                whole = fine == theirs and turned == here
+                whole = fine == torch_shape and permuted == flax_shape
                 costs.setdefault(_joined(fine, order), (not whole, moved))
-    return tuple(islice(sorted(costs, key=lambda way: (costs[way], len(way[0]))), WAYS))
+    return tuple(islice(sorted(costs, key=lambda way: (costs[way], len(way[0]))), MAX_LAYOUTS))
 
 
-def _cut(here: Shape, theirs: Shape) -> set[Shape]:
+def _cut(flax_shape: Shape, torch_shape: Shape) -> set[Shape]:
     """Torch's axes as they are, cut into Flax's, and with one of them cut where Flax has a part."""
-    shapes: set[Shape] = {theirs} if len(theirs) <= 6 else set()
-    if len(here) <= 6:
-        shapes |= {fine for fine in permutations(here) if _merges(fine, theirs)}
-    if len(theirs) <= 5:
-        for i, size in enumerate(theirs):
-            for part in {n for n in here if 1 < n < size and size % n == 0}:
+    shapes: set[Shape] = {torch_shape} if len(torch_shape) <= 6 else set()
+    if len(flax_shape) <= 6:
+        shapes |= {fine for fine in permutations(flax_shape) if _merges(fine, torch_shape)}
+    if len(torch_shape) <= 5:
+        for i, size in enumerate(torch_shape):
+            for part in {n for n in flax_shape if 1 < n < size and size % n == 0}:
                 for pieces in ((part, size // part), (size // part, part)):
-                    shapes.add((*theirs[:i], *pieces, *theirs[i + 1 :]))
+                    shapes.add((*torch_shape[:i], *pieces, *torch_shape[i + 1 :]))
     return shapes
 
 
@@ -176,7 +176,7 @@ def _from_merged_batch(shape: Shape, want: Shape) -> Iterator[Layout]:
 
 def factors(tap: str, width: int) -> tuple[float, ...]:
     """What torch's value may be multiplied with: the place of the scale is each side's own."""
-    powers = (0, 0.5, 0.25, -0.5, -0.25) if point_of(tap) in SCALED else (0,)
+    powers = (0, 0.5, 0.25, -0.5, -0.25) if point_of(tap) in SCALED_POINTS else (0,)
     return tuple(float(width**power) for power in powers)
 
 
@@ -186,10 +186,10 @@ def hidden(scores: np.ndarray) -> np.ndarray:
         return scores
     most = scores.max(axis=-1, keepdims=True)
     with np.errstate(invalid="ignore", over="ignore"):
-        return np.where(scores - most < UNSEEN, -np.inf, scores)
+        return np.where(scores - most < MIN_LOG_WEIGHT, -np.inf, scores)
 
 
-def paired(
+def match_value(
     tap: str,
     got: np.ndarray,
     want: np.ndarray,
@@ -214,23 +214,23 @@ def paired(
     """
     if point_of(tap) == "scores":
         got, want = hidden(got), hidden(want)
-    tried: list[tuple[float, Match]] = []
+    candidates: list[tuple[float, Match]] = []
     for layout in layouts(tap, got.shape, want.shape) if only is None else only:
-        laid = layout.value(want)
+        laid_out = layout.value(want)
         for factor in factors(tap, want.shape[-1] if want.ndim else 1):
-            match = Match(layout, factor, laid if factor == 1.0 else laid * factor, got)
+            match = Match(layout, factor, laid_out if factor == 1.0 else laid_out * factor, got)
             if _equal(got, match.value):
                 return match
             if factor == 1.0 or nearest:
-                tried.append((judge.error(got, match.value), match))
-        is_whole = SINK not in layout.way
-        if shift and is_whole and _equal(got, moved := shifted(got, laid)):
+                candidates.append((judge.error(got, match.value), match))
+        is_integer = SINK not in layout.way
+        if shift and is_integer and _equal(got, moved := shifted(got, laid_out)):
             return Match(layout, 1.0, moved, got)
-    if not tried:
+    if not candidates:
         return None
-    error, best = min(tried, key=lambda pair: pair[0])
+    error, best = min(candidates, key=lambda pair: pair[0])
     # Of layouts that all differ a clearly nearer one tells more; else the plainest is as good.
-    return best if nearest or error < tried[0][0] / 2 else tried[0][1]
+    return best if nearest or error < candidates[0][0] / 2 else candidates[0][1]
 
 
 def agreed(
@@ -241,7 +241,7 @@ def agreed(
     Taps of the same shapes are laid out in one way, that which makes most of them equal: a fault
     may look like another order of axes, and where a fault is no layout makes anything equal.
     """
-    pairs, _ = counterparts(got, truth, tap)
+    pairs, _ = matching_taps(got, truth, tap)
     by_name: dict[str, Match] = {}
     votes: dict[Any, Counter] = {}
     kinds, ways = {}, {}
@@ -251,7 +251,7 @@ def agreed(
             continue
         by_name[name] = match
         shapes = got.taps[flax_name].shape, truth.taps[name].shape
-        kinds[name] = (*shapes, got.point(flax_name) in TURNED)
+        kinds[name] = (*shapes, got.point(flax_name) in TRANSPOSED_POINTS)
         ways[kinds[name], match.layout.way] = match.layout
         if _equal(match.got, match.value):
             votes.setdefault(kinds[name], Counter())[match.layout.way] += 1
@@ -274,11 +274,11 @@ def _fit(
 ) -> Match | None:
     """A tap of torch's beside one of Flax's."""
     point = truth.point(name) or got.point(flax_name)
-    mine, theirs = got.taps[flax_name], truth.taps[name]
-    return paired(point, mine, theirs, shifts(truth, name), nearest, only)
+    flax_value, torch_value = got.taps[flax_name], truth.taps[name]
+    return match_value(point, flax_value, torch_value, shifts(truth, name), nearest, only)
 
 
-def as_in(
+def reuse_layouts(
     known: Iterable[tuple[str, str, Match]], got: Run, truth: Run
 ) -> list[tuple[str, str, Match]]:
     """Every tap of other runs, laid out as it was in those before: narrow values tell no layout."""
@@ -299,10 +299,10 @@ def _equal(got: np.ndarray, want: np.ndarray) -> bool:
 
 def shifted(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     """`want` with the constant in each row that brings it nearest to `got`."""
-    seen = np.isfinite(got) & np.isfinite(want)
+    finite = np.isfinite(got) & np.isfinite(want)
     with np.errstate(invalid="ignore"):
-        apart = np.where(seen, got - want, 0.0).sum(axis=-1, keepdims=True)
-    return want + apart / np.maximum(seen.sum(axis=-1, keepdims=True), 1)
+        difference = np.where(finite, got - want, 0.0).sum(axis=-1, keepdims=True)
+    return want + difference / np.maximum(finite.sum(axis=-1, keepdims=True), 1)
 
 
 def shifts(truth: Run, name: str) -> bool:
@@ -318,10 +318,10 @@ def shifts(truth: Run, name: str) -> bool:
     with np.errstate(invalid="ignore", over="ignore"):
         powers = np.exp(scores - np.where(np.isfinite(most), most, 0.0))
         total = powers.sum(axis=-1, keepdims=True)
-    return judge.alike(powers / np.where(total, total, 1.0), weights)
+    return judge.allclose(powers / np.where(total, total, 1.0), weights)
 
 
-def counterparts(
+def matching_taps(
     got: Run, truth: Run, tap: Callable[[str], str]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Which tap of Flax each of torch's is, by name; and those of one name in other shapes.
@@ -332,9 +332,9 @@ def counterparts(
     """
     pairs: dict[str, str] = {}
     shapes: dict[str, str] = {}
-    theirs, ours = _by_base({name: tap(name) for name in truth.taps}), _by_base(got.taps)
-    for base, torch_names in theirs.items():
-        flax_names = ours.get(base, [])
+    torch_taps, flax_taps = _by_base({name: tap(name) for name in truth.taps}), _by_base(got.taps)
+    for base, torch_names in torch_taps.items():
+        flax_names = flax_taps.get(base, [])
         fits = {(a, b): _fit(got, truth, b, a) for a in torch_names for b in flax_names}
         kinds = [
             (
@@ -345,12 +345,12 @@ def counterparts(
         ]
         partners: dict[str, str] = {}
         for one, other in kinds:
-            partners |= _told_apart(one, other, fits)
+            partners |= _disambiguate(one, other, fits)
         left = [[x for x in kind if x not in partners.values()] for _, kind in kinds]
         odd = [[x for x in kind if x not in partners] for kind, _ in kinds]
         for one, other in zip(odd, left[::-1], strict=True):
-            meant = {ab: fits[ab] for ab in fits if _meant(got, truth, *ab, fits[ab])}
-            partners |= _told_apart(one, other, dict.fromkeys(fits) | meant)
+            plausible = {ab: fits[ab] for ab in fits if _may_match(got, truth, *ab, fits[ab])}
+            partners |= _disambiguate(one, other, dict.fromkeys(fits) | plausible)
         pairs |= partners
         for one, other in zip(odd, left, strict=True):
             rest = (
@@ -362,13 +362,13 @@ def counterparts(
     return {name: pairs[name] for name in order}, shapes
 
 
-def _meant(got: Run, truth: Run, name: str, flax_name: str, match: Match | None) -> bool:
+def _may_match(got: Run, truth: Run, name: str, flax_name: str, match: Match | None) -> bool:
     """Whether a submodule's output on one side can be a point inside attention on the other.
 
     What is called as projections often are must be equal: a query is not its projection's output
     where it is turned in between.
     """
-    if match is None or truth.point(name) not in PROJECTED or got.point(flax_name):
+    if match is None or truth.point(name) not in PROJECTION_POINTS or got.point(flax_name):
         return match is not None
     return _equal(match.got, match.value)
 
@@ -382,7 +382,7 @@ def _by_base(names: dict[str, str] | dict[str, np.ndarray]) -> dict[str, list[st
     return groups
 
 
-def _told_apart(
+def _disambiguate(
     torch_names: list[str], flax_names: list[str], fits: dict[tuple[str, str], Match | None]
 ) -> dict[str, str]:
     """Of several taps of one name which is which; what nothing tells is left out."""

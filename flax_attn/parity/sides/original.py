@@ -35,7 +35,7 @@ class Stepped(NamedTuple):
     values: Arrays
 
 
-class Tried(NamedTuple):
+class Trial(NamedTuple):
     """One mistake in torch's run.
 
     Attributes:
@@ -48,7 +48,7 @@ class Tried(NamedTuple):
     path: str
     first: int
     last: int
-    said: str
+    description: str
     run: Callable[[], Run | None]
 
 
@@ -57,7 +57,7 @@ def inside(path: str, owner: str) -> bool:
     return not owner or path == owner or path.startswith(f"{owner}.")
 
 
-class Tries(Protocol):
+class FaultTrials(Protocol):
     """Torch's run again, in float64, each time with one mistake in it.
 
     Attributes:
@@ -78,15 +78,15 @@ class Tries(Protocol):
         """The number of the last operation in a submodule, or after it all."""
         ...
 
-    def without(self, names: Sequence[str]) -> Iterator[Tried]:
+    def without(self, names: Sequence[str]) -> Iterator[Trial]:
         """Parameters that no rule carries, as if Flax had none of them: zeros, or ones."""
         ...
 
-    def behind(self) -> Iterator[Tried]:
+    def other_gradients(self) -> Iterator[Trial]:
         """Gradients that go on where torch stops them, and that stop where torch's go on."""
         ...
 
-    def among(self, wanted: Callable[[int, str], bool]) -> Iterator[Tried]:
+    def among(self, wanted: Callable[[int, str], bool]) -> Iterator[Trial]:
         """Every mistake in the operations that are wanted by number and submodule, the last of
         them first."""
         ...
@@ -144,7 +144,7 @@ class Original(Protocol):
         """Raises ParityError for options that it cannot serve."""
         ...
 
-    def with_weights(self, how: str, plan: Plan | None) -> "Original":
+    def with_weights(self, strategy: str, plan: Plan | None) -> "Original":
         """The same with its weights for a comparison: "random", "given" or "as_is"."""
         ...
 
@@ -159,7 +159,7 @@ class Original(Protocol):
         """
         ...
 
-    def tries(self, truth: Run) -> Tries | None:
+    def trials(self, truth: Run) -> FaultTrials | None:
         """Torch again with mistakes in it, in float64; None if it cannot run again."""
         ...
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from ...weights.known_layers import LAYERS, flax_path, held_at
+from ...weights.known_layers import LAYERS, flax_path, get_path
 from ...weights.plan import Plan
 from ...weights.rule import Rule
 from ..watch import Watch
@@ -17,7 +17,7 @@ from .calls import errors_of
 from .flax import Flax, Force, unique_params
 from .match import Match, agreed
 from .original import Original
-from .run import OtherMask, Request, Run, narrowed
+from .run import MaskMismatch, Request, Run, narrowed
 
 
 class Names:
@@ -48,8 +48,8 @@ class Names:
         if self.plan is None:
             return {}
         moves = [m for m in self.plan.moves if all(name in arrays for name in m.sources)]
-        laid = {k: v for move in moves for k, v in move.forward(dict(arrays)).items()}
-        return canonical(laid, self.module)
+        laid_out = {k: v for move in moves for k, v in move.forward(dict(arrays)).items()}
+        return canonical(laid_out, self.module)
 
 
 def _layers(plan: Plan | None, module: nnx.Module) -> dict[str, str]:
@@ -69,7 +69,7 @@ def _layers(plan: Plan | None, module: nnx.Module) -> dict[str, str]:
     return {
         one: other
         for one, other in pairs
-        if one and len(back[other]) == 1 and isinstance(held_at(module, other), LAYERS)
+        if one and len(back[other]) == 1 and isinstance(get_path(module, other), LAYERS)
     }
 
 
@@ -126,8 +126,8 @@ class Pair:
     def flax(self, dtype: str, mode: str, force: Mapping[str, Force] | None = None) -> Flax:
         """Flax's side, ready to run."""
         request = self.request.in_dtype(dtype)
-        how = dtype, mode == "jit", force, self.original.keeps
-        return Flax(self.flax_module, self.call, request, *how)
+        run_options = dtype, mode == "jit", force, self.original.keeps
+        return Flax(self.flax_module, self.call, request, *run_options)
 
     def run_flax(self, side: Flax, weights: dict[str, np.ndarray]) -> Run:
         """One run of Flax's side with its own weights, by path."""
@@ -140,7 +140,7 @@ class Pair:
         """What one of Flax's layers gives in float64 with torch's weights, changed before."""
         side = self.flax("float64", "eager")
         with side.precise():
-            layer: Any = held_at(side.copy(self.weights(self.narrow("float64"))), path)
+            layer: Any = get_path(side.copy(self.weights(self.narrow("float64"))), path)
             change(layer)
             return np.asarray(layer(jnp.asarray(x)))
 
@@ -157,23 +157,23 @@ class Pair:
         """
         modes = modes if dtype == "float64" else modes[-1:]
         weights = self.weights(self.narrow(dtype))
-        torchs: tuple[Run, Run] | None = None
+        torch_runs: tuple[Run, Run] | None = None
         for mode in modes:
             self.watch.at(f"Flax in {dtype}, {'under jit' if mode == 'jit' else 'eagerly'}")
             got = [self._flax_run(dtype, mode, weights, redraws=mode == modes[-1])]
-            if torchs is None:
+            if torch_runs is None:
                 self.watch.at(f"torch in {dtype}")
-                torchs = self._torch_run(dtype, got[0])
+                torch_runs = self._torch_run(dtype, got[0])
             self.watch.at(f"judging {dtype}")
-            yield mode, (got.pop(), *torchs)  # it is held here no longer
+            yield mode, (got.pop(), *torch_runs)  # it is held here no longer
 
     def _torch_run(self, dtype: str, got: Run) -> tuple[Run, Run]:
         """Torch with Flax's dropout masks; of one that does not fit it is told who drew it."""
         try:
             return self.original.run(dtype, got.keeps)
-        except OtherMask as error:
+        except MaskMismatch as error:
             number, shape, want, place = error.facts
-            raise OtherMask(number, shape, want, place, got.places[number - 1]) from None
+            raise MaskMismatch(number, shape, want, place, got.places[number - 1]) from None
 
     def _flax_run(
         self, dtype: str, mode: str, weights: dict[str, np.ndarray], redraws: bool
@@ -183,7 +183,7 @@ class Pair:
         got = self.run_flax(side, weights)
         if redraws and got.keeps and self.request.train:
             with self._errors(dtype):
-                got.redrawn = side.again(_times(got.keeps, mode))
+                got.redrawn = side.redraw_masks(_times(got.keeps, mode))
         return got
 
 

@@ -161,16 +161,16 @@ def checked_constants(names: Iterable[str], request: Request) -> Request:
     """
     if isinstance(names, str):
         raise TypeError(f"constants are names in a tuple, ({names!r},); got {names!r}.")
-    asked = replace(request, constants=frozenset(map(str, names)))
+    with_names = replace(request, constants=frozenset(map(str, names)))
     arrays = list(request.arrays())
-    for name in asked.constants:
+    for name in with_names.constants:
         one = replace(request, constants=frozenset([name]))
         if not any(map(one.is_constant, arrays)):
             raise ValueError(
                 f"constants names the input {name!r}, but the inputs that hold arrays are "
                 f"{', '.join(arrays) or 'none'}."
             )
-    return asked
+    return with_names
 
 
 def is_input(value: Any) -> bool:
@@ -201,7 +201,7 @@ def narrowed(arrays: Mapping[str, np.ndarray], dtype: str) -> dict[str, np.ndarr
     return {name: rounded(x, dtype) for name, x in arrays.items()}
 
 
-class OtherMask(ParityError):
+class MaskMismatch(ParityError):
     """A dropout mask of Flax that does not fit where torch drops.
 
     Args:
@@ -222,14 +222,14 @@ class OtherMask(ParityError):
         )
 
 
-def laid_out(keep: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
+def fit_mask(keep: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
     """A dropout mask in the other side's shape; None unless leading axes alone are split otherwise.
 
-    >>> laid_out(np.ones((6, 5, 4)), (2, 3, 5, 4)).shape, laid_out(np.ones((5, 4)), (4, 5))
+    >>> fit_mask(np.ones((6, 5, 4)), (2, 3, 5, 4)).shape, fit_mask(np.ones((5, 4)), (4, 5))
     ((2, 3, 5, 4), None)
     """
-    alike = keep.shape[-2:] == shape[-2:] and min(keep.ndim, len(shape)) >= 2
-    if keep.shape == shape or (alike and keep.size == int(np.prod(shape))):
+    same_matrix = keep.shape[-2:] == shape[-2:] and min(keep.ndim, len(shape)) >= 2
+    if keep.shape == shape or (same_matrix and keep.size == int(np.prod(shape))):
         return keep.reshape(shape)
     return None
 

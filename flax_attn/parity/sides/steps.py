@@ -16,11 +16,11 @@ from ...weights.known_layers import a
 from ..decode import Cut, Decode
 from ..torch_module import to_numpy, to_torch
 from .flax import Flax
-from .heard import is_array
 from .leaves import leaves
 from .pair import Pair
+from .recorder import is_array
 from .run import Request, Run, is_floating, rounded
-from .torch import as_found, ready
+from .torch import preserve_rng, ready
 from .torch_float64 import lifted
 
 
@@ -55,7 +55,7 @@ class Decoded:
     axis: int
     output: str
     got: dict[Cut, Steps]
-    torchs: dict[Cut, Steps]
+    torch: dict[Cut, Steps]
     truth: dict[Cut, Steps]
     side: "FlaxSteps"
 
@@ -180,9 +180,9 @@ def decoded(
     got, _, truth = (run.outputs for run in runs)
     both = {k: x for k, x in truth.items() if k in got and got[k].shape == x.shape}
     output = output_of(both, side.tokens, axis)
-    torchs, want = pair.original.decoded(decode, cuts, dtype)
+    torch_steps, want = pair.original.decoded(decode, cuts, dtype)
     mine = {cut: side.run(cut) for cut in cuts}
-    return Decoded(cuts, axis, output, mine, torchs, want, side)
+    return Decoded(cuts, axis, output, mine, torch_steps, want, side)
 
 
 def output_of(outputs: Mapping[str, np.ndarray], tokens: int, axis: int) -> str:
@@ -224,7 +224,7 @@ class TorchSteps:
         axes = self.decode.along(self.request.arrays())
         quick = replace(self.request, grads=False)
         lift = lifted(all_narrow) if dtype == "float64" else nullcontext()
-        with as_found(), torch.no_grad(), lift:
+        with preserve_rng(), torch.no_grad(), lift:
             module = ready(self.module, quick, self.weights, dtype)
             inputs = {k: to_torch(rounded(x, dtype)) for k, x in quick.arrays().items()}
             pieces = {name: [*cut.pieces(inputs[name], axis)] for name, axis in axes.items()}
@@ -287,9 +287,9 @@ def _errors_at(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        said = " ".join(str(error).split())
+        message = " ".join(str(error).split())
         name = "" if isinstance(error, ParityError) else f"{type(error).__name__}: "
-        raise ParityError(f"{what} fails: {name}{said}") from error
+        raise ParityError(f"{what} fails: {name}{message}") from error
 
 
 def joined(steps: Sequence[np.ndarray], axis: int) -> np.ndarray | None:

@@ -13,12 +13,12 @@ from ...weights.known_layers import a
 from .. import draw, judge
 from ..torch_module import to_numpy, to_torch, write
 from .changes import Changes
-from .leaves import counted, leaves, one_or, rebuilt, refuse_unknown, sort_leaves
-from .run import Call, OtherMask, Request, Run, Step, complex_dtype, laid_out, rounded
+from .leaves import counted, leaves, name_of_leaf, rebuilt, refuse_unknown, split_leaves
+from .run import Call, MaskMismatch, Request, Run, Step, complex_dtype, fit_mask, rounded
 from .torch_dispatch import dispatch_mode
 from .torch_float64 import lifted
-from .torch_fused import fused_heard
-from .torch_noise import Moved, noise
+from .torch_fused import record_sdpa
+from .torch_noise import RoundingMove, noise
 from .torch_points import Points
 
 
@@ -30,7 +30,7 @@ def run_torch(
     dtype: str,
     keeps: Sequence[np.ndarray] | None = (),
     all_narrow: bool = False,
-    moved: Moved | None = None,
+    moved: RoundingMove | None = None,
     changes: Changes | None = None,
 ) -> Run:
     """Runs a copy of `module` in `dtype` with these weights, inputs as given, on the CPU.
@@ -46,7 +46,7 @@ def run_torch(
     """
     import torch
 
-    with as_found():
+    with preserve_rng():
         module = ready(module, request, weights, dtype)
         before = _states(module)
         inputs = {name: to_torch(rounded(x, dtype)) for name, x in request.arrays().items()}
@@ -58,11 +58,14 @@ def run_torch(
         copies = {name: x.clone() for name, x in inputs.items()}
         args, kwargs = request.fill(copies)
         recorder = _Recorder(module, keeps, request, dtype, weights)
-        with recorder.listening(all_narrow, moved, changes), torch.set_grad_enabled(request.grads):
+        with (
+            recorder.record_points(all_narrow, moved, changes),
+            torch.set_grad_enabled(request.grads),
+        ):
             out = call(module, *args, **kwargs)
             recorder.finish()
             _check_unchanged(inputs, copies)
-            outputs = sort_leaves(out, torch.is_tensor)
+            outputs = split_leaves(out, torch.is_tensor)
             refuse_unknown(outputs.unknown, "torch")
             recorder.points.backward = True
             wanted = {**{f"input {k}": v for k, v in floats.items()}, **_trained(module)}
@@ -89,7 +92,7 @@ def _finished(recorder: "_Recorder", outputs: Any, before: Mapping[str, Any]) ->
     run.others, run.keeps = outputs.others, list(recorder.keeps)
     run.state = {name: np.asarray(x) for name, x in after.items() if not isinstance(x, str)}
     run.changed = [name for name, x in after.items() if not _same(x, before.get(name))]
-    run.notes += _stiff(module, dtype)
+    run.notes += _wrong_dtype_note(module, dtype)
     return run
 
 
@@ -143,9 +146,9 @@ def _same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and one == other
 
 
-def _stiff(module: Any, dtype: str) -> list[str]:
+def _wrong_dtype_note(module: Any, dtype: str) -> list[str]:
     """A sentence about numbers a module holds that do not follow its dtype."""
-    names = stiff(module, dtype)
+    names = wrong_dtype_buffers(module, dtype)
     if not names:
         return []
     return [
@@ -154,7 +157,7 @@ def _stiff(module: Any, dtype: str) -> list[str]:
     ]
 
 
-def stiff(module: Any, dtype: str) -> list[str]:
+def wrong_dtype_buffers(module: Any, dtype: str) -> list[str]:
     """Numpy arrays and plain tensors of another floating dtype that a torch module holds."""
     import torch
 
@@ -171,7 +174,7 @@ def stiff(module: Any, dtype: str) -> list[str]:
 
 
 @contextmanager
-def as_found() -> Iterator[None]:
+def preserve_rng() -> Iterator[None]:
     """Random states as they were, whatever the module draws."""
     import torch
 
@@ -237,8 +240,8 @@ class _Recorder:
         self.points = Points(self._note_point, self._note_gradient, fixed)
 
     @contextmanager
-    def listening(
-        self, all_narrow: bool, moved: Moved | None, changes: Changes | None
+    def record_points(
+        self, all_narrow: bool, moved: RoundingMove | None, changes: Changes | None
     ) -> Iterator[None]:
         with ExitStack() as stack:
             if changes is not None:
@@ -251,9 +254,9 @@ class _Recorder:
             for path, part in self.module.named_modules():
                 for handle in self._hooks(path, part):
                     stack.callback(handle.remove)
-            stack.enter_context(dispatch_mode(self._heard))
-            stack.enter_context(fused_heard(self.points))
-            stack.callback(self.points.forget)
+            stack.enter_context(dispatch_mode(self._on_op))
+            stack.enter_context(record_sdpa(self.points))
+            stack.callback(self.points.clear)
             yield
 
     def finish(self) -> None:
@@ -311,8 +314,8 @@ class _Recorder:
         """Notes every leaf of a submodule's output."""
         import torch
 
-        outputs = sort_leaves(out, torch.is_tensor, path)
-        called = one_or(path, outputs)
+        outputs = split_leaves(out, torch.is_tensor, path)
+        called = name_of_leaf(path, outputs)
         for name, value in outputs.unknown.items():
             self.run.notes.append(
                 f"{name} of torch is {a(type(value))}, which is not compared there"
@@ -369,12 +372,12 @@ class _Recorder:
                 "drawn by jax.random.bernoulli, the one draw that is heard."
             )
         keep = self.keeps[self.drawn - 1]
-        laid = laid_out(keep, shape)
-        if laid is None:
-            raise OtherMask(self.drawn, keep.shape, shape, self.run.places[-1])
-        return to_torch(laid).to(like.dtype)
+        fitted = fit_mask(keep, shape)
+        if fitted is None:
+            raise MaskMismatch(self.drawn, keep.shape, shape, self.run.places[-1])
+        return to_torch(fitted).to(like.dtype)
 
-    def _heard(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _on_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What an operation gives: a dropout's is a mask, all others are noted."""
         name = func.overloadpacket.__name__
         if name in ("bernoulli_", "bernoulli"):
@@ -382,11 +385,11 @@ class _Recorder:
             rate = args[0] if inside else (*args, 0.5)[1]
             keep = self._keep(args[0], kwargs.get("p", rate))
             keep = args[0].copy_(keep) if name == "bernoulli_" else keep
-            self.points.drew(keep)
+            self.points.after_dropout(keep)
             return keep
-        self.points.about(name, args)
+        self.points.before_op(name, args)
         out = func(*args, **kwargs)
-        self.points.saw(name, args, out)
+        self.points.after_op(name, args, out)
         return out
 
 

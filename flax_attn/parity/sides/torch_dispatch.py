@@ -4,11 +4,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-Heard = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+OpHandler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
-def dispatch_mode(heard: Heard) -> Any:
-    """A mode under which every operation gives what `heard(operation, args, kwargs)` gives.
+def dispatch_mode(on_op: OpHandler) -> Any:
+    """A mode under which every operation gives what `on_op(operation, args, kwargs)` gives.
 
     torch hides the method of a mode from its compiler, and imports the compiler for that, which
     takes seconds. While nobody has imported it, there is nobody to hide from.
@@ -21,6 +21,6 @@ def dispatch_mode(heard: Heard) -> Any:
             return "torch._dynamo" in sys.modules
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            return heard(func, args, kwargs or {})
+            return on_op(func, args, kwargs or {})
 
     return Mode()

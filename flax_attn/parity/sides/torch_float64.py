@@ -20,7 +20,7 @@ from typing import Any
 from .torch_dispatch import dispatch_mode
 
 # These take a dtype to look at bits or to answer a question, not to compute in it.
-LEFT = ("view", "promote_types", "can_cast", "set_default_dtype")
+PASSED_THROUGH = ("view", "promote_types", "can_cast", "set_default_dtype")
 # These read Python numbers, which would be rounded before the dispatcher sees them.
 READERS = ("tensor", "as_tensor", "asarray", "scalar_tensor", "new_tensor")
 
@@ -70,14 +70,14 @@ class _Notes:
 
     def __init__(self) -> None:
         self.sentences: list[str] = []
-        self.seen: set[tuple[str, str]] = set()
+        self.reported: set[tuple[str, str]] = set()
         self.calls: list[str] = []
 
     def add(self, name: str, dtype: Any, what: str) -> None:
         place = _place()
         name = self.calls[0] if self.calls else name.strip("_").replace("to_copy", "cast")
-        if (place, what) not in self.seen:
-            self.seen.add((place, what))
+        if (place, what) not in self.reported:
+            self.reported.add((place, what))
             self.sentences.append(f"{place} {name} in {str(dtype).removeprefix('torch.')}: {what}")
 
 
@@ -86,11 +86,11 @@ def _modes(notes: _Notes, wide: dict[Any, Any]) -> tuple[Any, Any]:
     from torch.overrides import TorchFunctionMode
 
     def to_float64(name: str, args: Any, kwargs: Any) -> tuple[Any, dict]:
-        asked = [x for x in (*args, *kwargs.values()) if _is_dtype(x) and x in wide]
-        if not asked:
+        requested_dtypes = [x for x in (*args, *kwargs.values()) if _is_dtype(x) and x in wide]
+        if not requested_dtypes:
             return args, kwargs
-        half = asked[0] not in _wide(False)
-        notes.add(name, asked[0], ROUNDED if half else "lifted to float64")
+        half = requested_dtypes[0] not in _wide(False)
+        notes.add(name, requested_dtypes[0], ROUNDED if half else "lifted to float64")
         args = tuple(wide.get(x, x) if _is_dtype(x) else x for x in args)
         return args, {k: wide.get(x, x) if _is_dtype(x) else x for k, x in kwargs.items()}
 
@@ -110,7 +110,7 @@ def _modes(notes: _Notes, wide: dict[Any, Any]) -> tuple[Any, Any]:
 
     def in_float64(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = func.overloadpacket.__name__
-        if name not in LEFT:
+        if name not in PASSED_THROUGH:
             args, kwargs = to_float64(name, args, kwargs)
         out = func(*args, **kwargs)
         if not _computes_nothing(func, name, args, out):
@@ -137,13 +137,13 @@ def _note_narrow(notes: _Notes, name: str, out: Any, wide: dict) -> None:
 
     half = (torch.bfloat16, torch.float16, torch.complex32)
     for x in out if isinstance(out, tuple | list) else (out,):
-        if torch.is_tensor(x) and x.dtype in half and not _asked_by_autograd():
+        if torch.is_tensor(x) and x.dtype in half and not _called_by_autograd():
             notes.add(name, x.dtype, ROUNDED)
         elif torch.is_tensor(x) and x.dtype in wide and x.dtype not in half:
             notes.add(name, x.dtype, "left so, since what it is computed from is")
 
 
-def _asked_by_autograd() -> bool:
+def _called_by_autograd() -> bool:
     """Whether the engine of gradients runs, and no line of a person's inside it."""
     frame = sys._getframe(1)
     while frame is not None and _is_plumbing(frame.f_code):

@@ -15,7 +15,7 @@ FLAT = ("query", "key", "value", "context")
 
 
 @contextmanager
-def fused_heard(points: Points) -> Iterator[None]:
+def record_sdpa(points: Points) -> Iterator[None]:
     """Meanwhile every call of `F.scaled_dot_product_attention` is noted in `points`.
 
     Torch's own code calls it by its name in `torch.nn.functional`, inside functions where a mode
@@ -29,15 +29,15 @@ def fused_heard(points: Points) -> Iterator[None]:
     class Mode(TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
             if func is original and not points.muted:
-                return _noted(points, original, *args, **(kwargs or {}))
+                return _record_call(points, original, *args, **(kwargs or {}))
             return func(*args, **(kwargs or {}))
 
-    def heard(*args, **kwargs):
+    def on_sdpa(*args, **kwargs):
         if points.muted:
             return original(*args, **kwargs)
-        return _noted(points, original, *args, **kwargs)
+        return _record_call(points, original, *args, **kwargs)
 
-    torch.nn.functional.scaled_dot_product_attention = heard
+    torch.nn.functional.scaled_dot_product_attention = on_sdpa
     try:
         with Mode():
             yield
@@ -45,7 +45,7 @@ def fused_heard(points: Points) -> Iterator[None]:
         torch.nn.functional.scaled_dot_product_attention = original
 
 
-class Steps(NamedTuple):
+class SdpaSteps(NamedTuple):
     """Every point of one call, `*B N T ...`, and what was done to the product of query and key."""
 
     query: Any
@@ -57,7 +57,7 @@ class Steps(NamedTuple):
     steps: tuple[tuple[Any, ...], ...]
 
 
-class _Asked(NamedTuple):
+class _SdpaArguments(NamedTuple):
     """The arguments of a call beside queries, keys and values."""
 
     attn_mask: Any = None
@@ -67,25 +67,29 @@ class _Asked(NamedTuple):
     enable_gqa: bool = False
 
 
-def _noted(points: Points, original: Callable, query, key, value, *args: Any, **kwargs: Any) -> Any:
+def _record_call(
+    points: Points, original: Callable, query, key, value, *args: Any, **kwargs: Any
+) -> Any:
     import torch
 
     points.drawn = None
-    with _muted(points):
+    with _detached(points):
         out = original(query, key, value, *args, **kwargs)
-        asked = _Asked(*args, **kwargs)
+        sdpa = _SdpaArguments(*args, **kwargs)
         keep = points.drawn
         with torch.no_grad():
             operands = _broadcast(*(x.detach() for x in (query, key, value)))
-            made = _steps(operands, asked, keep)._replace(context=out.detach())
+            made = _steps(operands, sdpa, keep)._replace(context=out.detach())
     names = _note(points, made)
     if out.requires_grad:
-        out.register_hook(lambda behind: _behind(points, names, operands, asked, keep, behind))
+        out.register_hook(
+            lambda behind: _point_gradients(points, names, operands, sdpa, keep, behind)
+        )
     return out
 
 
 @contextmanager
-def _muted(points: Points) -> Iterator[None]:
+def _detached(points: Points) -> Iterator[None]:
     points.muted = True
     try:
         yield
@@ -105,17 +109,17 @@ def _broadcast(query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
     return query, key, value
 
 
-def _steps(operands: tuple[Any, Any, Any], asked: _Asked, keep: Any) -> Steps:
+def _steps(operands: tuple[Any, Any, Any], sdpa: _SdpaArguments, keep: Any) -> SdpaSteps:
     """The formula, step by step; a row that sees nothing has weights of zero."""
     import torch
 
     query, key, value = operands
-    scale = query.shape[-1] ** -0.5 if asked.scale is None else asked.scale
+    scale = query.shape[-1] ** -0.5 if sdpa.scale is None else sdpa.scale
     scores = query @ key.mT * scale
     shape = tuple(scores.shape)
     done: list[tuple[Any, ...]] = [("mul", 0, (None, scale), shape)]
-    mask = asked.attn_mask
-    if asked.is_causal:
+    mask = sdpa.attn_mask
+    if sdpa.is_causal:
         mask = torch.ones(shape[-2:], dtype=torch.bool).tril()
     if mask is not None and mask.dtype == torch.bool:
         scores = scores.masked_fill(~mask, -torch.inf)
@@ -125,15 +129,15 @@ def _steps(operands: tuple[Any, Any, Any], asked: _Asked, keep: Any) -> Steps:
         done.append(("add", 0, (None, mask.detach()), shape))
     nothing = (scores == -torch.inf).all(dim=-1, keepdim=True)
     weights = torch.softmax(scores.masked_fill(nothing, 0.0), -1).masked_fill(nothing, 0.0)
-    dropped = weights if keep is None else weights * keep.reshape(shape) / (1 - asked.dropout_p)
-    return Steps(query, key, scores, weights, value, dropped @ value, tuple(done))
+    dropped = weights if keep is None else weights * keep.reshape(shape) / (1 - sdpa.dropout_p)
+    return SdpaSteps(query, key, scores, weights, value, dropped @ value, tuple(done))
 
 
 def _flat(x: Any) -> Any:
     return x.reshape(-1, *x.shape[-2:])
 
 
-def _note(points: Points, made: Steps) -> dict[str, str]:
+def _note(points: Points, made: SdpaSteps) -> dict[str, str]:
     """Notes every point; returns their names."""
     flat = {name: _flat(getattr(made, name)) for name in FLAT}
     product = {name: flat[name] for name in ("query", "key")}
@@ -147,20 +151,20 @@ def _note(points: Points, made: Steps) -> dict[str, str]:
     return names
 
 
-def _behind(
+def _point_gradients(
     points: Points,
     names: dict[str, str],
     operands: tuple[Any, Any, Any],
-    asked: _Asked,
+    sdpa: _SdpaArguments,
     keep: Any,
     behind: Any,
 ) -> None:
     """The gradients of every point, by autograd through the formula."""
     import torch
 
-    with _muted(points), torch.enable_grad():
+    with _detached(points), torch.enable_grad():
         leaves = tuple(x.detach().requires_grad_() for x in operands)
-        made = _steps(leaves, asked, keep)
+        made = _steps(leaves, sdpa, keep)
         wanted = ("query", "key", "scores", "weights", "value")
         inner = [getattr(made, name) for name in wanted]
         gradients = torch.autograd.grad(made.context, inner, behind.detach())

@@ -42,7 +42,7 @@ STEPS = {"floor", "ceil", "round", "trunc", "frac", "sign", "sgn", "heaviside", 
 
 
 @dataclass(frozen=True)
-class Moved:
+class RoundingMove:
     """How a run is moved.
 
     Attributes:
@@ -54,17 +54,17 @@ class Moved:
     decided: list[Any] = field(default_factory=list)
 
 
-def noise(how: Moved, dtype: str) -> Any:
+def noise(settings: RoundingMove, dtype: str) -> Any:
     """A dispatch mode under which every operation's result is moved by up to a unit of `dtype`."""
     import torch
 
-    drawn = torch.Generator().manual_seed(how.seed or 0)
+    drawn = torch.Generator().manual_seed(settings.seed or 0)
     eps = torch.finfo(getattr(torch, dtype)).eps
-    later = iter(how.decided)
+    later = iter(settings.decided)
 
     def decide(x: Any) -> None:
-        if how.seed is None:
-            how.decided.append(x.detach().clone())
+        if settings.seed is None:
+            settings.decided.append(x.detach().clone())
             return
         known = next(later, None)
         if known is not None and known.shape == x.shape and known.dtype == x.dtype:
@@ -77,7 +77,7 @@ def noise(how: Moved, dtype: str) -> Any:
 
     def noisy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = func.overloadpacket.__name__
-        terms = _terms(name, args, kwargs, func) if how.seed is not None else None
+        terms = _terms(name, args, kwargs, func) if settings.seed is not None else None
         out = func(*args, **kwargs)
         if func.is_view:
             return out
@@ -87,7 +87,7 @@ def noise(how: Moved, dtype: str) -> Any:
                 continue
             if name in STEPS or (not _rounds(x) and any(map(_rounds, args))):
                 decide(x)
-            elif _rounds(x) and name not in EXACT and how.seed is not None:
+            elif _rounds(x) and name not in EXACT and settings.seed is not None:
                 move(x, x if terms is None or terms.shape != x.shape else terms)
         return out
 

@@ -85,31 +85,31 @@ class Points:
         self.fixed = {_address(x) for x in fixed}
         self.noise: set[int] = set()
         self.drawn: Any = None
-        self.kept_alive: list[Any] = []  # so that no memory is given out a second time
+        self.references: list[Any] = []  # so that no memory is given out a second time
         self.operands: dict[int, Operand] = {}
         self.backward = False
         self.muted = False
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Lets every tensor go: autograd's hooks hold this, and what holds them is never freed."""
-        for kept in (self.known, self.operands, self.kept_alive):
-            kept.clear()
+        for references in (self.known, self.operands, self.references):
+            references.clear()
         self.drawn = None
 
-    def about(self, name: str, args: tuple[Any, ...]) -> None:
+    def before_op(self, name: str, args: tuple[Any, ...]) -> None:
         """One operation that is yet to come: what it overwrites is kept."""
         inside = name.endswith("_") and name not in ELEMENTWISE and not self.muted
         made = self._of(args[0]) if inside and args and hasattr(args[0], "numel") else None
         if isinstance(made, Product):
             self._remember(args[0], made._replace(value=made.value.clone()))
 
-    def drew(self, keep: Any) -> None:
+    def after_dropout(self, keep: Any) -> None:
         """A mask of dropout, while it is still zeros and ones."""
         self.noise.add(_address(keep))
-        self.kept_alive.append(keep)
+        self.references.append(keep)
         self.drawn = keep.clone()
 
-    def saw(self, name: str, args: tuple[Any, ...], out: Any) -> None:
+    def after_op(self, name: str, args: tuple[Any, ...], out: Any) -> None:
         """One operation below autograd."""
         if self.muted:
             return
@@ -118,7 +118,7 @@ class Points:
         elif name == "_softmax_backward_data":
             self._backward(args[0], args[1], out)
         elif name in PRODUCTS and self.backward:
-            self._product_behind(args[-2], args[-1], out)
+            self._backward_product(args[-2], args[-1], out)
         elif name in PRODUCTS:
             first = 0 if name in ("mm", "bmm") else 1
             self._product(args[first], args[first + 1], out)
@@ -132,7 +132,7 @@ class Points:
         inputs, made = list(_tensors(args)), list(_tensors((out,)))
         if inputs and all(_address(x) in self.fixed for x in inputs):
             self.fixed.update(map(_address, made))
-            self.kept_alive += made
+            self.references += made
             return
         known = [(x, record) for x in inputs if (record := self._of(x)) is not None]
         if not known:
@@ -176,7 +176,7 @@ class Points:
     def _remember(self, tensor: Any, what: Any) -> None:
         if tensor.numel():
             self.known[_address(tensor)] = what
-            self.kept_alive.append(tensor)
+            self.references.append(tensor)
 
     def _softmax(self, scores: Any, weights: Any, axis: int) -> None:
         """Torch's softmax of a row that is all -inf is NaN by definition, not by the module: noted
@@ -203,7 +203,7 @@ class Points:
             return {}, ()
         follows = {"query": made.left, "key": made.right.mT}
         one, two = [self.note(point, value, {}) for point, value in follows.items()]
-        self._expect(made.left, made.right, one, two, None)
+        self._watch_operands(made.left, made.right, one, two, None)
         return follows, made.steps
 
     def _product(self, left: Any, right: Any, out: Any) -> None:
@@ -213,19 +213,21 @@ class Points:
         if isinstance(made, Weights) and left.shape[-2:] == made.shape[-2:]:
             before = self.note("value", right, {})
             after = self.note("context", out, {"weights": left, "value": right})
-            self._expect(left, right, "", before, after)
-        elif isinstance(made, Normalised) and self._weighs(made, left, right):
-            self._weighed(made, left, right, out)
+            self._watch_operands(left, right, "", before, after)
+        elif isinstance(made, Normalised) and self._is_weighted_sum(made, left, right):
+            self._custom_normaliser_points(made, left, right, out)
         else:
             free = not {_address(left), _address(right)} & self.fixed
             self._remember(out, Product(left, right, free=free, value=out))
 
-    def _weighs(self, made: Normalised, left: Any, right: Any) -> bool:
+    def _is_weighted_sum(self, made: Normalised, left: Any, right: Any) -> bool:
         """Whether this is the second product of an attention."""
-        alike = left.shape[-2:] == made.scores.shape[-2:] and left.numel() == made.scores.numel()
-        return made.product.free and alike and _address(right) not in self.fixed
+        same_size = (
+            left.shape[-2:] == made.scores.shape[-2:] and left.numel() == made.scores.numel()
+        )
+        return made.product.free and same_size and _address(right) not in self.fixed
 
-    def _weighed(self, made: Normalised, left: Any, right: Any, out: Any) -> None:
+    def _custom_normaliser_points(self, made: Normalised, left: Any, right: Any, out: Any) -> None:
         """The points of an attention whose normaliser is no softmax of torch's."""
         follows, steps = self._operands(made.product, made.scores)
         self.note("scores", made.scores, follows, steps)
@@ -233,23 +235,25 @@ class Points:
         named = self.note("weights", weights, {**follows, "scores": made.scores})
         before = self.note("value", right, {})
         after = self.note("context", out, {"weights": left, "value": right})
-        self._expect(left, right, named if made.weights is None else "", before, after)
+        self._watch_operands(left, right, named if made.weights is None else "", before, after)
 
-    def _expect(self, left: Any, right: Any, one: str, two: str, result: str | None) -> None:
+    def _watch_operands(
+        self, left: Any, right: Any, one: str, two: str, result: str | None
+    ) -> None:
         """Both operands of a product, so that backward products tell their gradients."""
         keys = _address(left), _address(right)
         if keys[0] != keys[1] and left.numel() and right.numel():
             self.operands[keys[0]] = Operand(True, two, result, tuple(left.shape))
             self.operands[keys[1]] = Operand(False, one, result, tuple(right.shape))
-            self.kept_alive += [left, right]
+            self.references += [left, right]
 
-    def _product_behind(self, one: Any, two: Any, out: Any) -> None:
+    def _backward_product(self, one: Any, two: Any, out: Any) -> None:
         """A product of the backward pass: with an operand of attention it is a gradient."""
         first, second = self.operands.get(_address(one)), self.operands.get(_address(two))
-        if first and first.left and tuple(one.shape) == _turned(first.shape):
+        if first and first.left and tuple(one.shape) == _transpose(first.shape):
             key = first.result is None
             self.note_gradient(first.other, out.mT if key else out)
-        if second and not second.left and tuple(two.shape) == _turned(second.shape):
+        if second and not second.left and tuple(two.shape) == _transpose(second.shape):
             if second.other:
                 self.note_gradient(second.other, out)
             if second.result:
@@ -296,5 +300,5 @@ def _tensors(values: Iterable[Any]) -> Iterator[Any]:
             yield from _tensors(value)
 
 
-def _turned(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _transpose(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape[:-2], shape[-1], shape[-2])

@@ -22,15 +22,15 @@ from flax_attn import (
     attend,
     attention_weights,
 )
-from flax_attn._internal.arrays import FAR
+from flax_attn._internal.arrays import INT32_MAX
 from flax_attn._internal.types import Sizes
-from flax_attn.masks.answers import Rows, inner, outer
 from flax_attn.masks.at_positions import at_positions
+from flax_attn.masks.ranges import Rows, fully_visible_range, visible_range
 from flax_attn.parity import judge
 from flax_attn.places import Positions
 
 B, T, N, H = 2, 9, 2, 4
-BASES = (2**28, 2**30 - 5, FAR - T + 1)  # of which the last ends with int32
+BASES = (2**28, 2**30 - 5, INT32_MAX - T + 1)  # of which the last ends with int32
 STEPS = np.asarray([0, 8, 3, 1, 7, 2, 6, 5, 4])  # in no order, as a cache holds its tokens
 OFFSETS = np.asarray([3, -2], np.int32)  # one a batch entry
 
@@ -82,7 +82,7 @@ def test_masks_at_positions_up_to_the_end_of_int32(name):
         seen = np.broadcast_to(says(at[:, None], at, by), (B, 1, T, T))
         want = attend(*drawn(), mask=jnp.asarray(seen), backend="reference")
         for call in calls:
-            assert judge.alike(call(jnp.asarray(at), jnp.asarray(by)), want), base
+            assert judge.allclose(call(jnp.asarray(at), jnp.asarray(by)), want), base
         _check_ranges(make(jnp.asarray(by)), at, seen)
 
 
@@ -97,9 +97,9 @@ def _check_ranges(mask: Mask, at: np.ndarray, seen: np.ndarray):
     for b in range(B):
         for start in (0, 1, 4):
             rows, block = Rows(start, 3), seen[b, 0, start : start + 3]
-            lo, hi = outer(bound, b, rows, sizes)
+            lo, hi = visible_range(bound, b, rows, sizes)
             assert not block[:, : int(lo)].any() and not block[:, int(hi) :].any()
-            lo, hi = inner(bound, b, rows, sizes)
+            lo, hi = fully_visible_range(bound, b, rows, sizes)
             assert block[:, int(lo) : int(hi)].all()
 
 
@@ -110,7 +110,7 @@ def test_scores_by_distance_are_those_of_small_positions(offset):
         call = jax.jit(lambda at, score=score: attend(*drawn(), score=score, **both(at)))
         want = call(jnp.asarray(STEPS))
         for base in BASES:
-            assert judge.alike(call(jnp.asarray(base + STEPS)), want)
+            assert judge.allclose(call(jnp.asarray(base + STEPS)), want)
 
 
 CALLS = {
@@ -123,32 +123,32 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_beyond_int32_raises_or_is_nan(name):
-    call, far = CALLS[name], jnp.asarray([FAR] * 4 + [FAR + 1] * 5, jnp.uint32)
+    call, far = CALLS[name], jnp.asarray([INT32_MAX] * 4 + [INT32_MAX + 1] * 5, jnp.uint32)
     with pytest.raises(ValueError, match="int32; got 2147483648"):
         call(far)
     jitted = jax.jit(call)
     assert all(jnp.isnan(x).all() for x in jax.tree.leaves(jitted(far)))
     for got, want in zip(*map(jax.tree.leaves, (jitted(far - 1), call(far - 1))), strict=True):
-        assert judge.alike(got, want)
+        assert judge.allclose(got, want)
 
 
 def test_wide_ids_are_compared_where_x64_is_enabled():
     with jax.enable_x64(True):
         ids = jnp.asarray([5] * 4 + [5 + 2**32] * 5)
         got = jax.jit(CALLS["ids"])(ids)
-        assert judge.alike(got, CALLS["ids"](jnp.asarray([5] * 4 + [6] * 5)))
+        assert judge.allclose(got, CALLS["ids"](jnp.asarray([5] * 4 + [6] * 5)))
         assert jnp.isnan(jax.jit(CALLS["ids"])(~ids.astype("uint64"))).all()
 
 
 def test_far_below_zero_is_absent():
     at = np.asarray([-(2**40), 0, 1, 2, 3, 4, 5, 6, 7])
     want = attend(*drawn(), **both(np.maximum(at, -1)))
-    assert judge.alike(attend(*drawn(), **both(at)), want)
+    assert judge.allclose(attend(*drawn(), **both(at)), want)
 
 
-FAR_OFFSETS = (-(2**33), -(2**31) - 1, -(2**31), -FAR, -5, 0, FAR, FAR + 1, 2**33)
-FAR_COUNTS = (None, 0, 3, FAR, FAR + 1, 2**34)
-LAST = np.asarray([0, 1, 5, FAR - 1, FAR])
+FAR_OFFSETS = (-(2**33), -(2**31) - 1, -(2**31), -INT32_MAX, -5, 0, INT32_MAX, INT32_MAX + 1, 2**33)
+FAR_COUNTS = (None, 0, 3, INT32_MAX, INT32_MAX + 1, 2**34)
+LAST = np.asarray([0, 1, 5, INT32_MAX - 1, INT32_MAX])
 
 
 @pytest.mark.parametrize("offset", FAR_OFFSETS)
@@ -156,7 +156,10 @@ def test_offsets_and_counts_of_any_size_are_those_of_whole_numbers(offset):
     """Known as numbers, and as arrays where int32 holds them."""
     q, k = LAST.astype(object)[:, None], LAST.astype(object)
     queries, keys = (jnp.asarray(x, jnp.int32) for x in (LAST[:, None], LAST[None]))
-    kinds = [offset, *([np.asarray([offset], np.int32)] if -FAR - 1 <= offset <= FAR else [])]
+    kinds = [
+        offset,
+        *([np.asarray([offset], np.int32)] if -INT32_MAX - 1 <= offset <= INT32_MAX else []),
+    ]
     for left, right, at in product(FAR_COUNTS, FAR_COUNTS, kinds):
         want = np.ones((len(LAST), len(LAST)), bool)
         want &= left is None or (k >= q + offset - left).astype(bool)
@@ -181,7 +184,7 @@ def test_a_sink_that_is_infinite(backend):
         attend(x, x, x, sinks=sinks, backend=backend)
         for sinks in (None, jnp.asarray([-jnp.inf]), jnp.asarray([jnp.inf]))
     )
-    assert judge.alike(np.asarray(lowest), np.asarray(none)) and jnp.isnan(highest).all()
+    assert judge.allclose(np.asarray(lowest), np.asarray(none)) and jnp.isnan(highest).all()
 
 
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])

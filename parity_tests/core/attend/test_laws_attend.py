@@ -292,11 +292,11 @@ def test_the_name_asked_for_is_taken():
 
 def test_a_name_that_the_environment_gives_is_checked_in_use():
     module = attend.__globals__
-    with module["_wanted"]("flash"), pytest.raises(ValueError, match="got 'flash'"):
+    with module["_requested"]("flash"), pytest.raises(ValueError, match="got 'flash'"):
         explain(**ONES)
-    with module["_wanted"]("flash"), pytest.raises(ValueError, match="got 'flash'"):
+    with module["_requested"]("flash"), pytest.raises(ValueError, match="got 'flash'"):
         attend(**ONES)
-    assert module["_wanted"].value == "auto"
+    assert module["_requested"].value == "auto"
 
 
 def test_a_slow_path_is_told_once():

@@ -39,11 +39,11 @@ SEEN[0, 0, 0, 0] = True
 def test_numbers_are_finite_unless_they_are_seen():
     x = jnp.asarray([1.0, np.nan, np.inf, -np.inf, 0.0], "bfloat16")
     for seen in (np.zeros(5, bool), np.asarray([True, False, False, False, False])):
-        found = reference.finite_unless(seen, x)
+        found = reference.zero_nonfinite_where_masked(seen, x)
         assert found.dtype == jnp.bfloat16 and found.tolist() == [1, 0, 0, 0, 0]
-    whole = reference.finite_unless(np.ones(5, bool), x)
+    whole = reference.zero_nonfinite_where_masked(np.ones(5, bool), x)
     assert str(whole.tolist()) == str(x.tolist())
-    assert reference.finite_unless(np.eye(5, dtype=bool), x[None]).shape == (5, 5)
+    assert reference.zero_nonfinite_where_masked(np.eye(5, dtype=bool), x[None]).shape == (5, 5)
 
 
 def given(*scales):
@@ -92,7 +92,7 @@ def test_a_score_of_logits_sees_them_where_they_are_shown():
     q, k, v = given()
     for score in (ScoreFn(bent), Softcap(0.5), Alibi(np.ones(N)), IDENTITY):
         rules = Rules(Dense(SEEN), score).bind(SIZES, H)
-        weights, _ = reference.weights_and_stats(*reference.zero_unseen(q, k, v, rules)[:2], rules)
+        weights, _ = reference.weights_and_stats(*reference.zero_masked(q, k, v, rules)[:2], rules)
         logits = np.einsum("btnh,bsnh->bnts", q, np.repeat(k, N // K, 2)) * H**-0.5
         x = np.where(SEEN, np.asarray(rules.score.grid(jnp.asarray(logits), SIZES)), -np.inf)
         powers = np.where(SEEN, np.exp(x - np.where(SEEN, x, -1e9).max(-1, keepdims=True)), 0)
@@ -169,10 +169,10 @@ def test_static_masks_are_asked_a_few_queries_at_a_time():
         for name, mask in MASKS.items():
             q, k = np.arange(T)[:, None], np.arange(S)[None]
             seen = np.broadcast_to(mask(0, 0, q, k), (T, S))
-            sees, keys = reference.static_unseen(mask, sizes)
+            sees, keys = reference.static_visible_rows_and_keys(mask, sizes)
             assert np.array_equal(sees, seen.any(1)) and np.array_equal(keys, seen.any(0)), name
-    assert reference.static_unseen(CAUSAL, Sizes((), 1, 2**13, 2**13 + 1)) is None
-    assert reference.static_unseen(CAUSAL, Sizes((), 1, 2**10, 2**16)) is not None
+    assert reference.static_visible_rows_and_keys(CAUSAL, Sizes((), 1, 2**13, 2**13 + 1)) is None
+    assert reference.static_visible_rows_and_keys(CAUSAL, Sizes((), 1, 2**10, 2**16)) is not None
 
 
 def test_static_masks_leave_no_table_in_the_program():
@@ -181,7 +181,7 @@ def test_static_masks_leave_no_table_in_the_program():
     def primitives(mask, T, S):
         q, k = jnp.ones((1, T, 2, 4)), jnp.ones((1, S, 1, 4))
         rules = Rules(mask).bind(Sizes((1,), 2, T, S), 4)
-        made = jax.make_jaxpr(lambda *x: reference.zero_unseen(*x, rules))(q, k, k)
+        made = jax.make_jaxpr(lambda *x: reference.zero_masked(*x, rules))(q, k, k)
         return made, [str(e.primitive) for e in made.eqns]
 
     for mask, selects in ((FULL, 0), (Window(9, 9), 0), (CAUSAL, 2), (Causal(-2), 3)):
@@ -196,7 +196,7 @@ def test_keys_that_share_a_head_are_alive_if_one_query_head_sees_them():
     for table in (SEEN, SEEN[:, :1], SEEN[:, :2].repeat(2, 1), SEEN[:1], SEEN[:1, :1, :1]):
         whole = np.broadcast_to(table, SEEN.shape)
         rules = Rules(Dense(table)).bind(SIZES, H)
-        qz, kz, vz = reference.zero_unseen(q, k, v, rules)
+        qz, kz, vz = reference.zero_masked(q, k, v, rules)
         rows = whole.any(3).swapaxes(1, 2)
         keys = whole.reshape(B, K, N // K, T, S).any((2, 3)).swapaxes(1, 2)
         assert np.array_equal(np.asarray(qz).any(-1), rows)
@@ -213,5 +213,5 @@ def test_a_mask_may_be_one_truth():
         ):
             mask = mask if truth or isinstance(mask, MaskFn) else ~mask
             rules = Rules(mask).bind(SIZES, H)
-            for x in reference.zero_unseen(q, k, v, rules):
+            for x in reference.zero_masked(q, k, v, rules):
                 assert bool(np.asarray(x).any()) is truth

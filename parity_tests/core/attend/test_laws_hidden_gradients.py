@@ -143,7 +143,7 @@ def test_lengths_that_are_left_open_are_asked_of_the_mask_when_they_are_known():
             jax.ShapeDtypeStruct((1, n, m, 3), "float32") for n, m in ((open_t, 4), (open_s, 2))
         )
         rules = Rules(CAUSAL).bind(Sizes((1,), 4, open_t, open_s), 3)
-        run = jax.jit(lambda q, k, rules=rules: reference.zero_unseen(q, k, k, rules))
+        run = jax.jit(lambda q, k, rules=rules: reference.zero_masked(q, k, k, rules))
         sizes = {"t": 6, "s": 5}
         given = [
             jnp.ones((1, *(sizes.get(str(n), n) for n in x.shape[1:2]), *x.shape[2:]))

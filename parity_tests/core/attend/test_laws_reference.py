@@ -257,7 +257,7 @@ def test_there_may_be_no_keys():
 def test_silence_puts_zeros_where_nobody_looks():
     q, k, v = (jnp.asarray(x) for x in arrays())
     full = Rules().bind(SIZES, H)
-    assert all(a is b for a, b in zip(reference.zero_unseen(q, k, v, full), (q, k, v), strict=True))
+    assert all(a is b for a, b in zip(reference.zero_masked(q, k, v, full), (q, k, v), strict=True))
     masks = [(Dense(ragged()), ragged()), (Lengths(np.asarray([3, 7, 0])), SHORT)]
     for mask, seen in [*masks, (Causal(1), CAUSAL), (Causal(-2), CAUSAL & False)]:
         if mask == Causal(-2):
@@ -268,7 +268,7 @@ def test_silence_puts_zeros_where_nobody_looks():
             for b in range(B)
         ]
         keys = np.asarray(keys)[..., None]
-        got = reference.zero_unseen(q, k, v, Rules(mask=mask).bind(SIZES, H))
+        got = reference.zero_masked(q, k, v, Rules(mask=mask).bind(SIZES, H))
         assert judge.exact(got[0], np.where(sees, q, 0.0)).ok
         assert judge.exact(got[1], np.where(keys, k, 0.0)).ok
         assert judge.exact(got[2], np.where(keys, v, 0.0)).ok

@@ -117,7 +117,7 @@ def program(mask, score, backend):
 
 def same(got, want):
     pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
-    return all(judge.alike(a, b) for a, b in pairs)
+    return all(judge.allclose(a, b) for a, b in pairs)
 
 
 AT_COMMIT = ["stripes", "near", "not band", "reach"]

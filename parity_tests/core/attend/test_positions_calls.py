@@ -201,7 +201,9 @@ def test_explain_names_positions():
     assert found.chosen == "blockwise"
 
 
-@pytest.mark.parametrize("kernel", [cudnn._of_rules, tokamax.unable, splash.unable])
+@pytest.mark.parametrize(
+    "kernel", [cudnn._of_rules, tokamax.unsupported_reason, splash.unsupported_reason]
+)
 def test_kernels_of_other_libraries_refuse_positions(kernel):
     q = jax.ShapeDtypeStruct((1, 256, 8, 64), jnp.bfloat16)
     rules = Rules(CAUSAL, positions=Positions(None, np.arange(256))).bind(sizes_of(q, q), 64)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from flax_attn import FULL, Causal, Chunked, Lengths, MaskFn, Prefix, Segments, Window, attend
 from flax_attn._internal.types import Sizes
 from flax_attn.masks import Rows
-from flax_attn.masks.answers import inner, outer
+from flax_attn.masks.ranges import fully_visible_range, visible_range
 from flax_attn.parity import judge
 
 B, T, S = 2, 7, 9
@@ -55,9 +55,9 @@ def test_ranges(mask, b, start, rows):
     mask, stop = mask.bind(SIZES), min(start + rows, T)
     seen = np.asarray(mask(b, 0, Q[0, 0, start:stop], K[0, 0]))
     seen = np.broadcast_to(seen, (stop - start, S))
-    lo, hi = map(int, outer(mask, b, Rows(start, stop - start), SIZES))
+    lo, hi = map(int, visible_range(mask, b, Rows(start, stop - start), SIZES))
     assert not seen[:, : max(lo, 0)].any() and not seen[:, max(hi, 0) :].any()
-    lo, hi = map(int, inner(mask, b, Rows(start, stop - start), SIZES))
+    lo, hi = map(int, fully_visible_range(mask, b, Rows(start, stop - start), SIZES))
     assert lo >= hi or (lo >= 0 and hi <= S and seen[:, lo:hi].all())
 
 
@@ -66,7 +66,7 @@ def test_ranges(mask, b, start, rows):
 def test_traced_ranges_are_the_known_ones(mask, b, start, rows):
     """A plan is made of known ranges, and its loops run over traced ones."""
     mask, rows = mask.bind(SIZES), min(rows, T - start)
-    for ranges in (outer, inner):
+    for ranges in (visible_range, fully_visible_range):
         known = ranges(mask, b, Rows(start, rows), SIZES)
         traced = ranges(mask, jnp.asarray(b), Rows(jnp.asarray(start), rows), SIZES)
         assert [int(x) for x in known] == [int(x) for x in traced]
@@ -99,13 +99,13 @@ def test_a_hidden_band_where_the_plan_changes(length):
     ],
 )
 def test_static_ranges_are_python_numbers_and_tight(mask, most, least):
-    assert outer(mask.bind(SIZES), 0, Rows(3, 2), SIZES) == most
-    assert inner(mask.bind(SIZES), 0, Rows(3, 2), SIZES) == least
+    assert visible_range(mask.bind(SIZES), 0, Rows(3, 2), SIZES) == most
+    assert fully_visible_range(mask.bind(SIZES), 0, Rows(3, 2), SIZES) == least
 
 
 def test_documents_are_skipped():
     mask = Segments(
         q_ids=np.asarray([[0, 0, 1, 1, 1, 2, 2]]), kv_ids=np.asarray([[0, 1, 1, 1, 2, 2, 2, 3, 3]])
     )
-    found = outer(mask.bind(Sizes((1,), 1, T, S)), jnp.asarray(0), Rows(2, 2), SIZES)
+    found = visible_range(mask.bind(Sizes((1,), 1, T, S)), jnp.asarray(0), Rows(2, 2), SIZES)
     assert tuple(map(int, found)) == (1, 4)

@@ -17,7 +17,7 @@ from flax_attn import (
     explain,
 )
 from flax_attn.backends import BACKENDS, choice
-from flax_attn.backends.choice import Explanation, Verdict, platform_of, slow_path
+from flax_attn.backends.choice import Explanation, Verdict, platform_of, slow_path_message
 from flax_attn.request import Request
 from flax_attn.rules import Rules
 from parity_tests.core.backends.refusal import told
@@ -135,19 +135,21 @@ def test_a_few_queries_on_a_long_cache_are_no_small_request(queries, keys, chose
 
 
 def test_a_kernel_that_serves_is_no_slow_path():
-    assert slow_path("gpu", verdicts(cudnn=None), LONG) is None
-    assert slow_path("gpu", verdicts(cudnn="no", tokamax=None), LONG) is None
-    assert slow_path("tpu", verdicts(splash=None), LONG) is None
+    assert slow_path_message("gpu", verdicts(cudnn=None), LONG) is None
+    assert slow_path_message("gpu", verdicts(cudnn="no", tokamax=None), LONG) is None
+    assert slow_path_message("tpu", verdicts(splash=None), LONG) is None
 
 
 def test_another_platforms_kernel_is_one():
-    found = slow_path("tpu", verdicts(cudnn=None, splash="the mask is an array"), LONG)
+    found = slow_path_message("tpu", verdicts(cudnn=None, splash="the mask is an array"), LONG)
     assert found is not None and "'cudnn', slow on a tpu" in found
 
 
 @pytest.mark.parametrize("platform", ["cpu", "METAL"])
 def test_without_kernels_there_is_nothing_to_miss(platform):
-    assert slow_path(platform, verdicts(cudnn="no", tokamax="no", splash="no"), LONG) is None
+    assert (
+        slow_path_message(platform, verdicts(cudnn="no", tokamax="no", splash="no"), LONG) is None
+    )
 
 
 def test_a_platform_that_is_not_known_has_attention_in_blocks(monkeypatch):
@@ -159,13 +161,13 @@ def test_a_platform_that_is_not_known_has_attention_in_blocks(monkeypatch):
 
 def test_few_pairs_need_no_kernel():
     found = verdicts(cudnn="no")
-    assert slow_path("gpu", found, 256 * 256) is None
-    assert slow_path("gpu", found, 256 * 257) is not None
+    assert slow_path_message("gpu", found, 256 * 256) is None
+    assert slow_path_message("gpu", found, 256 * 257) is not None
 
 
 def test_the_sentence_has_the_reasons_of_this_platforms_kernels():
     refusals = {"cudnn": "needs float16 or bfloat16", "tokamax": "is not installed"}
-    found = slow_path("gpu", verdicts(**refusals, splash="needs a TPU"), LONG)
+    found = slow_path_message("gpu", verdicts(**refusals, splash="needs a TPU"), LONG)
     assert found == (
         "attend takes the backend 'plain', slow on a gpu, since no kernel serves the request "
         "(cudnn: needs float16 or bfloat16; tokamax: is not installed); "

@@ -97,7 +97,7 @@ def test_the_machine_is_named():
 
 
 def test_another_version_of_jax_is_named(monkeypatch):
-    monkeypatch.setattr(cudnn, "NEEDED", ("gone",))
+    monkeypatch.setattr(cudnn, "REQUIRED_NAMES", ("gone",))
     with assume_platform("gpu"):
         assert f"this version of jax, {jax.__version__}" in str(verdict("cudnn", *arrays()))
 
@@ -220,8 +220,8 @@ def test_it_is_mapped(stand_in):
     q, k, v = arrays(jnp.float64)
     rules = Rules(CAUSAL).bind(flash.sizes_of(q, k), H)
     want = cudnn.forward(q, k, v, rules)[0]
-    mapped = jax.vmap(lambda *x: cudnn.forward(*(y[None] for y in x), rules)[0][0])(q, k, v)
-    check_same([np.asarray(mapped)], [np.asarray(want)])
+    vmap_leading = jax.vmap(lambda *x: cudnn.forward(*(y[None] for y in x), rules)[0][0])(q, k, v)
+    check_same([np.asarray(vmap_leading)], [np.asarray(want)])
 
 
 # On a GPU, where there is one.

@@ -12,8 +12,8 @@ import pytest
 from flax_attn import CAUSAL, Causal, Lengths, Window, attend
 from flax_attn._internal.types import wide
 from flax_attn.backends import blockwise
-from flax_attn.backends.blockwise import few_queries
-from flax_attn.backends.blockwise.plan import plan_of
+from flax_attn.backends.blockwise import decode
+from flax_attn.backends.blockwise.plan import make_plan
 from flax_attn.backends.hoist import hoist
 from flax_attn.parity import judge
 from flax_attn.rules import Rules, sizes_of
@@ -27,7 +27,9 @@ NEVER, ALWAYS = 2.0, 0.0  # the share of the keys from which on they are one blo
 
 def as_stored(q, k, v, rules, **how):
     """`blockwise.forward` on keys and values that lie as a cache stores them."""
-    plan = plan_of(sizes_of(q, k), k.shape[-2], rules, "cpu", **how)._replace(layout="heads first")
+    plan = make_plan(sizes_of(q, k), k.shape[-2], rules, "cpu", **how)._replace(
+        layout="heads first"
+    )
     rules = hoist(rules, wide(q.dtype), frozenset())
     o, stats = blockwise.run(plan, q, *(jnp.swapaxes(x, 1, 2) for x in (k, v)), rules)
     return o, stats.lse
@@ -56,7 +58,7 @@ AT_ONCE = [
 def test_every_rule_has_the_plain_formulas_outputs_and_gradients(name, way, monkeypatch):
     """Blocks of two on five keys, the last of which reaches back; NaN where nobody looks."""
     forward, most = WAYS[way]
-    monkeypatch.setattr(few_queries, "MOST", most)
+    monkeypatch.setattr(decode, "MIN_KEY_SHARE", most)
     how = {"few": True, "cols": 2, "batched": way == "all entries at once"}
     eager64(lambda: law_cases.check(forward, name, **how))()
 
@@ -107,7 +109,7 @@ def test_whole_sizes_with_a_length_for_each_row_and_nan_behind_it(share, batch, 
 
 def plan(T, S, N, K, mask=CAUSAL, **how):
     q, k = jnp.ones((1, T, N, 2)), jnp.ones((1, S, K, 2))
-    return plan_of(sizes_of(q, k), K, Rules(mask).bind(sizes_of(q, k), 2), "cpu", **how)
+    return make_plan(sizes_of(q, k), K, Rules(mask).bind(sizes_of(q, k), 2), "cpu", **how)
 
 
 def test_it_is_taken_up_to_64_queries_a_key_head():
@@ -120,10 +122,10 @@ def test_it_is_taken_up_to_64_queries_a_key_head():
 @pytest.mark.parametrize(("way", "blocks"), [("block by block", 6), ("as one block", 1)])
 def test_a_row_takes_as_many_blocks_as_it_sees(way, blocks, monkeypatch):
     """Keys in blocks of two: none for a row of 0, two for 4, one for 1, three for 6 to 11."""
-    steps, take = [], few_queries._step
+    steps, take = [], decode._step
     forward, most = WAYS[way]
-    monkeypatch.setattr(few_queries, "MOST", most)
-    monkeypatch.setattr(few_queries, "_step", lambda *given: (steps.append(1), take(*given))[1])
+    monkeypatch.setattr(decode, "MIN_KEY_SHARE", most)
+    monkeypatch.setattr(decode, "_step", lambda *given: (steps.append(1), take(*given))[1])
     q, k = jnp.ones((4, 1, 2, 3)), jnp.ones((4, 13, 1, 3))
     seen = Lengths(jnp.asarray([0, 4, 1, 11])) & Window(5, None, jnp.asarray([0, 0, 0, 11]))
     rules = Rules(seen).bind(sizes_of(q, k), 3)

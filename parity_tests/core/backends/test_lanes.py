@@ -15,7 +15,7 @@ import pytest
 
 from flax_attn._internal.types import Sizes
 from flax_attn.backends import blockwise
-from flax_attn.backends.blockwise.plan import plan_of
+from flax_attn.backends.blockwise.plan import make_plan
 from flax_attn.dropout import Dropout
 from flax_attn.masks import CAUSAL, FULL, Segments
 from flax_attn.parity import judge
@@ -99,7 +99,7 @@ def test_they_run_under_vmap():
 def loops(rules: Rules, B=8, N=12, T=256, K=None, platform="cpu", **options) -> int:
     """How many loops are planned."""
     sizes = Sizes((B,), N, T, T)
-    return plan_of(sizes, K or N, rules.bind(sizes, 64), platform, **options).lanes
+    return make_plan(sizes, K or N, rules.bind(sizes, 64), platform, **options).lanes
 
 
 def on_cores(monkeypatch, count: int) -> None:
@@ -128,7 +128,7 @@ def test_how_many(monkeypatch):
     with jax.set_mesh(jax.make_mesh((1,), ("x",))):
         assert loops(Rules()) == 1
     (size,) = jax.export.symbolic_shape("b")
-    assert plan_of(Sizes((size,), 12, 512, 512), 12, Rules(), "cpu").lanes == 1
+    assert make_plan(Sizes((size,), 12, 512, 512), 12, Rules(), "cpu").lanes == 1
     monkeypatch.delattr(os, "sched_getaffinity")
     for cores, count in ((2, 2), (None, 1)):
         monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)

@@ -15,13 +15,18 @@ import numpy as np
 from flax_attn._internal.types import Sizes
 from flax_attn.backends.blockwise.block import Block
 from flax_attn.backends.blockwise.block_loops import (
-    ALIGNED,
-    _joined,
-    _pieces,
-    over_keys,
-    over_queries,
+    BLOCK_ALIGNMENT,
+    _join_blocks,
+    _masked_pieces,
+    scan_key_blocks,
+    scan_query_blocks,
 )
-from flax_attn.backends.blockwise.plan import Plan, plan_of, static_inner, static_outer
+from flax_attn.backends.blockwise.plan import (
+    Plan,
+    make_plan,
+    static_fully_visible_range,
+    static_visible_range,
+)
 from flax_attn.masks import (
     CAUSAL,
     FULL,
@@ -34,7 +39,7 @@ from flax_attn.masks import (
     Segments,
     Window,
 )
-from flax_attn.masks.answers import inner, outer
+from flax_attn.masks.ranges import fully_visible_range, visible_range
 from flax_attn.rules import Rules
 
 from .law_cases import drawn_masks, normal
@@ -72,7 +77,7 @@ def visits(plan: Plan, mask: Mask, at: Block) -> list[Visit]:
         return carry + 1
 
     with jax.disable_jit():
-        count = over_keys(plan, mask, at, step, 0)
+        count = scan_key_blocks(plan, mask, at, step, 0)
     assert count == len(found)
     return found
 
@@ -85,7 +90,7 @@ def test_pieces_are_all_keys_once_and_masked_only_where_they_must_be():
     ends = [(0, 700), (3, 700), (64, 640), (5, 9), (130, 132), (4, 4), (63, 321)]
     for most, (lo, hi) in itertools.product((64, 100, 256, 1000), ends):
         for sure, until in itertools.product((0, lo, lo + 1, 64, 200, hi, 800), repeat=2):
-            found = _pieces(most, lo, hi, sure, until)
+            found = _masked_pieces(most, lo, hi, sure, until)
             keys = [k for start, count, _ in found for k in range(start, start + count)]
             assert keys == list(range(lo, hi))
             assert all(0 < count <= most for _, count, _ in found)
@@ -96,8 +101,8 @@ def test_pieces_are_all_keys_once_and_masked_only_where_they_must_be():
                     set(keys) if a == lo and b == hi else set()
                 )
                 continue
-            a = a if a == lo else min(-(-a // ALIGNED) * ALIGNED, hi)
-            b = b if b == hi else max(b // ALIGNED * ALIGNED, lo)
+            a = a if a == lo else min(-(-a // BLOCK_ALIGNMENT) * BLOCK_ALIGNMENT, hi)
+            b = b if b == hi else max(b // BLOCK_ALIGNMENT * BLOCK_ALIGNMENT, lo)
             assert bare == set(range(a, b))
             parts = [(lo, a), (a, max(a, b)), (max(a, b), hi)]
             assert len(found) == sum(-(-(stop - start) // most) for start, stop in parts)
@@ -110,11 +115,11 @@ def test_blocks_written_out_are_what_the_queries_see():
         for q, rows, cols in ((0, 3, 8), (2, 4, 8), (1, 2, 3)):
             found = visits(plan(sizes, 9, cols, unrolled=True), mask, Block(1, 0, q, 0, 1, rows, 9))
             assert all(v.at.q == q and v.at.rows == rows and v.at.fresh is None for v in found)
-            lo, hi = static_outer(mask, Rows(q, rows), sizes)
+            lo, hi = static_visible_range(mask, Rows(q, rows), sizes)
             assert [k for v in found for k in v.keys] == list(range(lo, hi))
             seen = table[:, :, q : q + rows]
             assert {k for v in found for k in v.keys} >= set(np.flatnonzero(seen.any((0, 1, 2))))
-            sure, until = static_inner(mask, Rows(q, rows), sizes)
+            sure, until = static_fully_visible_range(mask, Rows(q, rows), sizes)
             if hi - lo <= cols and found:
                 assert found[0].masked == (not (sure <= lo and until >= hi))
 
@@ -126,11 +131,11 @@ def test_blocks_in_loops_are_all_that_the_queries_see():
             found = visits(plan(sizes, rows, cols), mask, Block(b, 0, q, 0, 1, rows, cols))
             keys = [k for v in found for k in v.keys]
             assert len(keys) == len(set(keys)) and all(0 <= k < S for k in keys)
-            lo, hi = numbers(*outer(mask, b, Rows(q, rows), sizes))
+            lo, hi = numbers(*visible_range(mask, b, Rows(q, rows), sizes))
             assert set(keys) == set(range(lo // cols * cols, min(-(-hi // cols) * cols, S)))
             seen = table[int(b), :, int(q) : int(q) + rows]
             assert set(keys) >= set(np.flatnonzero(seen.any((0, 1))))
-            sure, until = numbers(*inner(mask, b, Rows(q, rows), sizes))
+            sure, until = numbers(*fully_visible_range(mask, b, Rows(q, rows), sizes))
             for visit in found:
                 first = visit.keys[0]
                 assert visit.at.cols == cols and first % cols == 0
@@ -149,7 +154,7 @@ def test_a_band_is_one_block_that_holds_all():
             assert 0 <= int(visit.at.k) <= 30 - 9 and visit.at.k.dtype == jnp.int32
             keys = np.flatnonzero(seen[int(q) : int(q) + 4].any(0))
             assert set(keys) <= set(visit.keys)
-            lo = int(outer(mask, 0, Rows(q, 4), sizes)[0])
+            lo = int(visible_range(mask, 0, Rows(q, 4), sizes)[0])
             assert int(visit.at.k) == min(lo, 21)
 
 
@@ -158,7 +163,7 @@ def loops(mask: Mask, q: Any, sizes: Sizes, cols: int = 4) -> list[str]:
 
     def walked(q):
         step = lambda carry, at, masked: carry + (100.0 if masked else 1.0) * at.cols  # noqa: E731
-        return over_keys(plan(sizes, 4, cols), mask, Block(0, 0, q, 0, 1, 4, cols), step, 0.0)
+        return scan_key_blocks(plan(sizes, 4, cols), mask, Block(0, 0, q, 0, 1, 4, cols), step, 0.0)
 
     if isinstance(q, int):
         made = jax.make_jaxpr(lambda: walked(q))()
@@ -199,7 +204,7 @@ def test_every_query_is_taken_once_and_stands_where_it_stood():
             return carry + 1, (rows, jnp.stack([rows, -rows], axis=-1))
 
         with jax.disable_jit():
-            count, (line, table) = over_queries(walked, Block(0, 0, 9, 0, 2, rows, 5), step, 0)
+            count, (line, table) = scan_query_blocks(walked, Block(0, 0, 9, 0, 2, rows, 5), step, 0)
         blocks = -(-T // rows)
         assert int(count) == len(seen) == blocks
         want = np.stack([np.arange(T), 100 + np.arange(T)])
@@ -223,7 +228,7 @@ def test_queries_in_loops_are_one_scan():
         return carry + 1, x[None] + (at.q + jnp.zeros((1, 4), at.q.dtype)).astype(x.dtype)
 
     def run(x):
-        return over_queries(walked, Block(0, 0, 0, 0, 1, 4, 5), partial(step, x), 0)
+        return scan_query_blocks(walked, Block(0, 0, 0, 0, 1, 4, 5), partial(step, x), 0)
 
     made = jax.make_jaxpr(run)(jnp.zeros(4, int))
     (scan,) = (e for e in made.eqns if str(e.primitive) == "scan")
@@ -238,7 +243,7 @@ def test_blocks_are_joined_where_the_last_reaches_back():
     for rows in (3, 4, 11):
         starts = [min(i, 11 - rows) for i in range(0, 11, rows)]
         blocks = jnp.asarray(np.stack([x[:, q : q + rows] for q in starts]))
-        assert np.array_equal(_joined(blocks, 11), x.astype("float32"))
+        assert np.array_equal(_join_blocks(blocks, 11), x.astype("float32"))
 
 
 # The plan: what follows from the request, whatever sizes are chosen.
@@ -262,7 +267,7 @@ RULES = {
 def made(name: str, platform: str, N: int = 4, T: int = 48, S: int = 60, K: int = 2, **how: Any):
     sizes = Sizes((2,), N, T, S)
     rules = RULES[name][0]
-    return plan_of(sizes, K, rules.bind(sizes, 4), platform, **how), sizes
+    return make_plan(sizes, K, rules.bind(sizes, 4), platform, **how), sizes
 
 
 def test_a_plan_fits_its_request():
@@ -305,14 +310,14 @@ def test_a_band_is_the_most_that_a_block_of_queries_sees():
     for (T, S), rows in itertools.product(((48, 60), (30, 90)), (4, 7, 30)):
         for mask in (Window(3, 0), Window(5, 5), Chunked(8), Window(20, 20), Window(0, 0, 3)):
             rules = Rules(mask).bind(Sizes((1,), 1, T, S), 4)
-            found = plan_of(Sizes((1,), 1, T, S), 1, rules, "tpu", rows=rows).band
+            found = make_plan(Sizes((1,), 1, T, S), 1, rules, "tpu", rows=rows).band
             width = most(mask, rows, T, S)
             assert found == (width if width < S else None), (mask, rows)
     for mask in (FULL, ~FULL, Causal(1000)):
-        assert plan_of(Sizes((1,), 1, 48, 60), 1, Rules(mask), "tpu", rows=8).band is None
+        assert make_plan(Sizes((1,), 1, 48, 60), 1, Rules(mask), "tpu", rows=8).band is None
     for left, band in ((1023 - 8, 1023), (1023 - 7, 1024), (1023 - 6, None)):
         rules = Rules(Window(left, 0))
-        assert plan_of(Sizes((1,), 1, 4096, 4096), 1, rules, "tpu", rows=8).band == band
+        assert make_plan(Sizes((1,), 1, 4096, 4096), 1, rules, "tpu", rows=8).band == band
     for S, band in ((33, 32), (32, None)):
         rules = Rules(Window(S - 8 if band is None else 24, 0))
-        assert plan_of(Sizes((1,), 1, 40, S), 1, rules, "tpu", rows=8).band == band
+        assert make_plan(Sizes((1,), 1, 40, S), 1, rules, "tpu", rows=8).band == band

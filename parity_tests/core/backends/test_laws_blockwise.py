@@ -18,7 +18,7 @@ from flax_attn._internal.types import Sizes
 from flax_attn.backends import blockwise
 from flax_attn.backends.blockwise import block_loops, online_softmax
 from flax_attn.backends.blockwise.block import Block
-from flax_attn.backends.blockwise.plan import plan_of
+from flax_attn.backends.blockwise.plan import make_plan
 from flax_attn.dropout import DropoutMask
 from flax_attn.masks import CAUSAL
 from flax_attn.parity import judge
@@ -118,7 +118,7 @@ def test_nothing_depends_on_the_largest_score():
 def test_the_parts_before_the_sinks_are_kept():
     (q, k, v, rules), _, want = case("documents")
     with jax.enable_x64(True), jax.disable_jit():
-        made = plan_of(sizes_of(q, k), K, rules, "cpu", rows=3, cols=5)
+        made = make_plan(sizes_of(q, k), K, rules, "cpu", rows=3, cols=5)
         o, m, l = blockwise.forward_pass(made, q, k, v, rules)
         assert o.dtype == m.dtype == l.dtype == jnp.float64
         bare = Rules(rules.mask, rules.score, rules.scale)
@@ -142,7 +142,7 @@ def test_narrow_inputs_are_summed_wide():
     exact = case("causal")
     for dtype in ("bfloat16", "float32"):
         (q, k, v, rules), cotangents, want = case("causal", dtype)
-        made = plan_of(sizes_of(q, k), K, rules, "cpu", **LOOPS)
+        made = make_plan(sizes_of(q, k), K, rules, "cpu", **LOOPS)
         o, m, l = blockwise.forward_pass(made, q, k, v, rules)
         assert o.dtype == m.dtype == l.dtype == jnp.float32
         got = outcome(blockwise.forward, (q, k, v, rules), cotangents, **LOOPS)
@@ -222,10 +222,10 @@ def test_one_jitted_program_for_one_plan():
     got = blockwise.forward(q, k, v, rules, **LOOPS)
     for a, b, exact in zip(got, want, case("causal").want, strict=False):
         assert judge.no_worse(a, b, exact, "float32").ok
-    made = plan_of(sizes_of(q, k), K, rules, "tpu")
+    made = make_plan(sizes_of(q, k), K, rules, "tpu")
     assert made.sizes == Sizes((B,), N, T, S) and made.batched and made.groups == N // K
     lead = Sizes((3, 1), N, T, S)
-    assert plan_of(lead, K, rules, "cpu").sizes == Sizes((3,), N, T, S)
+    assert make_plan(lead, K, rules, "cpu").sizes == Sizes((3,), N, T, S)
 
 
 def test_it_runs_inside_a_shard_map():
@@ -251,8 +251,8 @@ def test_it_runs_inside_a_shard_map():
 def test_heads_that_share_keys_stand_together_and_return():
     x = normal(0, 2, 3, 6, 4)
     for G in (1, 2, 3, 6):
-        parts = block_loops._apart(jnp.asarray(x), 6 // G)
-        lines = block_loops._apart(jnp.asarray(x[..., 0].swapaxes(1, 2)), 6 // G)
+        parts = block_loops._split_heads(jnp.asarray(x), 6 // G)
+        lines = block_loops._split_heads(jnp.asarray(x[..., 0].swapaxes(1, 2)), 6 // G)
         assert parts.shape == (2 * 6 // G, 1, 3, G, 4) and lines.shape == (2 * 6 // G, 1, G, 3)
         for u, g in itertools.product(range(2 * 6 // G), range(G)):
             b, n = divmod(u, 6 // G)
@@ -275,8 +275,8 @@ def test_every_key_head_is_walked_once_with_its_own_place():
         return carry + x.sum(), (at.b, at.n, x.reshape(3, 3, 4), y.reshape(3, 3))
 
     for how in ({}, {"lanes": 2}, {"lanes": 3}, {"lanes": 4}, {"batched": True}):
-        plan = plan_of(Sizes((2,), 6, 3, 5), 2, Rules(), "cpu", rows=2, cols=3, **how)
-        walked = block_loops.over_heads(plan, plan.batched, step, jnp.zeros(()), (q, line))
+        plan = make_plan(Sizes((2,), 6, 3, 5), 2, Rules(), "cpu", rows=2, cols=3, **how)
+        walked = block_loops.scan_heads(plan, plan.batched, step, jnp.zeros(()), (q, line))
         total, (b, n, x, y) = walked
         assert (b.tolist(), n.tolist()) == ([0, 0, 1, 1], [0, 3, 0, 3])
         assert np.array_equal(x, want.reshape(4, 3, 3, 4))
@@ -292,7 +292,9 @@ def test_parts_are_taken_from_their_place_and_put_there():
     assert np.array_equal(heads.cols(at), x[1, 2:5, 2])
     lines = block_loops.Heads(jnp.asarray(x[..., 0].swapaxes(1, 2)), 1, 2, 2)  # B N T
     assert np.array_equal(lines.rows(at), x[1, 1:3, 2:, 0].T.reshape(4))
-    sums = online_softmax._add_cols(jnp.ones((2, 6)), jnp.asarray(normal(2, 2, 3), "float32"), at)
+    sums = online_softmax._accumulate_kv(
+        jnp.ones((2, 6)), jnp.asarray(normal(2, 2, 3), "float32"), at
+    )
     want = np.ones((2, 6), "float32")
     want[:, 2:5] += normal(2, 2, 3).astype("float32")
     assert np.array_equal(sums, want)

@@ -11,14 +11,14 @@ from flax_attn._internal.types import Sizes
 from flax_attn.backends.blockwise.block import (
     Block,
     add,
-    is_cut,
-    kept,
+    dropout_keep,
+    is_per_block,
     leaves_of,
     local,
-    scored,
-    seen,
+    modify_logits,
     visible,
-    zero_unseen_keys,
+    visible_once,
+    zero_masked_keys,
 )
 from flax_attn.dropout import Dropout, DropoutMask
 from flax_attn.masks import CAUSAL, FULL, Dense, Lengths, Window
@@ -71,21 +71,23 @@ def test_parts_of_arrays_are_their_slices():
         assert list(map(int, starts)) == want
         assert counts == [c if n > 1 else 1 for c, n in zip((1, 2, 3, 4), shape, strict=True)]
         for at in (AT, TRACED):
-            assert judge.exact(at.cut(jnp.asarray(array)), part(array).astype("float32")).ok
+            assert judge.exact(at.take_block(jnp.asarray(array)), part(array).astype("float32")).ok
 
 
 def test_two_are_more_than_one():
     array, at = jnp.arange(16).reshape(2, 2, 2, 2), Block(1, 1, 1, 1, 1, 1, 1)
-    assert list(map(int, at.corner(array)[0])) == [1] * 4 and at.cut(array).tolist() == [[[15]]]
+    assert list(map(int, at.corner(array)[0])) == [1] * 4 and at.take_block(array).tolist() == [
+        [[15]]
+    ]
 
 
 def test_a_block_sees_what_the_whole_mask_shows_there():
     for mask, table, sizes in drawn_masks(24, (6, 8), seed=100):
         at = Block(1, 0, jnp.asarray(2), 3, 2, 3, 4)
         want = table[1, 0:2, 2:5, 3:7]
-        found = np.asarray(visible(mask, at))
+        found = np.asarray(visible_once(mask, at))
         assert found.dtype == bool and judge.exact(found, want).ok
-        assert judge.exact(np.broadcast_to(seen(mask, at), want.shape), want).ok
+        assert judge.exact(np.broadcast_to(visible(mask, at), want.shape), want).ok
         assert sizes.S == 8
 
 
@@ -101,28 +103,29 @@ def test_arrays_are_never_gathered():
             (mask | Window(0, 0), whole(array) | np.eye(3, 4, -2, bool)),
             (Window(0, 0) | mask, whole(array) | np.eye(3, 4, -2, bool)),
         ):
-            assert judge.exact(visible(changed, AT), want).ok
-            assert "gather" not in primitives(lambda m=changed: visible(m, TRACED))
+            assert judge.exact(visible_once(changed, AT), want).ok
+            assert "gather" not in primitives(lambda m=changed: visible_once(m, TRACED))
     keep = DropoutMask(array, 0.5).bind(SIZES)
-    assert "gather" not in primitives(lambda: kept(keep, TRACED))
+    assert "gather" not in primitives(lambda: dropout_keep(keep, TRACED))
     bias = Additive(normal(2, N, T, S)).bind(SIZES)
     logits = jnp.zeros((2, 3, 4))
     for score in (bias, Softcap(2.0) >> bias, bias >> Softcap(2.0)):
-        changed = primitives(lambda s=score: scored(local(s, TRACED), logits, TRACED))
+        changed = primitives(lambda s=score: modify_logits(local(s, TRACED), logits, TRACED))
         assert "gather" not in changed
 
 
 def test_keys_that_a_block_before_has_had_are_left_out():
     for fresh, count in ((3, 0), (5, 2), (6, 3)):
         for start in (fresh, jnp.asarray(fresh)):
-            found = visible(FULL, AT._replace(fresh=start))
+            found = visible_once(FULL, AT._replace(fresh=start))
             assert found.shape == (2, 3, 4) and found.dtype == bool
             assert not found[..., :count].any() and found[..., count:].all()
     lengths = Lengths(np.asarray([9, 6, 0])).bind(SIZES)
     assert (
-        visible(lengths, AT._replace(fresh=5)).tolist() == [[[False] * 2 + [True, False]] * 3] * 2
+        visible_once(lengths, AT._replace(fresh=5)).tolist()
+        == [[[False] * 2 + [True, False]] * 3] * 2
     )
-    assert visible(FULL, AT).all() and visible(FULL, AT).shape == (2, 3, 4)
+    assert visible_once(FULL, AT).all() and visible_once(FULL, AT).shape == (2, 3, 4)
 
 
 def test_what_nobody_in_the_block_sees_is_zero():
@@ -130,28 +133,28 @@ def test_what_nobody_in_the_block_sees_is_zero():
         shown = np.zeros((G, 3, 4), bool)
         shown[0, 1, 0] = shown[G - 1, 2, 2] = shown[:, 0, 2] = True
         x = np.asarray([[1.0, 2.0], [np.nan, np.inf], [3.0, 4.0], [-np.inf, 5.0]], "float32")
-        found = zero_unseen_keys(jnp.asarray(x), jnp.asarray(shown))
+        found = zero_masked_keys(jnp.asarray(x), jnp.asarray(shown))
         assert found.tolist() == [[1, 2], [0, 0], [3, 4], [0, 0]] and found.dtype == jnp.float32
-        narrow = zero_unseen_keys(jnp.asarray(x, "bfloat16"), jnp.asarray(shown))
+        narrow = zero_masked_keys(jnp.asarray(x, "bfloat16"), jnp.asarray(shown))
         assert narrow.dtype == jnp.bfloat16 and narrow[3].tolist() == [0, 0]
         assert narrow[2].tolist() == [3, 4]
     with jax.enable_x64(True):
-        wide = zero_unseen_keys(jnp.asarray(x, "float64"), jnp.asarray(shown))
+        wide = zero_masked_keys(jnp.asarray(x, "float64"), jnp.asarray(shown))
         assert wide.dtype == jnp.float64 and judge.exact(wide.astype("float32"), found).ok
-    assert "reduce_or" not in primitives(zero_unseen_keys, x, shown)
+    assert "reduce_or" not in primitives(zero_masked_keys, x, shown)
 
 
 def test_the_same_elements_are_dropped_as_in_the_whole():
     for shape in SHAPES:
         mask = np.random.RandomState(3).rand(*shape) < 0.5
         for at in (AT, TRACED):
-            found = kept(DropoutMask(mask, 0.5).bind(SIZES), at)
+            found = dropout_keep(DropoutMask(mask, 0.5).bind(SIZES), at)
             assert found.dtype == bool and judge.exact(found, whole(mask)).ok
     dropout = Dropout(0.5, jax.random.key(2))
     grid = np.asarray(dropout.grid(SIZES))
     for at in (AT, TRACED):
-        assert judge.exact(kept(dropout, at), part(grid)).ok
-    assert kept(Dropout(1.0, jax.random.key(2)), AT).shape == (2, 3, 4)
+        assert judge.exact(dropout_keep(dropout, at), part(grid)).ok
+    assert dropout_keep(Dropout(1.0, jax.random.key(2)), AT).shape == (2, 3, 4)
 
 
 def bent(params, x, b, n, q, k):
@@ -186,9 +189,9 @@ def test_scores_of_a_block_are_those_of_the_whole():
         want = part(score.grid(jnp.asarray(logits), SIZES))
         block = jnp.asarray(part(logits))
         for at in (AT, TRACED):
-            got = scored(local(score, at), block, at)
+            got = modify_logits(local(score, at), block, at)
             assert got.dtype == jnp.float64 and judge.same_function(got, want).ok, name
-        assert is_cut(score) == cuts, name
+        assert is_per_block(score) == cuts, name
         leaves, put = leaves_of(score)
         assert len(leaves) == len(cuts) and put(leaves) == score
         assert all(jnp.issubdtype(x.dtype, jnp.floating) for x in leaves)
@@ -202,7 +205,7 @@ def test_scores_of_a_block_are_those_of_the_whole():
         for size, x, is_part in zip(sizes, leaves, cuts, strict=True):
             assert size == (part(x).size if is_part else x.size), name
     bias = Additive(BIAS.astype("float32")).bind(SIZES)
-    assert scored(local(bias, AT), block, AT).dtype == jnp.float64
+    assert modify_logits(local(bias, AT), block, AT).dtype == jnp.float64
 
 
 @eager64

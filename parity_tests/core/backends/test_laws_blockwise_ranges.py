@@ -8,7 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from flax_attn._internal.types import Sizes
-from flax_attn.backends.blockwise.plan import all_seen, static_inner, static_outer
+from flax_attn.backends.blockwise.plan import (
+    every_key_visible,
+    static_fully_visible_range,
+    static_visible_range,
+)
 from flax_attn.masks import (
     FULL,
     Causal,
@@ -22,7 +26,7 @@ from flax_attn.masks import (
     Segments,
     Window,
 )
-from flax_attn.masks.answers import inner, outer
+from flax_attn.masks.ranges import fully_visible_range, visible_range
 from parity_tests.core.random_users_masks import answers_traced
 
 from .law_cases import drawn_masks
@@ -97,20 +101,23 @@ def test_simple_masks_have_the_narrowest_and_the_widest_range_there_is():
             seen, mask = table(mask, sizes)[0, 0], mask.bind(sizes)
             for rows in runs(T):
                 part = seen[slice(*rows)]
-                found = outer(mask, 0, rows, sizes), inner(mask, 0, rows, sizes)
+                found = (
+                    visible_range(mask, 0, rows, sizes),
+                    fully_visible_range(mask, 0, rows, sizes),
+                )
                 assert all(type(n) is int and 0 <= n <= S for pair in found for n in pair)
                 assert is_range(found[0], hull(part.any(0)), S), (name, rows)
                 assert is_range(found[1], longest(part.all(0)), S), (name, rows)
                 # What one query sees is one run: its complement is known as well.
                 if rows.size == 1:
                     wanted = hull(~part[0]), longest(~part[0])
-                    for get, want in zip((outer, inner), wanted, strict=True):
+                    for get, want in zip((visible_range, fully_visible_range), wanted, strict=True):
                         found = get(~mask, 0, rows, sizes)
                         assert all(type(n) is int for n in found)
                         assert is_range(found, want, S), (name, rows)
-                    assert is_range(outer(~~mask, 0, rows, sizes), hull(part[0]), S) or hull(
-                        part[0]
-                    ) not in ((0, S), None), name
+                    assert is_range(
+                        visible_range(~~mask, 0, rows, sizes), hull(part[0]), S
+                    ) or hull(part[0]) not in ((0, S), None), name
 
 
 def test_pairs_of_simple_masks():
@@ -124,14 +131,16 @@ def test_pairs_of_simple_masks():
                 x, y = (seen[name][slice(*rows)] for name in (one, two))
                 both, either = a & b, a | b
                 if rows.size == 1:
-                    met = outer(both, 0, rows, sizes)
+                    met = visible_range(both, 0, rows, sizes)
                     assert is_range(met, hull(x[0] & y[0]), 6), (one, two)
-                found = outer(either, 0, rows, sizes)
+                found = visible_range(either, 0, rows, sizes)
                 assert is_range(found, hull((x | y).any(0)), 6), (one, two)
-                assert is_range(inner(both, 0, rows, sizes), longest((x & y).all(0)), 6)
+                assert is_range(
+                    fully_visible_range(both, 0, rows, sizes), longest((x & y).all(0)), 6
+                )
                 all_of = [longest(z.all(0)) for z in (x, y)]
                 want = max(filter(None, all_of), key=lambda z: z[1] - z[0], default=None)
-                assert is_range(inner(either, 0, rows, sizes), want, 6), (one, two)
+                assert is_range(fully_visible_range(either, 0, rows, sizes), want, 6), (one, two)
 
 
 def test_entries_have_offsets_and_lengths_of_their_own():
@@ -154,7 +163,10 @@ def test_entries_have_offsets_and_lengths_of_their_own():
         for rows in runs(T):
             for b in range(4):
                 part = seen[b, slice(*rows)]
-                for get, want in ((outer, hull(part.any(0))), (inner, longest(part.all(0)))):
+                for get, want in (
+                    (visible_range, hull(part.any(0))),
+                    (fully_visible_range, longest(part.all(0))),
+                ):
                     found = tuple(map(int, get(mask, b, rows, sizes)))
                     assert is_range(found, want, S), (mask, rows, b)
 
@@ -172,12 +184,17 @@ def test_documents_are_found_whole():
         for b in range(4):
             mine = q_ids[b, slice(*rows)]
             among = (kv_ids[b] >= mine.min()) & (kv_ids[b] <= mine.max())
-            found = tuple(map(int, outer(mask, b, rows, sizes)))
+            found = tuple(map(int, visible_range(mask, b, rows, sizes)))
             assert found == (hull(among) or (S, 0))
             lo, hi = hull(among) or (0, 0)
             whole = len(set(mine)) == 1 and among[lo:hi].all()
-            assert tuple(map(int, inner(mask, b, rows, sizes))) == ((lo, hi) if whole else (0, 0))
-    for x in (*outer(mask, 0, Rows(0, 2), sizes), *inner(mask, 0, Rows(0, 2), sizes)):
+            assert tuple(map(int, fully_visible_range(mask, b, rows, sizes))) == (
+                (lo, hi) if whole else (0, 0)
+            )
+    for x in (
+        *visible_range(mask, 0, Rows(0, 2), sizes),
+        *fully_visible_range(mask, 0, Rows(0, 2), sizes),
+    ):
         assert x.dtype == jnp.int32
 
 
@@ -186,10 +203,10 @@ def test_what_is_hidden_outside_and_shown_inside_any_program():
         for rows in runs(sizes.T)[:: 1 if mask.is_static else 3]:
             for b in range(1 if mask.is_static else sizes.B):
                 part = seen[b, :, slice(*rows)]
-                lo, hi = (int(n) for n in outer(mask, b, rows, sizes))
+                lo, hi = (int(n) for n in visible_range(mask, b, rows, sizes))
                 some = part.any((0, 1))
                 assert not some[: max(lo, 0)].any() and not some[max(hi, 0) :].any()
-                lo, hi = (int(n) for n in inner(mask, b, rows, sizes))
+                lo, hi = (int(n) for n in fully_visible_range(mask, b, rows, sizes))
                 assert lo >= hi or (lo >= 0 and hi <= sizes.S and part[:, :, lo:hi].all())
 
 
@@ -199,7 +216,7 @@ def test_traced_blocks_have_the_ranges_of_blocks_that_are_known():
     assert len(drawn) >= 24
     for mask, _, sizes in drawn:
         starts = np.arange(4)
-        for get in (outer, inner):
+        for get in (visible_range, fully_visible_range):
 
             def traced(b, start, get=get, mask=mask, sizes=sizes):
                 found = get(mask, b, Rows(start, 2), sizes)
@@ -219,20 +236,24 @@ def test_what_is_not_known_is_wide():
     rows = Rows(1, 2)
     for mask in (Dense(np.ones((5, 7), bool)), MaskFn(lambda b, n, q, k: k >= 0)):
         bound = mask.bind(sizes)
-        assert outer(bound, 0, rows, sizes) == (0, 7) and inner(bound, 0, rows, sizes) == (0, 0)
-        assert outer(~bound, 0, rows, sizes) == (0, 7) and inner(~bound, 0, rows, sizes) == (0, 0)
-        assert static_outer(bound, rows, sizes) == (0, 7)
-        assert static_inner(bound, rows, sizes) == (0, 0)
+        assert visible_range(bound, 0, rows, sizes) == (0, 7) and fully_visible_range(
+            bound, 0, rows, sizes
+        ) == (0, 0)
+        assert visible_range(~bound, 0, rows, sizes) == (0, 7) and fully_visible_range(
+            ~bound, 0, rows, sizes
+        ) == (0, 0)
+        assert static_visible_range(bound, rows, sizes) == (0, 7)
+        assert static_fully_visible_range(bound, rows, sizes) == (0, 0)
     window, lengths = Window(1, 0), Lengths(np.asarray([2, 0])).bind(sizes)
     for mask in (window & lengths, lengths & window, lengths & (window & lengths)):
-        assert static_outer(mask, rows, sizes) == (0, 3)
-        assert static_inner(mask, rows, sizes) == (0, 0)
-    assert static_outer(Causal() & lengths & Window(0, None), rows, sizes) == (1, 3)
-    assert static_outer(Window(0, None) & lengths & Causal(), rows, sizes) == (1, 3)
-    assert static_outer(window | lengths, rows, sizes) == (0, 7)
-    assert static_outer(window | FULL, rows, sizes) == (0, 7)
-    assert static_outer(~window, Rows(0, 1), sizes) == (1, 7)
-    assert static_inner(~window, Rows(2, 1), sizes) == (3, 7)
+        assert static_visible_range(mask, rows, sizes) == (0, 3)
+        assert static_fully_visible_range(mask, rows, sizes) == (0, 0)
+    assert static_visible_range(Causal() & lengths & Window(0, None), rows, sizes) == (1, 3)
+    assert static_visible_range(Window(0, None) & lengths & Causal(), rows, sizes) == (1, 3)
+    assert static_visible_range(window | lengths, rows, sizes) == (0, 7)
+    assert static_visible_range(window | FULL, rows, sizes) == (0, 7)
+    assert static_visible_range(~window, Rows(0, 1), sizes) == (1, 7)
+    assert static_fully_visible_range(~window, Rows(2, 1), sizes) == (3, 7)
     assert Rows(3, 2) == (3, 5)
 
 
@@ -252,19 +273,21 @@ def asked(kind, found):
 def test_masks_of_others_are_asked_for_the_first_head_and_kept_within_the_keys():
     sizes, found = Sizes((2,), 2, 5, 7), []
     own = asked(Mask, found)()
-    assert outer(own, 1, Rows(2, 3), sizes) == (0, 7) and inner(own, 1, Rows(2, 3), sizes) == (0, 0)
-    assert static_outer(own, Rows(2, 3), sizes) == (0, 7)
+    assert visible_range(own, 1, Rows(2, 3), sizes) == (0, 7) and fully_visible_range(
+        own, 1, Rows(2, 3), sizes
+    ) == (0, 0)
+    assert static_visible_range(own, Rows(2, 3), sizes) == (0, 7)
     assert found == [(0, 0, (2, 5), sizes)] * 2  # a static mask is the same for all entries
     found.clear()
-    outer(asked(Lengths, found)(np.asarray([3, 4])), 1, Rows(2, 3), sizes)
+    visible_range(asked(Lengths, found)(np.asarray([3, 4])), 1, Rows(2, 3), sizes)
     assert found == [(0, 0, (2, 5), sizes)]
 
 
 def test_what_shows_nothing_hides_everything():
     sizes = Sizes((1,), 1, 5, 7)
     apart = Prefix(2) & ~Prefix(4)
-    lo, hi = outer(apart, 0, Rows(1, 2), sizes)
-    assert lo > hi and inner(~apart, 0, Rows(1, 2), sizes) == (0, 7)
+    lo, hi = visible_range(apart, 0, Rows(1, 2), sizes)
+    assert lo > hi and fully_visible_range(~apart, 0, Rows(1, 2), sizes) == (0, 7)
 
 
 def test_ids_may_be_numpys_and_any_integers():
@@ -273,7 +296,7 @@ def test_ids_may_be_numpys_and_any_integers():
     mask = Segments(q_ids=ids[0], kv_ids=ids[1])
     with jax.enable_x64(True), jax.disable_jit():
         for b, most, least in ((0, (1, 3), (1, 3)), (1, (0, 4), (0, 0))):
-            for get, want in ((outer, most), (inner, least)):
+            for get, want in ((visible_range, most), (fully_visible_range, least)):
                 found = get(mask, jnp.asarray(b), Rows(jnp.asarray(1), 2), sizes)
                 assert tuple(map(int, found)) == want and found[0].dtype == jnp.int32
 
@@ -281,12 +304,12 @@ def test_ids_may_be_numpys_and_any_integers():
 def test_what_is_known_beforehand_is_never_narrower():
     for mask, _, sizes in drawn_masks(30, *SHAPES):
         for rows in runs(sizes.T)[::3]:
-            lo, hi = static_outer(mask, rows, sizes)
-            first, last = static_inner(mask, rows, sizes)
+            lo, hi = static_visible_range(mask, rows, sizes)
+            first, last = static_fully_visible_range(mask, rows, sizes)
             assert all(type(n) is int for n in (lo, hi, first, last))
             for b in range(sizes.B if rows.size == 2 else 1):
-                least, most = (int(n) for n in outer(mask, b, rows, sizes))
-                sure, until = (int(n) for n in inner(mask, b, rows, sizes))
+                least, most = (int(n) for n in visible_range(mask, b, rows, sizes))
+                sure, until = (int(n) for n in fully_visible_range(mask, b, rows, sizes))
                 assert least >= most or (lo <= least and most <= hi)
                 assert first >= last or (first, last) == (sure, until)
                 if mask.is_static:
@@ -298,10 +321,10 @@ def test_whether_all_keys_are_seen():
         sizes = Sizes((1,), 1, T, S)
         for name, mask in SIMPLE.items():
             want = table(mask, sizes)[0, 0].any(0).all()
-            assert all_seen(mask.bind(sizes), sizes) is bool(want), name
+            assert every_key_visible(mask.bind(sizes), sizes) is bool(want), name
     for mask, seen, sizes in drawn_masks(60, *SHAPES):
-        if mask.is_static and all_seen(mask, sizes):
+        if mask.is_static and every_key_visible(mask, sizes):
             assert seen[0, 0].any(0).all()
     sizes = Sizes((1,), 1, 4, 6)
-    assert all_seen(~Causal(-1), sizes) and not all_seen(~Causal(), sizes)
-    assert all_seen.cache_parameters()["maxsize"] is not None
+    assert every_key_visible(~Causal(-1), sizes) and not every_key_visible(~Causal(), sizes)
+    assert every_key_visible.cache_parameters()["maxsize"] is not None

@@ -313,7 +313,7 @@ def test_gradients_reach_what_a_function_closes_over():
     by_held, by_slopes = jax.grad(loss, (0, 1))(jnp.asarray(WEIGHTS), slopes)
     logits = np.asarray(logits)
     assert judge.exact(by_held, logits * np.asarray(slopes)[:, None, None]).ok
-    assert judge.alike(by_slopes, (logits * WEIGHTS).sum((0, 2, 3)))
+    assert judge.allclose(by_slopes, (logits * WEIGHTS).sum((0, 2, 3)))
 
 
 def test_functions_ask_for_the_place_in_the_whole():

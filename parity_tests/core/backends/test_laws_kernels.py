@@ -25,7 +25,7 @@ from .law_cases import eager64, normal, same
 
 B, N, T, S, H, h = 2, 2, 3, 4, 3, 5
 SIZES = Sizes((B,), N, T, S)
-FAR = -1e20  # what a kernel adds where the mask hides
+INT32_MAX = -1e20  # what a kernel adds where the mask hides
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Toy:
     `by_lse`: it knows the log-sum-exp alone.
     """
 
-    blind: bool = False
+    fully_masked: bool = False
     by_lse: bool = False
 
     def run(self, q, k, v, given):
@@ -50,7 +50,7 @@ class Toy:
         stats = Stats(m, l)
         return o, of_lse(m + jnp.log(l)) if self.by_lse else stats
 
-    def back(self, q, k, v, given, o, stats, do, dlse):
+    def backward(self, q, k, v, given, o, stats, do, dlse):
         (bias,) = given
         kind, narrow = stats.m.dtype, q.dtype
         q, k, v, o, do = (y.astype(kind) for y in (q, k, v, o, do))
@@ -111,7 +111,7 @@ def told(kernel: Toy, kind: str, which: tuple[bool, bool] = (True, True)) -> lis
     sinks = None if sinks is None else jnp.asarray(sinks)
 
     def run(q, k, v, bias, sinks):
-        given = (jnp.where(seen, bias, FAR),)
+        given = (jnp.where(seen, bias, INT32_MAX),)
         return serve(kernel, q, k, v, Rules(mask, sinks=sinks).bind(SIZES, 4), given)
 
     return _outcome(run, (q, k, v, bias, sinks), do, dlse, which)
@@ -136,9 +136,9 @@ def _outcome(run: Any, given: tuple, do: Any, dlse: Any, which: tuple[bool, bool
         o, lse = run(*given)
         return tuple(x for x, wanted in zip((o, lse), which, strict=True) if wanted)
 
-    _, back = jax.vjp(some, *given)
+    _, backward = jax.vjp(some, *given)
     wanted = tuple(x for x, wanted in zip((do, dlse), which, strict=True) if wanted)
-    return [np.asarray(x) for x in (o, lse, *(g for g in back(wanted) if g is not None))]
+    return [np.asarray(x) for x in (o, lse, *(g for g in backward(wanted) if g is not None))]
 
 
 def check_kernel(kernel: Toy, kind: str, which: tuple[bool, bool]) -> None:
@@ -160,9 +160,9 @@ def test_a_kernel_gives_what_the_plain_formula_gives():
 def test_a_blind_kernel_finds_rows_that_see_nothing():
     for kind in ("dark", "dark, no sinks", "dark, lengths"):
         for which in BOTH:
-            for kernel in (Toy(blind=True), Toy(blind=True, by_lse=True)):
+            for kernel in (Toy(fully_masked=True), Toy(fully_masked=True, by_lse=True)):
                 check_kernel(kernel, kind, which)
-    check_kernel(Toy(blind=True), "lengths, sinks", (True, True))
+    check_kernel(Toy(fully_masked=True), "lengths, sinks", (True, True))
 
 
 @eager64
@@ -170,14 +170,14 @@ def test_narrow_outputs_stay_narrow():
     mask, seen, sinks = KINDS["lengths, sinks"]
     q, k, v, bias, do, dlse = (x.astype("bfloat16") for x in arrays("lengths, sinks"))
     rules = Rules(mask, sinks=jnp.asarray(sinks, "bfloat16")).bind(SIZES, 4)
-    given = (jnp.where(seen, bias, FAR).astype("float32"),)
-    (o, lse), back = jax.vjp(
+    given = (jnp.where(seen, bias, INT32_MAX).astype("float32"),)
+    (o, lse), backward = jax.vjp(
         lambda q, s: serve(Toy(), q, k, v, Rules(rules.mask, sinks=s, scale=rules.scale), given),
         q,
         rules.sinks,
     )
     assert o.dtype == jnp.bfloat16 and lse.dtype == jnp.float32
-    dq, dsinks = back((do, dlse.astype("float32")))
+    dq, dsinks = backward((do, dlse.astype("float32")))
     assert dq.dtype == dsinks.dtype == jnp.bfloat16
     exact, plain = (true("lengths, sinks", (True, True), x) for x in ("float64", "bfloat16"))
     for got, i in ((o, 0), (dsinks, -1)):
@@ -213,14 +213,14 @@ def test_a_gradient_of_the_lse_by_a_second_call():
         o, stats = kernel.run(q, k, v_, (bias,))
         calls = []
 
-        def back(v, o, do, calls=calls, stats=stats):
+        def backward(v, o, do, calls=calls, stats=stats):
             calls.append(do)
-            return kernel.back(q, k, v, (bias,), o, stats, do, None)[:3]
+            return kernel.backward(q, k, v, (bias,), o, stats, do, None)[:3]
 
         for given in (None, dlse):
             calls.clear()
-            got = with_dlse(back, v_, o, do_, given)
-            want = kernel.back(q, k, v_, (bias,), o, stats, do_, given)[:3]
+            got = with_dlse(backward, v_, o, do_, given)
+            want = kernel.backward(q, k, v_, (bias,), o, stats, do_, given)[:3]
             assert len(calls) == (1 if given is None else 2)
             for a, b in zip(got, want, strict=True):
                 assert a.shape == b.shape and judge.same_function(a, b).ok
@@ -238,12 +238,12 @@ def test_a_narrow_output_holds_all_bits_of_the_lse():
     for width in (1, 2, 3, 4):
         calls = []
 
-        def back(v, o, do, calls=calls):
+        def backward(v, o, do, calls=calls):
             calls.append((v, o, do))
             return 0.0, 0.0, 0.0
 
         o = jnp.ones((B, T, N, width), "bfloat16")
-        with_dlse(back, o, o, o, dlse)
+        with_dlse(backward, o, o, o, dlse)
         v, stands, ones = calls[1]
         assert not v.any() and stands.dtype == ones.dtype == jnp.bfloat16
         assert stands.shape == ones.shape == o.shape

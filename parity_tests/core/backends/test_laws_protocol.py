@@ -14,12 +14,12 @@ from flax_attn import taps
 from flax_attn._internal.types import Sizes
 from flax_attn.backends import cudnn, protocol, splash, tokamax
 from flax_attn.backends.protocol import (
-    alive,
-    alive_in,
+    is_long_cache,
     is_number,
-    long_cache,
     of_mesh,
     passed_over,
+    visible_in_band,
+    visible_rows_and_keys,
 )
 from flax_attn.masks import (
     CAUSAL,
@@ -38,7 +38,7 @@ from .law_cases import drawn_masks
 
 B, N, T, S, H, h = 2, 2, 3, 4, 3, 5
 SIZES = Sizes((B,), N, T, S)
-FAR = -1e20  # what a kernel adds where the mask hides
+INT32_MAX = -1e20  # what a kernel adds where the mask hides
 
 
 # Small requests.
@@ -62,15 +62,15 @@ def test_small_requests_and_listeners_are_left_to_the_plain_formula():
 def test_a_cache_is_long_from_a_mebibyte_a_query_on():
     for dtype, size in (("float32", 4), ("bfloat16", 2)):
         places = 2**20 // (2 * 2 * 4 * size)
-        assert not long_cache(*shapes(1, places, dtype=dtype))
-        assert long_cache(*shapes(1, places + 1, dtype=dtype))
-        assert not long_cache(*shapes(3, 3 * places, dtype=dtype))
-        assert long_cache(*shapes(3, 3 * places + 1, dtype=dtype))
+        assert not is_long_cache(*shapes(1, places, dtype=dtype))
+        assert is_long_cache(*shapes(1, places + 1, dtype=dtype))
+        assert not is_long_cache(*shapes(3, 3 * places, dtype=dtype))
+        assert is_long_cache(*shapes(3, 3 * places + 1, dtype=dtype))
     q, k, v = (
         SimpleNamespace(shape=("open", n, 2, 64), dtype=np.dtype("f4")) for n in (1, 1025, 1025)
     )
-    assert long_cache(q, k, v)
-    assert not long_cache(q, k, SimpleNamespace(shape=(1, 1023, 2, 64), dtype=np.dtype("f4")))
+    assert is_long_cache(q, k, v)
+    assert not is_long_cache(q, k, SimpleNamespace(shape=(1, 1023, 2, 64), dtype=np.dtype("f4")))
 
 
 def test_numbers_are_what_is_known():
@@ -122,7 +122,7 @@ def test_pallas_kernels_need_axes_that_are_not_auto():
 
 def found_in(mask: Mask, sizes: Sizes) -> tuple[np.ndarray, np.ndarray]:
     """By the public half: B T and B S, whole."""
-    rows, keys = alive(mask.bind(sizes), sizes)
+    rows, keys = visible_rows_and_keys(mask.bind(sizes), sizes)
     rows = np.ones((1, sizes.T), bool) if rows is None else np.asarray(rows)
     keys = np.ones((1, sizes.S), bool) if keys is None else np.asarray(keys)
     assert rows.dtype == keys.dtype == bool
@@ -177,7 +177,7 @@ def test_who_is_alive_in_a_band():
                 limits = [99 if x is None else np.broadcast_to(x, 2)[entry] for x in (kv, rows)]
                 seen[entry] &= (k < limits[0]) & (q < limits[1])
             given = Band(lo, hi, *(jnp.asarray(x) if np.ndim(x) else x for x in (kv, rows)))
-            found = alive_in(given, sizes)
+            found = visible_in_band(given, sizes)
             for got, want in zip(found, (seen.any(2), seen.any(1)), strict=True):
                 assert np.array_equal(np.broadcast_to(got, want.shape), want), (T, S, given)
             if kv is None and rows is None:
@@ -185,12 +185,12 @@ def test_who_is_alive_in_a_band():
 
 
 def test_all_alive_is_said_by_none():
-    assert alive(FULL, SIZES) == (None, None)
-    rows, keys = alive(CAUSAL, SIZES)
+    assert visible_rows_and_keys(FULL, SIZES) == (None, None)
+    rows, keys = visible_rows_and_keys(CAUSAL, SIZES)
     assert rows is None and isinstance(keys, jax.Array) and keys.tolist() == [[True] * 3 + [False]]
-    rows, keys = alive(Causal(-1), SIZES)
+    rows, keys = visible_rows_and_keys(Causal(-1), SIZES)
     assert rows.tolist() == [[False, True, True]] and keys.tolist() == [[True, True, False, False]]
-    rows, keys = alive(Lengths(jnp.asarray([9, 9])), SIZES)
+    rows, keys = visible_rows_and_keys(Lengths(jnp.asarray([9, 9])), SIZES)
     assert rows.all() and keys.all()
 
 
@@ -213,7 +213,9 @@ def test_no_array_of_all_queries_and_keys():
     sizes = Sizes((2,), 4, 1000, 700)
     ids = np.arange(1000)[None] // 100, np.arange(700)[None] // 100
     made = jax.make_jaxpr(
-        lambda: alive(Segments(q_ids=ids[0], kv_ids=ids[1]).bind(sizes) & MaskFn(odd), sizes)
+        lambda: visible_rows_and_keys(
+            Segments(q_ids=ids[0], kv_ids=ids[1]).bind(sizes) & MaskFn(odd), sizes
+        )
     )()
     (scan,) = (e for e in made.eqns if str(e.primitive) == "scan")
     assert scan.params["length"] == 4
@@ -226,7 +228,7 @@ def test_who_is_alive_may_differ_over_devices():
     P = jax.sharding.PartitionSpec
     sizes = Sizes((2,), 1, 3, 4)
     ask = jax.shard_map(
-        lambda table: alive(Dense(table).bind(sizes), sizes),
+        lambda table: visible_rows_and_keys(Dense(table).bind(sizes), sizes),
         mesh=mesh,
         in_specs=P("x"),
         out_specs=(P("x"), P("x")),
@@ -237,6 +239,6 @@ def test_who_is_alive_may_differ_over_devices():
 
 def test_every_kernel_has_what_the_protocol_asks_for():
     asked = {name for name in vars(protocol.Kernel) if not name.startswith("_")}
-    assert asked == {"blind", "run", "back"}
+    assert asked == {"fully_masked", "run", "backward"}
     for kernel in (cudnn.Cudnn, splash.Splash, tokamax.Tokamax):
         assert asked <= {*dir(kernel)}, kernel.__name__

@@ -5,8 +5,8 @@ import pytest
 
 from flax_attn import CAUSAL, FULL, Causal, Chunked, MaskFn, Prefix, Window
 from flax_attn._internal.types import Sizes
-from flax_attn.backends.blockwise.plan import all_seen, plan_of
-from flax_attn.masks import answers
+from flax_attn.backends.blockwise.plan import every_key_visible, make_plan
+from flax_attn.masks import ranges
 from flax_attn.request import rules_of
 from parity_tests.tables import each
 
@@ -22,12 +22,12 @@ LONG = {
 
 @each("name", LONG)
 def test_a_plan_asks_for_blocks_and_not_for_queries(name):
-    asks, asked = [], answers._asked
+    asks, asked = [], ranges._evaluate
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(answers, "_asked", lambda *args: asks.append(args) or asked(*args))
+        patched.setattr(ranges, "_evaluate", lambda *args: asks.append(args) or asked(*args))
         sizes = Sizes((1,), 2, T, T)
-        all_seen.cache_clear()
-        plan_of(sizes, 2, rules_of(mask=LONG[name]).bind(sizes, 64), "cpu")
+        every_key_visible.cache_clear()
+        make_plan(sizes, 2, rules_of(mask=LONG[name]).bind(sizes, 64), "cpu")
     assert 0 < len(asks) <= 4 * T / 128, len(asks)
 
 
@@ -55,9 +55,9 @@ def test_whether_all_keys_are_seen_is_known_of_every_mask_of_runs():
         sizes = Sizes((1,), 1, *(int(n) for n in random.randint(1, 30, 2)))
         mask = drawn(random).bind(sizes)
         want = seen_by_some(mask, sizes)
-        is_known = answers.runs_of(mask, np.arange(sizes.T)[None]) is not None
+        is_known = ranges.runs_of(mask, np.arange(sizes.T)[None]) is not None
         found.append((want, is_known))
-        if all_seen(mask, sizes) is not bool(want) and (is_known or not want):
+        if every_key_visible(mask, sizes) is not bool(want) and (is_known or not want):
             wrong.append((mask, sizes))
     assert not wrong
     assert {*found} >= {(True, True), (False, True)}
@@ -66,4 +66,4 @@ def test_whether_all_keys_are_seen_is_known_of_every_mask_of_runs():
 def test_a_key_that_no_query_sees_is_found_in_a_gap_of_a_mask_of_several_runs():
     sizes = Sizes((1,), 1, 8, 8)
     lonely = MaskFn(lambda b, n, q, k: (k != 3) & (k <= q))
-    assert not all_seen(lonely.bind(sizes), sizes)
+    assert not every_key_visible(lonely.bind(sizes), sizes)

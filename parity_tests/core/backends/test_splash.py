@@ -79,7 +79,7 @@ def test_it_is_the_reference(name):
     shape, rules = COMPUTED[name]
     given = arrays(*shape)
     bound = rules.bind(sizes_of(*given[:2]), shape[2])
-    assert splash.unable(*given, bound) is None
+    assert splash.unsupported_reason(*given, bound) is None
     check_precision(interpreted, *given, rules)
 
 
@@ -145,7 +145,7 @@ def test_the_platform_and_the_version_are_named(monkeypatch):
     given = arrays(9, 9, 8)
     with told(NotImplementedError, "needs a TPU; the platform is cpu"):
         attend(*given, backend="splash")
-    monkeypatch.setattr(splash, "NEEDED", ("gone",))
+    monkeypatch.setattr(splash, "REQUIRED_NAMES", ("gone",))
     with (
         assume_platform("tpu"),
         told(NotImplementedError, f"this version of jax, {jax.__version__}"),

@@ -74,7 +74,7 @@ def test_what_it_cannot_do_is_refused_by_name(name):
     shapes, rules, text = REFUSED[name]
     given = arrays(**shapes)
     bound = Rules(**rules).bind(sizes_of(*given[:2]), given[0].shape[-1])
-    assert text in tokamax.unable(*given, bound)
+    assert text in tokamax.unsupported_reason(*given, bound)
 
 
 def test_what_is_missing_is_named(monkeypatch):
@@ -113,7 +113,7 @@ COMPUTED = {
 
 
 def played():
-    base = tokamax._home("base")
+    base = tokamax._kernel_module("base")
 
     class Played:
         @staticmethod
@@ -137,7 +137,7 @@ def test_it_is_the_reference(name, wanted):
     given = arrays(jnp.float32)
     rules, kernel = COMPUTED[name], played()
     bound = rules.bind(sizes_of(*given[:2]), H)
-    assert tokamax.unable(*given, bound) is None
+    assert tokamax.unsupported_reason(*given, bound) is None
     check_precision(lambda *x: tokamax.forward(*x, kernel=kernel), *given, rules, wanted)
 
 

@@ -14,7 +14,7 @@ from flax_attn import attend
 from flax_attn._internal.types import Sizes
 from flax_attn.bench import functions, page, plot, presets, proof, race, result, table
 from flax_attn.bench import workload as workloads
-from flax_attn.bench.contender import Contender
+from flax_attn.bench.competitor import Competitor
 from flax_attn.bench.options import dtypes, lengths
 from flax_attn.bench.program import JaxProgram
 from flax_attn.bench.settings import Settings
@@ -28,7 +28,7 @@ ONCE = Settings(rounds=2, seconds=0.01)
 
 def contender(call, name="somebody"):
     """One that computes `call(q, k, v)`."""
-    return Contender(name, "jax.nn", partial(functions._jax, lambda w: lambda held: call(*held)))
+    return Competitor(name, "jax.nn", partial(functions._jax, lambda w: lambda held: call(*held)))
 
 
 def honest(q, k, v):
@@ -109,7 +109,7 @@ def test_what_cannot_be_is_told_in_a_sentence(given, said, capsys):
 
 @pytest.mark.parametrize("whole", [2**25, 0], ids=["all rows", "some rows"])
 def test_who_is_wrong_gets_no_time(whole, monkeypatch):
-    monkeypatch.setattr(workloads, "WHOLE", whole)
+    monkeypatch.setattr(workloads, "MAX_PROVEN_WEIGHTS", whole)
     proof.references.cache_clear()
 
     @jax.custom_vjp
@@ -143,7 +143,7 @@ def test_of_many_weights_some_rows_and_a_smaller_workload_are_proven():
 
 def test_only_the_smaller_workload_is_wrong(monkeypatch):
     """A fault in a row that is not looked at on the real shape."""
-    monkeypatch.setattr(workloads, "WHOLE", 2 * 3 * 6**2 - 1)
+    monkeypatch.setattr(workloads, "MAX_PROVEN_WEIGHTS", 2 * 3 * 6**2 - 1)
     proof.references.cache_clear()
 
     def fault(q, k, v):
@@ -206,7 +206,7 @@ def test_on_an_accelerator_short_calls_are_chained_and_proven_at_highest_too(mon
         return honest(q, k, v)
 
     monkeypatch.setattr(race, "platform", lambda: "gpu")
-    monkeypatch.setattr(race, "DISPATCH", 1e9)
+    monkeypatch.setattr(race, "CHAIN_SECONDS", 1e9)
     (row,) = run(contender(call))
     assert row.status == "timed" and row.seconds and heard[0] == "highest" and None in heard
 
@@ -229,7 +229,7 @@ def test_a_short_call_that_is_repeated_is_told_the_time_of_one(platform, monkeyp
 
 def test_every_backend_runs_or_refuses_by_name(monkeypatch):
     names = functions.names_of_backends()
-    rows = run(*functions.ours(names), which=FORWARD)
+    rows = run(*functions.flax_attn_competitors(names), which=FORWARD)
     assert [row.contender for row in rows] == ["flax_attn", *(f"flax_attn:{n}" for n in names[1:])]
     by_name = {row.contender: row for row in rows}
     assert by_name["flax_attn"].backend == "reference"

@@ -34,14 +34,14 @@ def test_the_preset_runs_and_prints(tmp_path, capsys):
 
 def test_a_wrong_step_gets_no_time():
     def off(w):
-        program = decode._ours(w)
+        program = decode._flax_attn(w)
         step = program.call
         program.call = lambda fixed, state: (lambda y, new: (y * 1.01, new))(*step(fixed, state))
         return program
 
     build = lambda w, which: off(w)  # noqa: E731
     wrong = replace(
-        decode.contenders()[0], build=build, prove=lambda w, which: decode._prove(build, w, which)
+        decode.competitors()[0], build=build, prove=lambda w, which: decode._prove(build, w, which)
     )
     rows = []
     race.Race([wrong], Settings(rounds=2, sets=1)).run(TINY, FORWARD, rows)
@@ -58,7 +58,7 @@ def test_bytes_and_lengths_are_counted_as_agreed():
 
 
 def test_every_step_is_the_same_one():
-    program = decode._ours(replace(TINY, stored=7))
+    program = decode._flax_attn(replace(TINY, stored=7))
     placed = program.place(replace(TINY, stored=7).arrays())
     program.compile(placed)
     first, second = (np.asarray(program.run(placed)) for _ in range(2))

@@ -100,7 +100,7 @@ def test_every_variant_has_a_layer_and_a_twin_that_fit(variant):
 @pytest.mark.skipif(not has_torch(), reason="the twins are torch's")
 def test_a_variant_is_proven_and_timed():
     w = replace(TINY, layer="luong")
-    mine, theirs = twins.contenders("luong")[:2]
+    mine, theirs = twins.competitors("luong")[:2]
     rows = [proven(mine, w), proven(theirs, w)]
     assert [row.status for row in rows] == ["timed", "timed"] and rows[0].tflops is None
     wrong = replace(mine, prove=lambda w, which: Proof(1.0, 0.0, "different"))
@@ -109,5 +109,5 @@ def test_a_variant_is_proven_and_timed():
 
 
 def test_nine_of_the_book():
-    assert len(torch_layers.NINE) == 9
+    assert len(torch_layers.BOOK_LAYERS) == 9
     assert COTANGENT in TINY.arrays() and {*NAMES, "x"} < {*TINY.arrays()}

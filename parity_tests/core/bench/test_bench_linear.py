@@ -13,7 +13,7 @@ from flax_attn.bench.settings import Settings
 from flax_attn.bench.workload import BOTH, DELTA, Workload
 from flax_attn.command import cli
 from flax_attn.parity.cases.case import has_torch
-from flax_attn.parity.judge import alike
+from flax_attn.parity.judge import allclose
 
 TINY = Workload(70, 4, 3, layer=DELTA)
 pytestmark = pytest.mark.usefixtures("promotion")
@@ -52,7 +52,7 @@ def form(change):
 )
 def test_a_wrong_form_gets_no_time(change):
     build = form(change)
-    wrong = replace(linear.contenders()[0], build=build, prove=partial(linear._prove, build))
+    wrong = replace(linear.competitors()[0], build=build, prove=partial(linear._prove, build))
     rows = []
     race.Race([wrong], Settings(rounds=1)).run(TINY, BOTH, rows)
     assert rows[0].status == "wrong" and "is off by" in rows[0].reason and not rows[0].seconds
@@ -62,7 +62,7 @@ def test_inputs_are_those_of_a_model():
     arrays = TINY.arrays()
     assert arrays["g"].shape == arrays["beta"].shape == (1, 70, 3) and arrays["g"].max() < 0
     assert 0 < arrays["beta"].min() and arrays["beta"].max() < 1
-    assert alike((arrays["k"] ** 2).sum(-1), np.ones((1, 70, 3), np.float32))
+    assert allclose((arrays["k"] ** 2).sum(-1), np.ones((1, 70, 3), np.float32))
 
 
 def test_the_preset_has_the_sizes_that_were_promised():

@@ -59,7 +59,7 @@ def test_a_wrong_layer_gets_no_time(axis, size, monkeypatch):
     monkeypatch.setattr(published, "_called", called)
     monkeypatch.setattr(published, "WIDE", 8)
     w, rows = published.workloads([12])[0], []
-    race.Race(published.contenders()[:1], Settings(rounds=1)).run(w, FORWARD, rows)
+    race.Race(published.competitors()[:1], Settings(rounds=1)).run(w, FORWARD, rows)
     assert rows[0].status == "wrong" and rows[0].reason and not rows[0].seconds
 
 

@@ -50,7 +50,7 @@ def test_a_wrong_way_gets_no_figures(monkeypatch):
     monkeypatch.setattr(scale, "attend", lambda *x, **how: attend(*x, **how)[:, ::-1])
     scale.proven.cache_clear()
     rows = []
-    scale.Counted().run(Workload(16, 4, 2, devices=1), FORWARD, rows)
+    scale.CountRace().run(Workload(16, 4, 2, devices=1), FORWARD, rows)
     scale.proven.cache_clear()
     assert rows[0].status == "wrong" and "output is off by" in rows[0].reason
     assert rows[0].temporary is None and not rows[0].counts
@@ -78,7 +78,7 @@ def test_the_options_are_written_as_they_were_given():
 def test_accelerators_that_are_too_few_are_told(monkeypatch):
     monkeypatch.setattr(scale, "platform", lambda: "gpu")
     with pytest.raises(ValueError, match="goes over 64 devices, and here are"):
-        scale.again([], 64)
+        scale.rerun_on_devices([], 64)
 
 
 def test_figures_are_written_and_read(tmp_path):

@@ -60,7 +60,7 @@ def test_what_is_left_for_the_end_is_every_figure(stream):
 
 
 def test_without_a_table_of_ratios_the_figures_are_shown(stream):
-    others = {f"other{i}": 2.0 for i in range(table.MOST_COLUMNS)}
+    others = {f"other{i}": 2.0 for i in range(table.MAX_COLUMNS)}
     lines = stream.more(race(WIDE, **others))
     assert lines[0].startswith("every figure") and len(lines) == 3 + len(others)
     assert stream.rest() == []

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column, Table
 
-from flax_attn._internal.markdown import between, fill, table
+from flax_attn._internal.markdown import fill, table, text_between
 
 from .bug import ROOT, Bug, bugs
 from .choice import Entered, chosen
@@ -24,7 +24,7 @@ from .trial import ENOUGH, Copy, Outcome, Record
 
 SHOWN = 2  # names of tests in the table
 PAGE = ROOT / "docs" / "trial.md"
-MARKS = between("<!-- bugs -->", "<!-- end of bugs -->")
+MARKS = text_between("<!-- bugs -->", "<!-- end of bugs -->")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

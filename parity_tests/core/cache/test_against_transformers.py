@@ -59,7 +59,7 @@ def ring(layer, x, cache):
     return layer(x, cache=cache)
 
 
-def remembered(layer, x, memory, cache):
+def cache_memory(layer, x, memory, cache):
     """Keys and values of the memory, made once."""
     return layer(x, cache=layer.remember(memory) if cache is None else cache)
 
@@ -97,7 +97,7 @@ def test_steps_equal_those_of_an_encoder_with_a_decoder(small):
     given, index, crossed = config.to_dict(), small.index, small.part == "cross"
     theirs = parts.attention(parts.model_of(config, small.name), small)
     mine = families.attention(given, index, part=small.part, rngs=nnx.Rngs(0))
-    flax = remembered if crossed else None
+    flax = cache_memory if crossed else None
     assert_parity(
         theirs,
         mine,

@@ -16,10 +16,10 @@ from flax_attn.bench.result import Results, Row
 from flax_attn.bench.workload import FORWARD, Workload
 from flax_attn.command import check_device_command as command
 from flax_attn.device_check import page, replay, requests, speed
-from flax_attn.device_check.drawn import MASKS, SCORES, request
+from flax_attn.device_check.random_requests import MASKS, SCORES, request
 from flax_attn.device_check.task import Task, file_of, rows_of
 from flax_attn.parity.cases.collect import Listed
-from flax_attn.parity.cases.workers import Failure, Last, Workers
+from flax_attn.parity.cases.workers import Failure, LastResult, Workers
 from parity_tests.core.backends.refusal import told
 
 MACHINE = {
@@ -66,7 +66,7 @@ def test_shares_of_parts_that_end_early_go_to_the_others(tmp_path):
 
 
 def test_a_part_that_is_late_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "LATE", 0.0)
+    monkeypatch.setattr(command, "GRACE_SECONDS", 0.0)
     begun = time.monotonic()
     command._run(task(tmp_path, "machine", 0.2))
     assert time.monotonic() - begun < 5
@@ -150,7 +150,7 @@ class Once:
     def call(self, work, item):
         assert not self.at_work  # else it would take what others are waiting for
         result = work(item)
-        return result.result if isinstance(result, Last) else result
+        return result.result if isinstance(result, LastResult) else result
 
     def map(self, work, items):
         for item in items:
@@ -170,7 +170,7 @@ def test_a_backend_that_breaks_the_device_is_not_blamed_on_the_next(tmp_path, mo
 
     monkeypatch.setattr(requests, "_computed", breaks)
     result = requests._checked(requests.Item(0, True))
-    assert isinstance(result, Last) and result.result[-1]["untried"] == ["reference"]
+    assert isinstance(result, LastResult) and result.result[-1]["untried"] == ["reference"]
     rest = requests._checked(requests.Item(0, True, ("reference",)))
     assert [(row["backend"], row["verdict"]) for row in rest] == [("reference", "equal")]
 
@@ -185,7 +185,7 @@ def test_a_backend_that_breaks_the_device_is_not_blamed_on_the_next(tmp_path, mo
 
 def test_a_process_that_says_so_works_no_more():
     with Workers() as workers:
-        assert workers.call(Last, 5) == 5 and workers._idle == []
+        assert workers.call(LastResult, 5) == 5 and workers._idle == []
         assert workers.call(abs, -2) == 2 and len(workers._idle) == 1
 
 

@@ -20,7 +20,7 @@ def wait_until(condition, seconds=20.0):
 
 @pytest.fixture
 def fast(monkeypatch):
-    monkeypatch.setattr(_progress, "EVERY", 0.01)
+    monkeypatch.setattr(_progress, "SECONDS_BETWEEN_LINES", 0.01)
 
 
 def test_in_a_pipe_lines_go_to_stderr_and_results_to_stdout(fast, capsys):
@@ -37,14 +37,14 @@ def test_in_a_pipe_lines_go_to_stderr_and_results_to_stdout(fast, capsys):
         progress.advance()
         progress.at("torch")
         wait_until(heard)
-        progress.say("a result")
+        progress.write_line("a result")
     assert console.file.getvalue() == "a result\n"
     assert err.startswith("run: ") and "a result" not in err
 
 
 def test_a_short_command_says_nothing_but_its_result(capsys):
     with Progress("run", Console()) as progress:
-        progress.say("a result")
+        progress.write_line("a result")
     assert capsys.readouterr() == ("a result\n", "")
 
 
@@ -63,7 +63,7 @@ def test_on_a_terminal_a_bar_is_drawn_and_gone_at_the_end(fast, capsys):
         progress.begin(3)
         progress.advance("window")
         progress._bar.refresh()
-        progress.say("a result")
+        progress.write_line("a result")
     drawn = screen.getvalue()
     assert "window, 1 of 3 \x1b[33m0:00:00" in drawn and "a result\n" in drawn
     assert drawn.endswith("\x1b[1A\x1b[2K")  # one line up, and it is cleared
@@ -80,7 +80,7 @@ def test_a_piped_result_holds_no_bar_where_stderr_is_a_terminal(monkeypatch, cap
     monkeypatch.setattr(_progress, "Console", console)
     with Progress("run", Console()) as progress:
         progress.begin(2)
-        progress.say("a result")
+        progress.write_line("a result")
         print("and another")
     assert capsys.readouterr().out == "a result\nand another\n"
     assert "starting, 0 of 2" in screen.getvalue() and "result" not in screen.getvalue()

@@ -13,7 +13,7 @@ from pathlib import Path
 from flax import nnx
 
 from flax_attn import CAUSAL, FULL, LongformerAttention, WindowAttention, families
-from flax_attn._internal.markdown import between, fill, table
+from flax_attn._internal.markdown import fill, table, text_between
 from flax_attn.families import ALIASES
 from flax_attn.layers._recurrent import Recurrent
 from parity_tests.families import prove, prove_part
@@ -23,7 +23,7 @@ from parity_tests.families.parts import PARTS, Part
 from .aliases import ROOT
 
 PAGE = ROOT / "docs" / "models.md"
-MARKS = between("<!-- served -->", "<!-- end of served -->")
+MARKS = text_between("<!-- served -->", "<!-- end of served -->")
 HEAD = ("type", "layers", "they see", "worst error", "proven on")
 
 

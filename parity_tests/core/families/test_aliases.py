@@ -11,8 +11,8 @@ from flax_attn.families._aliases import ALIASES, DEFAULTS
 from flax_attn.families._choose import SAME, WHY_NOT
 from flax_attn.families._config import Family
 from flax_attn.families._published import KNOWN
-from flax_attn.families._slips import distance
 from flax_attn.families._table import FAMILIES
+from flax_attn.families._typos import distance
 from flax_attn.parity import judge
 from parity_tests.core.drawing import float64 as float64
 from parity_tests.families import aliases, parts, witness

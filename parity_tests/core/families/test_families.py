@@ -18,8 +18,8 @@ from .described import described
 X = np.random.RandomState(0).standard_normal((2, 7, 48))
 
 
-def built(given, index=0, **house):
-    return families.attention(given, index, rngs=nnx.Rngs(0), **house)
+def built(given, index=0, **init):
+    return families.attention(given, index, rngs=nnx.Rngs(0), **init)
 
 
 FIRST = [next(small for small in CONFIGS if small.name == name) for name in NAMES[::7]]

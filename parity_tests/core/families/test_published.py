@@ -50,7 +50,7 @@ def kinds(config, part):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for index in dict.fromkeys((*range(min(depth, 9)), depth - 2, depth - 1)):
-            if index >= 0 and not family.lacks(read, index):
+            if index >= 0 and not family.missing_reason(read, index):
                 layer = built(config, index, part)
                 first.setdefault(str(nnx.graphdef(layer)), index)
     return [*first.values()], [str(x.message) for x in caught]

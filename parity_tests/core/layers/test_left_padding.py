@@ -95,7 +95,7 @@ def test_the_word_reaches_the_arithmetic_and_the_default_is_zero():
     assert not a[~REAL].any() and c[~REAL].all()
     values = module.v_proj(x).mean(1).reshape(2, 3, 1, 4)
     want = module.o_proj(np.broadcast_to(values, (2, 3, 2, 4)).reshape(2, 24))
-    assert judge.alike(c[1, 0], want[1])
+    assert judge.allclose(c[1, 0], want[1])
 
 
 def test_another_word_is_refused():
@@ -106,8 +106,8 @@ def test_another_word_is_refused():
 @pytest.mark.parametrize(
     "build",
     [
-        lambda **house: CrossAttention(12, 3, **house),
-        lambda **house: T5Attention(12, 3, 4, **house),
+        lambda **init: CrossAttention(12, 3, **init),
+        lambda **init: T5Attention(12, 3, 4, **init),
     ],
 )
 def test_layers_with_a_memory_say_what_an_empty_row_gives(build):
@@ -116,7 +116,9 @@ def test_layers_with_a_memory_say_what_an_empty_row_gives(build):
     call = nnx.jit(lambda layer, x, mask: layer(x, mask=mask))
     averaged = nnx.jit(lambda layer, x, mask: mean(layer, x, mask=mask))
     found = np.asarray(averaged(attention, x, nothing))
-    assert found.any() and judge.alike(found, call(attention, x, ~nothing))  # all values are alike
-    assert judge.alike(call(attention, x, nothing), call(attention, 0 * x, nothing))
+    assert found.any() and judge.allclose(
+        found, call(attention, x, ~nothing)
+    )  # all values are alike
+    assert judge.allclose(call(attention, x, nothing), call(attention, 0 * x, nothing))
     with refused(ValueError, "empty must be one of 'zero', 'mean'; got 'nan'."):
         attention(x, empty="nan")

@@ -24,7 +24,7 @@ from flax_attn import (
     attend_cached,
 )
 from flax_attn._internal.types import Sizes
-from flax_attn.masks.answers import runs_of, segments_of
+from flax_attn.masks.ranges import runs_of, segments_of
 from flax_attn.parity import judge
 from flax_attn.places import Positions
 from flax_attn.rules import Rules

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flax_attn import frozen, masks, scores
-from flax_attn._internal.arrays import FAR
+from flax_attn._internal.arrays import INT32_MAX
 from flax_attn._internal.types import Sizes
 from flax_attn.masks.algebra import check_array
 from flax_attn.parity import judge
@@ -167,7 +167,7 @@ def test_counts_are_numbers_of_python():
     window = masks.Window(np.uint8(3), np.int64(2))
     assert type(window.left) is type(window.right) is int and (window.left, window.right) == (3, 2)
     assert masks.Window(None, 2).left is None and masks.Window(2, None).right is None
-    assert type(masks.Chunked(np.int64(4)).size) is int and masks.Chunked(2**40).size == FAR
+    assert type(masks.Chunked(np.int64(4)).size) is int and masks.Chunked(2**40).size == INT32_MAX
 
 
 def asked(mask, b):
@@ -197,11 +197,14 @@ def test_every_entry_has_its_own_offset():
 
 def test_far_offsets_and_lengths_are_cut_off():
     far = np.asarray([2**40, -(2**40)])
-    assert masks.Causal(far).bind(SIZES).offset.tolist() == [FAR, -FAR - 1]
-    assert masks.Prefix(far).bind(SIZES).length.tolist() == [FAR, -FAR]
+    assert masks.Causal(far).bind(SIZES).offset.tolist() == [INT32_MAX, -INT32_MAX - 1]
+    assert masks.Prefix(far).bind(SIZES).length.tolist() == [INT32_MAX, -INT32_MAX]
     bound = masks.Lengths(far, q=far[::-1]).bind(SIZES)
-    assert bound.kv.tolist() == [FAR, -FAR] and bound.q.tolist() == [-FAR, FAR]
-    for offset in (2**40, np.int64(2**40), FAR, FAR + 1):
+    assert bound.kv.tolist() == [INT32_MAX, -INT32_MAX] and bound.q.tolist() == [
+        -INT32_MAX,
+        INT32_MAX,
+    ]
+    for offset in (2**40, np.int64(2**40), INT32_MAX, INT32_MAX + 1):
         moved = masks.Window(int(offset) + 1, None, offset).bind(SIZES)
         assert asked(moved, 0).all() == asked(masks.Window(1, None), 0).all()
         assert np.array_equal(asked(moved, 0), AT_K >= AT_Q - 1)
@@ -213,11 +216,16 @@ def test_far_offsets_and_lengths_are_cut_off():
 
 def test_far_offsets_and_counts_that_cancel_are_exact():
     """By Python's own integers: a whole offset with any count, offsets of entries up to FAR."""
-    counts = [None, *(x + d for x in (0, FAR, 2 * FAR, 10**30) for d in (0, 1, 3))]
-    offsets = [s * (x + d) for s in (1, -1) for x in (0, FAR, 2 * FAR, 10**30) for d in (-4, -1, 2)]
+    counts = [None, *(x + d for x in (0, INT32_MAX, 2 * INT32_MAX, 10**30) for d in (0, 1, 3))]
+    offsets = [
+        s * (x + d)
+        for s in (1, -1)
+        for x in (0, INT32_MAX, 2 * INT32_MAX, 10**30)
+        for d in (-4, -1, 2)
+    ]
     for offset in offsets:
         for left in counts:
-            for right in (None, 0, FAR + 2, 2 * FAR - 1):
+            for right in (None, 0, INT32_MAX + 2, 2 * INT32_MAX - 1):
                 lowest = None if left is None else offset - left
                 highest = None if right is None else offset + right
                 seen = np.ones((T, S), bool)
@@ -227,7 +235,7 @@ def test_far_offsets_and_counts_that_cancel_are_exact():
                     )
                 window = masks.Window(left, right, offset).bind(SIZES)
                 assert np.array_equal(np.broadcast_to(asked(window, 0), (T, S)), seen)
-                if abs(offset) < FAR:
+                if abs(offset) < INT32_MAX:
                     each = masks.Window(left, right, np.asarray([0, offset])).bind(SIZES)
                     assert np.array_equal(np.broadcast_to(asked(each, 1), (T, S)), seen)
 

@@ -12,9 +12,9 @@ import numpy as np
 from flax_attn import frozen
 from flax_attn._internal.types import Sizes
 from flax_attn.backends import splash, tokamax
+from flax_attn.backends.blockwise import plan as planning
 from flax_attn.backends.blockwise.block import Block
-from flax_attn.backends.blockwise.block_loops import over_keys
-from flax_attn.backends.blockwise.plan import plan_of, static_inner, static_outer
+from flax_attn.backends.blockwise.block_loops import scan_key_blocks
 from flax_attn.masks import (
     CAUSAL,
     FULL,
@@ -31,7 +31,8 @@ from flax_attn.masks import (
     Window,
 )
 from flax_attn.masks.algebra import parts_of
-from flax_attn.masks.answers import inner, outer
+from flax_attn.masks.ranges import fully_visible_range as inner
+from flax_attn.masks.ranges import visible_range as outer
 from flax_attn.places import Places
 from flax_attn.rules import Rules
 
@@ -271,7 +272,7 @@ def test_a_users_mask_has_the_ranges_that_ours_has():
             mine, ours = (program(kind(*at)).bind(SIZES) for kind in (Near, Window))
             assert mine.is_static is ours.is_static is (name != "and lengths")
             for rows in RUNS if mine.is_static else RUNS[::8]:
-                for get in (static_outer, static_inner):
+                for get in (planning.static_visible_range, planning.static_fully_visible_range):
                     found = get(mine, rows, SIZES)
                     assert found == get(ours, rows, SIZES), (name, at, rows)
                     assert all(type(n) is int for n in found)
@@ -313,7 +314,7 @@ def test_a_class_with_a_key_range_alone_is_skipped_and_right():
 
 def visited(mask: Mask, sizes: Sizes) -> list[tuple[int, int, int, bool]]:
     """First query, first key, keys and whether it is masked, of every block."""
-    plan = plan_of(sizes, N, Rules(mask), "cpu")
+    plan = planning.make_plan(sizes, N, Rules(mask), "cpu")
     assert plan.unrolled
 
     def step(found, at, masked):
@@ -321,7 +322,7 @@ def visited(mask: Mask, sizes: Sizes) -> list[tuple[int, int, int, bool]]:
 
     starts = range(0, sizes.T, plan.rows)
     at = [Block(0, 0, q, 0, 1, min(plan.rows, sizes.T - q), sizes.S) for q in starts]
-    return [block for one in at for block in over_keys(plan, mask, one, step, [])]
+    return [block for one in at for block in scan_key_blocks(plan, mask, one, step, [])]
 
 
 def test_a_users_mask_is_planned_and_skipped_as_ours_is():
@@ -330,7 +331,9 @@ def test_a_users_mask_is_planned_and_skipped_as_ours_is():
         for program in PROGRAMS.values():
             mine, ours = (program(kind(*at)).bind(sizes) for kind in (Near, Window))
             for platform in ("cpu", "gpu"):
-                plans = [plan_of(sizes, N, Rules(mask), platform) for mask in (mine, ours)]
+                plans = [
+                    planning.make_plan(sizes, N, Rules(mask), platform) for mask in (mine, ours)
+                ]
                 assert plans[0] == plans[1]
             assert visited(mine, sizes) == visited(ours, sizes)
     blocks = visited(Near(900, 0, 300), sizes)
@@ -395,7 +398,7 @@ def test_a_users_mask_is_read_by_kernels_as_ours_is():
         assert splash._of_mask(mine, SIZES) is None is splash._of_mask(ours, SIZES)
         assert same_arrays(splash._ids(mine, SIZES), splash._ids(ours, SIZES))
         if mine.as_runs(Q) is not None:
-            assert same_arrays(tokamax._ends(mine, SIZES), tokamax._ends(ours, SIZES))
+            assert same_arrays(tokamax._run_ends(mine, SIZES), tokamax._run_ends(ours, SIZES))
         else:
             assert ours.as_runs(Q) is None
 

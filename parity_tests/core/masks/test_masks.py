@@ -22,7 +22,7 @@ from flax_attn import (
 )
 from flax_attn._internal.types import Sizes
 from flax_attn.masks import Rows, as_mask
-from flax_attn.masks.answers import outer
+from flax_attn.masks.ranges import visible_range
 from parity_tests.tables import with_nightly
 
 B, N = 2, 3
@@ -104,7 +104,7 @@ def test_any_combination_agrees_with_loops(tree, T, S):
     assert static is None or (static == want).all()
     for b in range(B):
         for lo, hi in ((0, 2), (1, T), (2, 3)):
-            first, last = (int(x) for x in outer(bound, b, Rows(lo, hi - lo), sizes))
+            first, last = (int(x) for x in visible_range(bound, b, Rows(lo, hi - lo), sizes))
             rows = want[b, :, lo:hi]
             assert not rows[..., :first].any() and not rows[..., max(last, 0) :].any()
 
@@ -112,10 +112,10 @@ def test_any_combination_agrees_with_loops(tree, T, S):
 def test_key_ranges_may_be_traced():
     sizes, kv = Sizes((2,), 1, 9, 9), np.asarray([4, 8])
     mask = (Window(3, 0) & Lengths(kv) & Chunked(5) | Prefix(np.asarray([1, 0]))).bind(sizes)
-    traced = jax.jit(lambda b, lo: outer(mask, b, Rows(lo, 2), sizes))
+    traced = jax.jit(lambda b, lo: visible_range(mask, b, Rows(lo, 2), sizes))
     for b in range(2):
         for lo in range(8):
-            plain = outer(mask, b, Rows(lo, 2), sizes)
+            plain = visible_range(mask, b, Rows(lo, 2), sizes)
             assert [int(x) for x in traced(b, lo)] == [int(x) for x in plain]
 
 
@@ -145,8 +145,8 @@ def test_static_masks_say_so():
 def test_ranges_skip_what_they_can():
     sizes = Sizes((), 1, 100, 100)
     assert Window(4, 0).key_range(0, 0, (50, 60), sizes) == (46, 60)
-    assert outer(CAUSAL & Chunked(10), 0, Rows(20, 5), sizes) == (20, 25)
-    assert outer(Window(2, 0) | Prefix(3), 0, Rows(50, 10), sizes) == (0, 60)
+    assert visible_range(CAUSAL & Chunked(10), 0, Rows(20, 5), sizes) == (20, 25)
+    assert visible_range(Window(2, 0) | Prefix(3), 0, Rows(50, 10), sizes) == (0, 60)
     assert CAUSAL.bind(sizes).key_range(0, 0, (0, 10), sizes) == (0, 10)
 
 
@@ -204,8 +204,8 @@ def test_masks_are_pytrees_for_vmap():
         return attend(q, q, q, mask=mask)
 
     given = q, Lengths(lengths) & CAUSAL
-    mapped, batched = (np.asarray(jax.jit(f)(*given)) for f in (jax.vmap(call), call))
-    assert (mapped == batched).all()
+    vmap_leading, batched = (np.asarray(jax.jit(f)(*given)) for f in (jax.vmap(call), call))
+    assert (vmap_leading == batched).all()
 
 
 def test_several_batch_axes():

@@ -20,7 +20,7 @@ FILES: dict[str, tuple[str, ...]] = {
         f"attend.test_laws_{x}" for x in ("reference", "hidden", "hidden_gradients")
     ),
     "masks/algebra": MASKS,
-    "masks/answers": MASKS,
+    "masks/ranges": MASKS,
     "masks/nodes": MASKS,
     "masks/runs": MASKS,
     "masks/at_positions": POSITIONS,
@@ -48,23 +48,23 @@ LIGHT = ("reference", "masks/algebra", "masks/runs", "scores", "parity/judge", "
 # "function", or "function: name" for what is assigned to a name there or handed on by that keyword.
 CHOOSES_SIZES: dict[str, dict[str, str]] = {
     "backends/blockwise/__init__": {
-        "module: PAIRS": "Up to so many weights the plain formula is quicker, and alike.",
-        "module: FEW_COPIED": "Up to so many bytes the plain formula is quicker, and alike.",
+        "module: MAX_REFERENCE_PAIRS": "Up to so many weights the plain formula is quicker.",
+        "module: MAX_DECODE_COPIED_BYTES": "Up to so many bytes the plain formula is quicker.",
         "passed_over": "Either way gives the same result; which is quicker is measured.",
     },
     "backends/protocol": {
-        "module: PAIRS": "Up to so many weights the plain formula is quicker, and alike.",
-        "module: COPIED": "Up to so many bytes the plain formula is quicker, and alike.",
-        "module: FEW": "Up to so many queries another walk over the keys is quicker, and alike.",
-        "module: ROWS": "Any number of rows asked at once gives the same result.",
+        "module: MAX_REFERENCE_PAIRS": "Up to so many weights the plain formula is quicker.",
+        "module: MAX_COPIED_BYTES": "Up to so many bytes the plain formula is quicker.",
+        "module: MAX_DECODE_ROWS": "Up to so many queries another loop over the keys is quicker.",
+        "module: MASK_ROWS": "Any number of rows asked at once gives the same result.",
         "passed_over": "Either way gives the same result; which is quicker is measured.",
-        "long_cache": "Either way gives the same result; which is quicker is measured.",
-        "are_few": "Either way gives the same result; which is quicker is measured.",
+        "is_long_cache": "Either way gives the same result; which is quicker is measured.",
+        "is_decode_step": "Either way gives the same result; which is quicker is measured.",
     },
     "backends/blockwise/plan": {
-        "plan_of": "Any block size gives the same result; which is quickest is measured.",
-        "_few_rows": "Chooses the rows of a block by what is quickest.",
-        "_narrows": "Chooses the size of a block by what is quickest.",
+        "make_plan": "Any block size gives the same result; which is quickest is measured.",
+        "_query_block": "Chooses the rows of a block by what is quickest.",
+        "_has_dynamic_ranges": "Chooses the size of a block by what is quickest.",
         "_plan: most": "Bounds the size of a block by what is quickest.",
         "_plan: rows": "Any number of rows gives the same result.",
         "_plan: cols": "Any number of columns gives the same result.",

@@ -205,9 +205,9 @@ class Worker:
             self._start_again()
         if mutant.file not in self.warm:
             before = _worked(self.process.pid) or 0.0
-            ended = self._ask(mutant.file, SECONDS_TO_WARM)
-            if ended is not None:
-                raise RuntimeError(f"{path_of(mutant.file)} as it stands: {ended}.")
+            with_end = self._ask(mutant.file, SECONDS_TO_WARM)
+            if with_end is not None:
+                raise RuntimeError(f"{path_of(mutant.file)} as it stands: {with_end}.")
             took = (_worked(self.process.pid) or 0.0) - before
             self.warm[mutant.file] = max(SECONDS, round(SLOWER * took))
         return self._ask(mutant, self.warm[mutant.file])
@@ -220,11 +220,11 @@ class Worker:
                 if fault is not None:
                     raise RuntimeError(fault)
                 return law
-            ended = f"no end within {seconds} seconds"
+            with_end = f"no end within {seconds} seconds"
         except (EOFError, ConnectionError):
-            ended = "the process died"
+            with_end = "the process died"
         self._start_again()
-        return ended
+        return with_end
 
     def _answers(self, seconds: float) -> bool:
         """Whether it does within so many seconds of work, however busy the machine is."""

@@ -33,12 +33,12 @@ from flax_attn import (
     Softcap,
     Window,
 )
-from flax_attn._internal.markdown import between, fill, table
+from flax_attn._internal.markdown import fill, table, text_between
 from flax_attn.backends import tokamax
 from flax_attn.backends.choice import Explanation
 
 PAGE = Path(flax_attn.__file__).parents[1] / "docs" / "kernels.md"
-MARKS = between("<!-- kernels -->", "<!-- end of kernels -->")
+MARKS = text_between("<!-- kernels -->", "<!-- end of kernels -->")
 LENGTH, STORED, HEADS, KEY_HEADS, WIDTH = 4096, 8192, 16, 4, 128
 H100 = "H100, H200"
 DEVICES: dict[str, tuple[str, tuple[int, int] | None]] = {

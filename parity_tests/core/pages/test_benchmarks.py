@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from flax_attn._internal.markdown import between, fill, table
+from flax_attn._internal.markdown import fill, table, text_between
 from flax_attn.bench.page import factors, rows, sections
 from flax_attn.bench.presets import presets
 from parity_tests.core.pages.pages import ROOT, missing, run, text_of
@@ -18,7 +18,7 @@ SECTION = re.compile(
     r"<!-- bench: (\w+), ([^>]+) -->\n(.*?)<!-- end of bench: \1, \2 -->", re.DOTALL
 )
 
-SHORT = between("<!-- in short -->", "<!-- end of in short -->")
+SHORT = text_between("<!-- in short -->", "<!-- end of in short -->")
 CAUSAL = "time over that of flax_attn: head width 64, causal"
 # What is shown: its preset, the titles of its tables, the column, and the length, if it is one.
 SHOWN = {

@@ -8,14 +8,14 @@ import re
 import pytest
 
 import torch_ref
-from flax_attn._internal.markdown import between, cells, fill
+from flax_attn._internal.markdown import cells, fill, text_between
 from flax_attn.bench.page import factors, rows, sections
 from flax_attn.parity.cases.case import has_torch
 from parity_tests.core.pages.pages import ROOT, blocks, missing, run, text_of
 
 TEXT = text_of("README.md")
 BLOCKS = blocks(TEXT)
-SPEED = between("<!-- speed -->", "<!-- end of speed -->")
+SPEED = text_between("<!-- speed -->", "<!-- end of speed -->")
 CALLS = {
     "jax.nn": "`jax.nn.dot_product_attention`",
     "flax.nnx": "`flax.nnx.dot_product_attention`",

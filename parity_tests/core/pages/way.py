@@ -14,11 +14,11 @@ from flax import nnx
 
 import flax_attn
 from flax_attn import GroupedQueryAttention
-from flax_attn._internal.markdown import between, fill, table
+from flax_attn._internal.markdown import fill, table, text_between
 
 ROOT = Path(flax_attn.__file__).parent
 PAGE = ROOT.parent / "docs" / "way.md"
-MARKS = between("<!-- way -->", "<!-- end of way -->")
+MARKS = text_between("<!-- way -->", "<!-- end of way -->")
 
 
 def calls() -> dict[str, Callable[[], object]]:

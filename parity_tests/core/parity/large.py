@@ -67,10 +67,10 @@ class Port(nnx.Module):
 @contextmanager
 def highest() -> Iterator[list[float]]:
     """GiB of memory in use before, and the most meanwhile."""
-    used, ended = [_used(), _used()], False
+    used, with_end = [_used(), _used()], False
 
     def watch() -> None:
-        while not ended:
+        while not with_end:
             used[1] = max(used[1], _used())
             time.sleep(0.05)
 
@@ -79,7 +79,7 @@ def highest() -> Iterator[list[float]]:
     try:
         yield used
     finally:
-        ended = True
+        with_end = True
         thread.join()
 
 

@@ -31,7 +31,7 @@ class Neither(nnx.Module):
 
 
 def attends(layer):
-    return proving._attends(Case(layer, {}, witness="torch.nn.Identity", x=(2, 5, 3)))
+    return proving._attends(Case(layer, {}, reference="torch.nn.Identity", x=(2, 5, 3)))
 
 
 def test_a_layer_in_a_module_that_imports_attend_need_not_go_by_it():

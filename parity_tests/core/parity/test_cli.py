@@ -41,7 +41,7 @@ from flax_attn.parity import Case
 from .mine import Half
 
 {NAME} = [
-    Case(Half, dict(width=n), witness="somebody.theirs.Half", x=(3, n), dtypes=("float64",))
+    Case(Half, dict(width=n), reference="somebody.theirs.Half", x=(3, n), dtypes=("float64",))
     for n in (4, 6)
 ]
 """

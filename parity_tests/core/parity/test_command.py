@@ -16,9 +16,9 @@ import pytest
 from flax_attn.command import cli, proving
 from flax_attn.parity import Case, ParityError, Report, Row, judge
 from flax_attn.parity.cases import golden, home, known
-from flax_attn.parity.cases.asked import Asked
 from flax_attn.parity.cases.case import has_torch
 from flax_attn.parity.cases.collect import Listed, collect
+from flax_attn.parity.cases.selection import Selection
 from flax_attn.parity.cases.workers import Workers
 
 from .in_process import forget
@@ -77,7 +77,7 @@ from .mine import *
 
 
 def case(of, **more):
-    given = dict(witness="somebody.theirs.Half", x=(3, 4), dtypes=("float64",), **more)
+    given = dict(reference="somebody.theirs.Half", x=(3, 4), dtypes=("float64",), **more)
     return Case(of, dict(width=4), **given)
 """
 LIST = "CAS" + "ES"  # in pieces, so that this file is none that holds cases
@@ -97,7 +97,7 @@ STORM = {
     "g_stormy": f"{START}\n{LIST} = [case(of, name=of.__name__) for of in "
     f"({', '.join(NAMES)}, Half)]",
     "h_text": f"{START}\ndef told():\n    raise KeyError('width')\n\n"
-    f"{LIST} = [Case(Half, told, witness='somebody.theirs.Half', x=(3, 4))]",
+    f"{LIST} = [Case(Half, told, reference='somebody.theirs.Half', x=(3, 4))]",
 }
 WAITS = f"""
 import os
@@ -241,7 +241,7 @@ def test_constants_reach_the_comparison_and_the_golden(monkeypatch):
 
     from flax_attn.parity.cases import case as module
 
-    given = dict(witness="torch.nn.Linear", input=(4, 3), mask=(4, 4))
+    given = dict(reference="torch.nn.Linear", input=(4, 3), mask=(4, 4))
     case = Case(nnx.Linear, dict(in_features=3, out_features=2), constants=("mask",), **given)
     assert golden._request(case, "float64").constants == frozenset({"mask"})
     assert {*case.inputs} == {"input", "mask"}
@@ -289,9 +289,9 @@ VERDICTS = {
 @pytest.mark.parametrize("verdict", VERDICTS)
 def test_the_table_says_what_is_shown_and_strict_takes_no_excuse(verdict, monkeypatch, capsys):
     report, loose, strict = VERDICTS[verdict]
-    asked = Asked([Listed("here", "here", 0, "here", "torch.nn.Tanh", report.title)], [], [])
+    asked = Selection([Listed("here", "here", 0, "here", "torch.nn.Tanh", report.title)], [], [])
     monkeypatch.setattr(known, "check_names", lambda *_: None)
-    monkeypatch.setattr(proving, "ask", lambda *_: asked)
+    monkeypatch.setattr(proving, "select_cases", lambda *_: asked)
     monkeypatch.setattr(proving, "prove", lambda wanted, workers: iter([report]))
     monkeypatch.setattr(Workers, "start", lambda *_: None)
     monkeypatch.setattr(cli, "_width", lambda _: cli.WIDE)
@@ -311,7 +311,7 @@ from flax import nnx
 from flax_attn.parity import Case
 
 {LIST} = [
-    Case(nnx.Linear, dict(in_features=3, out_features=2), witness="torch.nn.Linear",
+    Case(nnx.Linear, dict(in_features=3, out_features=2), reference="torch.nn.Linear",
         flax_call=lambda m, input: m(input), input=(4, 3), dtypes=("float64",))
 ]
 """
@@ -399,7 +399,7 @@ DAMAGES = {
 def test_goldens_that_cannot_be_placed_or_written_are_refused(tmp_path, monkeypatch):
     from flax import nnx
 
-    given = dict(witness="torch.nn.Linear", input=(4, 3))
+    given = dict(reference="torch.nn.Linear", input=(4, 3))
     case = Case(nnx.Linear, dict(in_features=3, out_features=2), **given)
     assert case.home.file == __file__
     case.home = home.Home("__main__", "")

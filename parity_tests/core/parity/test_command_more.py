@@ -9,8 +9,8 @@ import pytest
 from flax_attn.command import cli
 from flax_attn.parity import ParityError, Report
 from flax_attn.parity.cases import certificate, golden
-from flax_attn.parity.cases.asked import ask
 from flax_attn.parity.cases.collect import collect, modules
+from flax_attn.parity.cases.selection import select_cases
 from flax_attn.parity.cases.workers import attempt
 from flax_attn.parity.report import times
 
@@ -35,7 +35,7 @@ from somebody.half_module import *
 
 
 def case(of=HalfOfIt, **more):
-    return Case(of, more.pop("config", {}), witness="somebody.theirs.Half", x=(3, 4), **more)
+    return Case(of, more.pop("config", {}), reference="somebody.theirs.Half", x=(3, 4), **more)
 
 """
 ONE = f"{HELD}{LIST} = [case(name='good'), case(name='bad')]"
@@ -103,7 +103,7 @@ def titles(*names):
 
 
 def asked(*names):
-    return ask(OURS, names, HereOnce())
+    return select_cases(OURS, names, HereOnce())
 
 
 def whats_wrong(*names):

@@ -374,7 +374,7 @@ def test_what_cannot_be_decoded_is_refused_in_a_sentence(ask, kind, said):
 def case_of(mine, **options):
     theirs = f"{Theirs.__module__}.Theirs"
     calls = {"dtypes": ("float64",), "rules": ()}
-    return Case(mine, {"window": W}, witness=theirs, x=X.shape, decode=Decode(**options), **calls)
+    return Case(mine, {"window": W}, reference=theirs, x=X.shape, decode=Decode(**options), **calls)
 
 
 @pytest.mark.parametrize(

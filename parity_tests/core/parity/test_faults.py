@@ -85,12 +85,12 @@ def nudged(out):
 def test_no_case_compares_a_name_with_itself(every):
     """One case of each layer and original, and nightly every case."""
     absent, found = {}, [case for name in FILES for case in cases(name)]
-    once = {(case.flax_class, case.witness): case for case in found}
+    once = {(case.flax_class, case.reference): case for case in found}
     for case in found if every else once.values():
         try:
             module = case.torch_module()  # first, since some packages warn when they are imported
         except ModuleNotFoundError as error:
-            absent[case.witness] = error
+            absent[case.reference] = error
         else:
             _is_somebody_else(case, module)
     if absent:
@@ -99,7 +99,7 @@ def test_no_case_compares_a_name_with_itself(every):
 
 def _is_somebody_else(case: Case, module: object) -> None:
     """Holds a case's witness to be another class than ours, and of torch."""
-    package, _, attribute = case.witness.rpartition(".")
+    package, _, attribute = case.reference.rpartition(".")
     if case.made_by:  # of a package, perhaps, that cannot be imported whole
         witness = type(module)
         assert witness.__name__ == attribute, case

@@ -312,7 +312,7 @@ def recorded(port, name="", **inputs):
     return Case(
         port,
         {},
-        witness=f"{__name__}.Original",
+        reference=f"{__name__}.Original",
         dtypes=("float64",),
         name=name,
         train=True,

@@ -7,14 +7,14 @@ import pytest
 
 from flax_attn.parity import judge
 from flax_attn.parity.diagnosis import hints
-from flax_attn.parity.diagnosis.hints.again import Attention
 from flax_attn.parity.diagnosis.hints.conditioning import conditioning
 from flax_attn.parity.diagnosis.hints.evidence import Evidence
-from flax_attn.parity.diagnosis.hints.filled import large, other_fills, without_fills
+from flax_attn.parity.diagnosis.hints.fills import large, other_fills, without_fills
 from flax_attn.parity.diagnosis.hints.fitting import parallel
-from flax_attn.parity.diagnosis.hints.kept import changed_alone
 from flax_attn.parity.diagnosis.hints.norms import norm
-from flax_attn.parity.diagnosis.hints.rounding import rounded_otherwise
+from flax_attn.parity.diagnosis.hints.recompute import Attention
+from flax_attn.parity.diagnosis.hints.rounding import other_rounding
+from flax_attn.parity.diagnosis.hints.state_changes import changed_alone
 from flax_attn.parity.sides.match import Layout
 from flax_attn.parity.sides.run import Call, Run, Step
 
@@ -131,15 +131,15 @@ def rounding(x, dtype):
 def test_roundings_to_16_bits_are_told_and_what_is_as_small_is_not():
     x = RANDOM.standard_normal((5, 7))
     for dtype, other in (("bfloat16", "float16"), ("float16", "bfloat16")):
-        said = rounded_otherwise(seen(x, rounding(x, dtype)))
+        said = other_rounding(seen(x, rounding(x, dtype)))
         assert said == f"torch rounds to {dtype} here, Flax does not"
-        said = rounded_otherwise(seen(rounding(x, dtype), x))
+        said = other_rounding(seen(rounding(x, dtype), x))
         assert said == f"Flax rounds to {dtype} here, torch does not"
-        said = rounded_otherwise(seen(rounding(x, other), rounding(x, dtype)))
+        said = other_rounding(seen(rounding(x, other), rounding(x, dtype)))
         assert dtype in said and other in said and "not" not in said
     want = rounding(x, "bfloat16")
-    assert rounded_otherwise(seen(want * (1 + 1e-5), want)) == ""
-    assert rounded_otherwise(seen(want * 1.01, want)) == ""
+    assert other_rounding(seen(want * (1 + 1e-5), want)) == ""
+    assert other_rounding(seen(want * 1.01, want)) == ""
 
 
 def test_the_side_that_changes_its_state_is_told():
@@ -157,7 +157,7 @@ def test_a_number_is_found_however_little_there_is_of_its_fault():
     for share in (1.0, 1e-4):
         got = x + share * (7.3 * np.tanh(x / 7.3) - x)
         found = parallel(lambda at: 10**at * np.tanh(x / 10**at), x, got, np.linspace(-1, 4, 51))
-        assert found is not None and judge.alike(np.array(10**found), np.array(7.3))
+        assert found is not None and judge.allclose(np.array(10**found), np.array(7.3))
 
 
 @pytest.mark.parametrize("spread", ["", "n - 1", "outside"])

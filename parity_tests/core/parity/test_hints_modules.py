@@ -298,7 +298,7 @@ def test_scores_of_a_fused_call_have_steps_that_come_to_the_same(facts, bias):
     steps = steps_of(evidence, raw)
     assert judge.same_function(replay(steps, raw), want).ok
     (scale,) = [step for step in steps if is_scalar(step)]
-    assert judge.alike(np.array(scale.others[1]), np.array(0.5))
+    assert judge.allclose(np.array(scale.others[1]), np.array(0.5))
     assert [step for step in steps if is_mask(step)] == steps[-1:]
 
 

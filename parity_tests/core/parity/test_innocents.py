@@ -332,7 +332,7 @@ def test_nothing_is_paired_by_count_alone():
     long = np.ones((4, 5, 6))
 
     def told(got, truth):
-        return match.counterparts(got, truth, lambda name: name)[0]
+        return match.matching_taps(got, truth, lambda name: name)[0]
 
     twice = {"act": "act", "act#2": "act#2"}
     assert told(run_of(act=a, act_2=b), run_of(act=a, act_2=b)) == twice

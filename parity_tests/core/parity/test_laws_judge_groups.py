@@ -59,7 +59,7 @@ def test_a_small_number_is_judged_beside_a_huge_one():
     got = want + row(0.0, 1e-9, 0.0, 0.0)
     verdict = judge.same_function(got, want)
     assert verdict.differs and (verdict.index, verdict.got, verdict.want) == ((1,), -2 + 1e-9, -2.0)
-    assert judge.alike(row(verdict.error), row(1e-9 / np.sqrt(5)))
+    assert judge.allclose(row(verdict.error), row(1e-9 / np.sqrt(5)))
     assert verdict.note == "among 2 numbers judged apart from others of up to 4e+15"
     huge = judge.same_function(want + row(0.0, 0.0, 1e4, 0.0), want)
     assert huge.differs and huge.index == (2,) and huge.error == 1e4 / 5e15
@@ -132,7 +132,7 @@ def test_noise_of_torch_is_as_far_as_an_input_can_tell():
     want = row(3.0, 4.0)
     noisy = [want + row(1e-9, 0), want - row(0, 2e-9), row(NAN, 0)]
     verdict = judge.same_function(want + row(4e-9, 0), want, noisy=noisy)
-    assert verdict.ok and verdict.by_noise and judge.alike(row(verdict.noise), row(4e-10))
+    assert verdict.ok and verdict.by_noise and judge.allclose(row(verdict.noise), row(4e-10))
     over = judge.same_function(want + row(5e-9, 0), want, noisy=noisy)
     assert over.differs and not over.by_noise and over.limit == 2 * over.noise
     still = judge.same_function(want, want, noisy=noisy)

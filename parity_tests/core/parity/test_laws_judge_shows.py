@@ -16,7 +16,7 @@ def row(*numbers):
 
 
 def test_the_limits_are_those_of_the_documents():
-    assert (judge.SIGMAS, judge.CHANCE, judge.ROUNDS, judge.APART) == (6, 1e-9, 0.3, 1e6)
+    assert (judge.SIGMAS, judge.CHANCE, judge.ROUNDS, judge.HUGE_GRADIENT) == (6, 1e-9, 0.3, 1e6)
     assert (judge.NOISE, judge.TELLS, judge.GRADIENT_SHARE) == (2, 0.1, 1e-3)
     assert judge.ZEROS == "both are all zeros" and judge.EMPTY == "there are no elements"
     assert judge.FILLED == "every element is infinite or a fill"

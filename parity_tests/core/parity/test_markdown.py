@@ -6,7 +6,7 @@ from flax_attn.parity import Report, Row, judge
 from flax_attn.parity.cases import markdown
 from flax_attn.parity.cases.certificate import lines
 from flax_attn.parity.cases.collect import Listed
-from flax_attn.parity.cases.markdown import About
+from flax_attn.parity.cases.markdown import PageFacts
 
 FULL = "<!-- certificate; short form in ../README.md -->\n<!-- end of certificate -->\n"
 BRIEF = "# Us\n<!-- short certificate -->\n<!-- end of short certificate -->\nthe end\n"
@@ -23,7 +23,7 @@ def table(**errors):
         (name, "theirs.Own", Report(name, (row("output", a), row("gradient", b))))
         for name, (a, b) in errors.items()
     ]
-    about = {name: About(name.title(), "own") for name in errors}
+    about = {name: PageFacts(name.title(), "own") for name in errors}
     return markdown.markdown(lines(reports), about)
 
 

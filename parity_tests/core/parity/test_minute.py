@@ -21,7 +21,6 @@ from flax_attn import CausalAttention
 from flax_attn.command import cli, proving
 from flax_attn.parity import Case, ParityError
 from flax_attn.parity.cases import cache, certificate, home, known, prove, workers
-from flax_attn.parity.cases.asked import Asked
 from flax_attn.parity.cases.collect import Listed, collect, listed, modules
 from flax_attn.parity.cases.prove import (
     CLIMB,
@@ -33,6 +32,7 @@ from flax_attn.parity.cases.prove import (
     not_proven,
     short,
 )
+from flax_attn.parity.cases.selection import Selection
 from flax_attn.parity.cases.strict import CACHE, MODES, WARNINGS, strict
 from flax_attn.parity.cases.workers import Failure, Workers, attempt
 from parity_tests.tables import with_nightly
@@ -45,8 +45,8 @@ LIST = "CAS" + "ES"  # in pieces, so that this file is none that holds cases
 WITNESSES = ("torch_ref.TransformerMultiHeadAttention", "torch.nn.functional.scaled_dot_product")
 
 
-def place(at=0, variant="linear", witness=WITNESSES[0]):
-    return Listed("here", "here", at, variant, witness, f"{variant}[{at}|{witness}]")
+def place(at=0, variant="linear", reference=WITNESSES[0]):
+    return Listed("here", "here", at, variant, reference, f"{variant}[{at}|{reference}]")
 
 
 def command(*arguments, **options):
@@ -59,8 +59,8 @@ def test_the_fixed_set_is_of_cases_that_exist_and_holds_the_climb_whole():
     chosen = short(every)
     assert [job.listed.variant for job in chosen] == [*FIXED]  # one job for each name
     assert FIXED[: len(CLIMB)] == CLIMB and len({*FIXED}) == len(FIXED)
-    assert {job.listed.variant: job.listed.witness for job in chosen}.items() >= ORIGINALS.items()
-    assert all(job.listed.witness.startswith(("torch.", "torch_ref.")) for job in chosen)
+    assert {job.listed.variant: job.listed.reference for job in chosen}.items() >= ORIGINALS.items()
+    assert all(job.listed.reference.startswith(("torch.", "torch_ref.")) for job in chosen)
     assert all("float64" in job.case.dtypes for job in chosen)
 
 
@@ -78,7 +78,7 @@ def test_the_short_proof_takes_the_first_case_of_each_name_in_the_order_of_the_s
     assert [job.listed.variant for job in chosen] == [*FIXED]
     assert all(job.short and not job.eager and job.live and job.seed == 3 for job in chosen)
     assert {job.listed.at for job in chosen} == {0}
-    assert {job.listed.witness for job in chosen} == {WITNESSES[0], last[1]}
+    assert {job.listed.reference for job in chosen} == {WITNESSES[0], last[1]}
 
 
 def test_a_short_job_is_one_dtype_and_leaves_the_case_as_it_was():
@@ -103,9 +103,9 @@ def everything(monkeypatch, reports, more=0):
     `more` is a number of cases that the fixed set does not have.
     """
     names = [f"v{i}" for i in range(len(reports) + more)]
-    asked = Asked([place(0, name) for name in names], [], [])
+    asked = Selection([place(0, name) for name in names], [], [])
     monkeypatch.setattr(prove, "FIXED", names[: len(reports)])
-    monkeypatch.setattr(proving, "ask", lambda *_: asked)
+    monkeypatch.setattr(proving, "select_cases", lambda *_: asked)
     monkeypatch.setattr(Workers, "start", lambda *_: None)
     monkeypatch.setattr(Workers, "call", lambda *_: proving.Machine("cpu", "cpu", 1))
     monkeypatch.setattr(proving, "prove", lambda *_: iter(reports))
@@ -156,17 +156,17 @@ def test_nothing_proven_is_exit_status_1_and_never_no_difference(
     results = [not_proven("here[0]", Failure("it is not recorded"))] * tried
     everything(monkeypatch, results)
     proofs = [("here", "torch.nn.Tanh", report) for report in results]
-    about = {"here": proving.About("Here")}
+    about = {"here": proving.PageFacts("Here")}
     monkeypatch.setattr(home, "has_torch", lambda: True)
     monkeypatch.setattr(known, "check_names", lambda *_: None)
-    monkeypatch.setattr(proving, "_kept", lambda *_: [])
+    monkeypatch.setattr(proving, "_bundled_layers", lambda *_: [])
     monkeypatch.setattr(proving, "_machine", lambda *_: proving.Machine("cpu", "cpu", 2))
     monkeypatch.setattr(Workers, "call", lambda *_: proving.Machine("cpu", "cpu", 2))
     fakes = {
         "prove": lambda *_: iter(results),
         "_sharded": lambda jobs, *_: ((job, Failure("it is not recorded")) for job in jobs),
         "real": lambda *_: proofs,
-        "families": lambda *_: proving.Proven(proofs, about),
+        "families": lambda *_: proving.Results(proofs, about),
     }
     monkeypatch.setattr(proving, NOTHING[options], fakes[NOTHING[options]])
     assert cli.main(["parity", *options]) == 1
@@ -182,7 +182,7 @@ def test_a_difference_is_exit_status_1_in_the_short_proof_too(
     everything(monkeypatch, [judged(1.0), judged(1.0, 5.0)])
     monkeypatch.setattr(known, "check_names", lambda *_: None)
     monkeypatch.setattr(proving, "prove", lambda *_: iter([judged(1.0), judged(1.0, 5.0)]))
-    monkeypatch.setattr(proving, "_kept", lambda *_: [("real", "w", judged(1.0))])
+    monkeypatch.setattr(proving, "_bundled_layers", lambda *_: [("real", "w", judged(1.0))])
     monkeypatch.setattr(proving, "_backends", lambda *_: {})
     monkeypatch.setattr(proving, "_devices", lambda *_: {})
     assert cli.main(["parity", *options]) == 1
@@ -382,11 +382,11 @@ def test_a_case_passes_if_its_input_can_tell_and_nothing_differs(monkeypatch):
 
 
 def test_a_case_without_a_witness_must_be_of_our_own():
-    told = 'Case(Linear) needs witness="package.Class"; only flax_attn\'s own layers have twins.'
+    told = 'Case(Linear) needs reference="package.Class"; only flax_attn\'s own layers have twins.'
     with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
         Case(nnx.Linear, {}, x=(3, 4))
     case = Case(CausalAttention, {}, x=(3, 4))
-    assert case.witness == "torch_ref.causal_attention.CausalAttention"
+    assert case.reference == "torch_ref.causal_attention.CausalAttention"
 
 
 def test_compiled_programs_are_kept_in_the_users_folder_unless_told_otherwise(

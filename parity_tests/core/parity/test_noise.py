@@ -8,7 +8,7 @@ from flax import nnx
 torch = pytest.importorskip("torch", reason="parity is with torch")
 
 from flax_attn.parity import compare  # noqa: E402
-from flax_attn.parity.sides.torch_noise import Moved, noise  # noqa: E402
+from flax_attn.parity.sides.torch_noise import RoundingMove, noise  # noqa: E402
 
 X = np.random.RandomState(0).standard_normal((3, 40))
 FLOAT64 = {"dtypes": ("float64",), "eager": False}
@@ -111,7 +111,7 @@ def test_every_operation_is_moved_by_at_most_a_unit_and_no_view_or_copy(dtype):
     kind = getattr(torch, dtype)
     x = torch.rand(50, 60, dtype=torch.float64).to(kind) + 1
     eps = torch.finfo(kind).eps
-    with noise(Moved(0), dtype):
+    with noise(RoundingMove(0), dtype):
         made = {"exp": x.exp(), "div": x / 3, "mm": x @ x.T, "sum": x.sum(0)}
         kept = [x.T, x.reshape(60, 50), x.clone(), torch.cat([x, x]), x[3:], x.relu()]
     plain = {"exp": x.exp(), "div": x / 3, "mm": x @ x.T, "sum": x.sum(0)}
@@ -123,14 +123,14 @@ def test_every_operation_is_moved_by_at_most_a_unit_and_no_view_or_copy(dtype):
         kept, [x.T, x.reshape(60, 50), x, torch.cat([x, x]), x[3:], x.relu()], strict=True
     ):
         assert torch.equal(y, want)
-    with noise(Moved(0), dtype):
+    with noise(RoundingMove(0), dtype):
         again = x.exp()
     assert torch.equal(again, made["exp"])
 
 
 def test_a_difference_that_cancels_is_moved_by_what_was_added():
     x = torch.tensor([[1e8, 1.0, -1e8]], dtype=torch.float64)
-    with noise(Moved(1), "float64"):
+    with noise(RoundingMove(1), "float64"):
         moved = x.sum() - 1
         product = x @ torch.ones(3, 1, dtype=torch.float64) - 1
     for off in (moved, product):

@@ -376,6 +376,6 @@ def test_failing_variants_and_cases_stand_first():
 )
 def test_places_beyond_the_first_six_are_counted(count, told):
     places = tuple(Divergence(f"layer.{i}", 1.0, 0.0, "same function", None) for i in range(count))
-    rows = (Row("output", "output", "float64", "", judge.unlike("another")),)
+    rows = (Row("output", "output", "float64", "", judge.failed_fact("another")),)
     lines = [line.strip() for line in str(Report("many", rows, divergences=places)).splitlines()]
     assert [line for line in lines if line.startswith("and ")] == [told] * bool(told)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from flax_attn.parity.diagnosis.places import _missed
+from flax_attn.parity.diagnosis.places import _misses_term
 
 
 def found(scores, want):
@@ -17,5 +17,5 @@ def test_scores_that_are_hidden_are_left_out():
     want = np.asarray([1.0, 2.0, -np.inf])
     forced, own = np.asarray([1.0, 1.5, -np.inf]), np.asarray([1.0, 1.9, -np.inf])
     with np.errstate(invalid="raise"):  # which -inf less -inf would be
-        assert _missed(found(forced, want), found(own, want), "scores")
-        assert not _missed(found(own, want), found(own, want), "scores")
+        assert _misses_term(found(forced, want), found(own, want), "scores")
+        assert not _misses_term(found(own, want), found(own, want), "scores")

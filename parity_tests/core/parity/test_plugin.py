@@ -42,7 +42,7 @@ SUITE = """
 from flax_attn.parity import Case
 from pairs import Right, Wrong
 
-quick = dict(dtypes=("float64",), witness="pairs.Theirs")
+quick = dict(dtypes=("float64",), reference="pairs.Theirs")
 CASES = [
     Case(Right, dict(width=3), x=(4, 3), **quick),
     Case(Wrong, dict(width=5), x=(4, 5), **quick),
@@ -75,7 +75,7 @@ from flax import nnx
 from flax_attn.parity import Case
 
 def case_of(width):
-    return Case(nnx.Linear, dict(in_features=width, out_features=2), x=(4, width), witness="a.B")
+    return Case(nnx.Linear, dict(in_features=width, out_features=2), x=(4, width), reference="a.B")
 
 CASES = [case_of(3), case_of(5)]
 """

@@ -237,7 +237,7 @@ def test_the_verdict_stands_if_the_diagnosis_fails(monkeypatch):
 
 def test_equal_shapes_are_never_called_other_shapes():
     a, b, c = (np.random.RandomState(i).standard_normal((2, 3)) for i in range(3))
-    found = match.counterparts(
+    found = match.matching_taps(
         Run(taps={"act": a}), Run(taps={"act": b, "act#2": c}), lambda name: name
     )
     assert found == ({}, {})

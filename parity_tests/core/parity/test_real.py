@@ -44,7 +44,7 @@ def test_proofs_on_kept_layers_say_whose_weights_they_are():
         proofs, ("ANARCII", "SmolLM2-135M"), ("BSD-3-Clause", "Apache-2.0"), strict=True
     ):
         assert f"weights of {name}" in report.notes[-1] and licence in report.notes[-1]
-    assert not real.kept({"linear"}) and len(KEPT) == proving.KEPT
+    assert not real.kept({"linear"}) and len(KEPT) == proving.NUM_BUNDLED
 
 
 @every

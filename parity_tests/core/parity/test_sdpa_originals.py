@@ -315,7 +315,7 @@ def test_a_constant_counts_where_no_softmax_follows(name):
     original = Projected(lambda q, k, v: theirs(q @ k.mT * H**-0.5) @ v)
     wrong = port(normal=ours, hidden=SEEN, bias=np.full((N, T, T), 0.5))
     report = compare(original, wrong, X, **QUICK)
-    assert report.first.tap == "scores" and judge.alike(
+    assert report.first.tap == "scores" and judge.allclose(
         np.float64(report.first.got - report.first.want), np.float64(0.5)
     ), report
 

@@ -22,7 +22,7 @@ def case(made_by="makers.doubled", **more):
     return Case(
         nnx.Linear,
         {"in_features": 3, "out_features": 2},
-        witness="absent.part.Linear",
+        reference="absent.part.Linear",
         made_by=made_by,
         flax_call=lambda m, input: m(input),
         dtypes=("float64",),
@@ -69,7 +69,9 @@ def test_a_function_makes_the_witness_of_its_arguments(makers):
 
 
 def test_a_function_that_makes_a_witness_needs_its_name():
-    with pytest.raises(ValueError, match=r"made_by='a.b' makes a witness; name it by witness="):
+    with pytest.raises(
+        ValueError, match=r"made_by='a.b' builds a reference; name it by reference="
+    ):
         Case(nnx.Linear, {}, made_by="a.b", x=(2, 3))
 
 
@@ -144,3 +146,16 @@ def test_a_file_is_loaded_without_its_package():
     for _ in range(2):  # what could not be loaded is not kept
         with pytest.raises(ModuleNotFoundError, match=r"rich has no file rich/absent\.py"):
             by_path("rich", "rich/absent.py")
+
+
+def test_the_old_names_of_the_reference_warn():
+    config, call = {"in_features": 3, "out_features": 2}, lambda m, input: m(input)
+    sizes = {"flax_call": call, "input": (4, 3), "dtypes": ("float64",)}
+    with pytest.warns(DeprecationWarning) as caught:
+        old = Case(nnx.Linear, config, witness="torch.nn.Linear", witness_config=config, **sizes)
+    assert [str(w.message).split("; ")[0] for w in caught] == [
+        "Case(witness=) is now reference=",
+        "Case(witness_config=) is now reference_config=",
+    ]
+    assert {w.filename for w in caught} == {__file__}
+    assert str(old) == str(Case(nnx.Linear, config, reference="torch.nn.Linear", **sizes))

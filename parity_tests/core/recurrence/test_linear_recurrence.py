@@ -198,7 +198,12 @@ def test_any_batch_axes_and_transformations():
         more, _ = call(*(a[:, None] for a in x))
         mapped, states = jax.vmap(call)(*x)
     assert more.shape == (B, 1, 9, N, h)
-    for found, right in ((alone, want[0]), (more[:, 0], want), (mapped, want), (states, state)):
+    for found, right in (
+        (alone, want[0]),
+        (more[:, 0], want),
+        (mapped, want),
+        (states, state),
+    ):
         assert judge.same_function(found, right).ok
 
 

@@ -66,7 +66,7 @@ def held(tokens, state, chunk, by_chunks=chunks.by_chunks):
     [
         (linear, "begins", leaking, {}),
         (chunks, "_pairs", of_running_products, {"strong": True}),
-        (chunks, "_from", with_its_own, {"ids": None}),
+        (chunks, "_ones_after", with_its_own, {"ids": None}),
         (linear, "by_chunks", held, {}),
     ],
     ids=["state leaks", "decay outside logarithms", "decay off by one", "state's gradient dropped"],

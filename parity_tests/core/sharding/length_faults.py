@@ -25,7 +25,7 @@ from flax_attn._internal.arrays import is_float
 from flax_attn.layouts import tokens_in
 
 Ring = ring.Ring
-send, steps, forward, merged = Ring.send, sequence._steps, ring._forward, ring.merged
+send, steps, forward, merged = Ring.send, sequence._steps, ring._forward, ring.merge_softmax
 
 
 class Fault(NamedTuple):
@@ -82,7 +82,7 @@ FAULTS = {
         sequence, "_steps", one_step_less, "a window both ways"
     ),
     "m and l of one step backward": Fault(ring, "_forward", own_stats, "causal"),
-    "a mean in place of the merge": Fault(ring, "merged", mean_of_two, "causal"),
+    "a mean in place of the merge": Fault(ring, "merge_softmax", mean_of_two, "causal"),
     "gradients of the last step alone": Fault(ring, "_add", first_keys, "causal"),
     "sinks in every step": Fault(
         ring, "replace", lambda rules, **_: rules, "slopes, scale and sinks"
@@ -92,10 +92,15 @@ FAULTS = {
         sequence, "tokens_in", in_stripes, "documents", "all_gather", "zigzag"
     ),
     "arrays that stay by slot": Fault(
-        strategies, "_in_order", lambda how, x, n: x, "arrays by slot", "all_gather", "striped"
+        strategies,
+        "_to_token_order",
+        lambda how, x, n: x,
+        "arrays by slot",
+        "all_gather",
+        "striped",
     ),
     "the mean of a window's keys": Fault(
-        sequence.Sequence, "all_round", property(lambda self: self), "rows that see nothing"
+        sequence.Sequence, "without_window", property(lambda self: self), "rows that see nothing"
     ),
 }
 

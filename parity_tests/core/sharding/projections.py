@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from flax_attn import CrossAttention, GatedQueryAttention, GroupedQueryAttention, Rotary
-from flax_attn.layers._common import contracted
+from flax_attn.layers._common import dot_general_sharded
 from flax_attn.parity import judge
 from parity_tests.core.sharding.requests import COLLECTIVES
 
@@ -183,7 +183,7 @@ def outputs_lie() -> dict[str, bool]:
         x, kernel = draw((4, 5, 8)), draw((8, 6))
         arrays = ((x, of_x), (kernel, of_kernel))
         cut = [jax.device_put(array, NamedSharding(mesh, spec)) for array, spec in arrays]
-        y = contracted(*cut, (((2,), (0,)), ((), ())))
+        y = dot_general_sharded(*cut, (((2,), (0,)), ((), ())))
         lie[name] = alike(y, x @ kernel) and (*jax.typeof(y).sharding.spec,) == (
             of_x[0],
             None,

@@ -55,7 +55,7 @@ class ByBatch(nnx.Module):
         return over_itself(x)
 
 
-given = dict(witness="somebody.Theirs", x=(2, 12, 5), dtypes=("float64",))
+given = dict(reference="somebody.Theirs", x=(2, 12, 5), dtypes=("float64",))
 {LISTED} = [Case(of, name=of.__name__, config={{}}, **given) for of in (Mine, Local, ByBatch)]
 """
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from flax_attn.layers._house import House
+from flax_attn.layers._init import LayerInit
 from parity_tests.core.pages.pages import ROOT
 
 
@@ -28,7 +28,7 @@ def test_heads_on_four_devices_beside_one():
 
 def test_without_a_mesh_a_projection_is_the_program_of_flax():
     x = jnp.ones((2, 5, 3))
-    own = House(rngs=nnx.Rngs(0)).linear(3, 4)
+    own = LayerInit(rngs=nnx.Rngs(0)).linear(3, 4)
     flax = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
     programs = [jax.make_jaxpr(lambda x, layer=layer: layer(x))(x) for layer in (own, flax)]
     assert str(programs[0]) == str(programs[1])

@@ -12,7 +12,7 @@ import pytest
 
 from flax_attn.weights import CheckpointError
 from flax_attn.weights.checkpoint import Checkpoint
-from flax_attn.weights.gguf import MOST_HEADER, TYPES, read_gguf
+from flax_attn.weights.gguf import MAX_HEADER_BYTES, TYPES, read_gguf
 
 from .files import DATA, same, written
 from .gguf_files import info, key, raw, text, word, write
@@ -187,8 +187,8 @@ def test_the_values_of_keys(tmp_path):
 
 def test_a_header_has_at_most_so_many_bytes(tmp_path, monkeypatch):
     path = written(tmp_path / "m.gguf", PLAIN)
-    assert MOST_HEADER == 100_000_000
-    monkeypatch.setattr("flax_attn.weights.gguf.MOST_HEADER", 60)
+    assert MAX_HEADER_BYTES == 100_000_000
+    monkeypatch.setattr("flax_attn.weights.gguf.MAX_HEADER_BYTES", 60)
     with pytest.raises(CheckpointError, match=r"asks for byte .*; it has 60"):
         Checkpoint(path, None, False)
 
@@ -207,7 +207,7 @@ def test_blocks_are_what_the_package_says(kind, tmp_path, monkeypatch):
     gguf = pytest.importorskip("gguf", reason="knows the values of blocks")
     there, number = blocks()[kind], gguf.GGMLQuantizationType[kind]
     write(tmp_path / "m.gguf", {"w": there}, types={"w": kind})
-    monkeypatch.setattr("flax_attn.weights.gguf._AT_ONCE", 512)  # several parts
+    monkeypatch.setattr("flax_attn.weights.gguf.BLOCK_ELEMENTS", 512)  # several parts
     with np.errstate(all="ignore"):
         want = gguf.quants.dequantize(there, number)
     assert gguf.GGML_QUANT_SIZES[number] == next(x[2:] for x in TYPES.values() if x.name == kind)

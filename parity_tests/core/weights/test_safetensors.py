@@ -11,7 +11,7 @@ import pytest
 from flax_attn.weights import CheckpointError
 from flax_attn.weights.checkpoint import Checkpoint
 from flax_attn.weights.replacing import replacing
-from flax_attn.weights.safetensors import MOST_HEADER, read_header, write_file
+from flax_attn.weights.safetensors import MAX_HEADER_BYTES, read_header, write_file
 
 from .files import DATA, ENTRY, entry, raw, same, tensors, written
 
@@ -25,7 +25,7 @@ ODD = {
     "no header": (bytes(8), "length"),
     "a header of one byte": (raw("{", b"", 1), "length"),
     "a header longer than the file": (raw(WORDS, length=10_000), "length"),
-    "a header longer than is allowed": (raw(WORDS, length=MOST_HEADER + 1), "length"),
+    "a header longer than is allowed": (raw(WORDS, length=MAX_HEADER_BYTES + 1), "length"),
     "a length with its top bit set": (raw(WORDS, length=2**63 + 9), "length"),
     "a pickle": (b"\x80\x02}q\x00.", "It is a pickle"),
     "a zip archive": (b"PK\x03\x04" + bytes(40), "It is a zip archive"),

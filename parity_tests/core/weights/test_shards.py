@@ -132,7 +132,7 @@ def test_the_hub_cache_keeps_its_files_beside_its_snapshots(blobs, blob, known, 
 
 
 def test_a_huge_index_is_refused_before_it_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("flax_attn.weights.shards.MOST_HEADER", 30)
+    monkeypatch.setattr("flax_attn.weights.shards.MAX_HEADER_BYTES", 30)
     with pytest.raises(CheckpointError, match="at most 30 bytes"):
         Checkpoint(sharded(tmp_path / "model"), None, False)
 

@@ -13,34 +13,34 @@ import numpy as np
 
 from ... import judge
 from ...report import Row
-from ...sides.match import Layout, hidden, paired, point_of
+from ...sides.match import Layout, hidden, match_value, point_of
 from ...sides.pair import Names
 from ...sides.run import Call, Run
-from .again import earlier, together
-from .anything import anything, narrow, zeros
 from .attention import context, heads_together, scores, weights
-from .between import between
 from .conditioning import conditioning
 from .conjugate import conjugate, is_complex
 from .evidence import Evidence, Guess, Guesses, times
 from .explains import partly, throughout, where_it_differs
-from .filled import other_fills, without_fills
+from .fills import other_fills, without_fills
 from .fused import recut, recut_together
-from .kept import changed_alone
-from .masks import unseen
+from .generic import anything, narrow, zeros
+from .masks import fully_masked_rows_note
 from .modules import submodule
-from .rotary import fitted_base, turned, turned_together
-from .rounding import rounded_otherwise
+from .recompute import earlier, together
+from .rotary import fitted_base, rotated_heads, rotated_together
+from .rounding import other_rounding
+from .spans import between
+from .state_changes import changed_alone
 
 POINTS = {"scores": scores, "weights": weights, "context": context, "input": recut}
-POINTS |= dict.fromkeys(("query", "key", "value"), turned)
+POINTS |= dict.fromkeys(("query", "key", "value"), rotated_heads)
 # How many of torch's taps before a place are looked at there.
 BEFORE = 8
 Found = TypeVar("Found")
 
 
-def attempt(hint: str, step: Callable[[], Found], otherwise: Found) -> Found:
-    """What a step of the search gives; `otherwise`, and a warning that names it, if it raises.
+def attempt(hint: str, step: Callable[[], Found], default: Found) -> Found:
+    """What a step of the search gives; `default`, and a warning that names it, if it raises.
 
     Guesses are made for arrays of known shapes and kinds, and may meet others in foreign modules,
     where no hint is worth a verdict.
@@ -50,7 +50,7 @@ def attempt(hint: str, step: Callable[[], Found], otherwise: Found) -> Found:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
         warnings.warn(f"The hint {hint!r} failed by {reason}.", RuntimeWarning, stacklevel=2)
-        return otherwise
+        return default
 
 
 def hint(row: Row, run: Run, truth: Run, names: Names) -> str:
@@ -68,12 +68,12 @@ def _hint(tap: str, run: Run, truth: Run, names: Names) -> str:
         return hidden_elsewhere
     evidence = without_fills(evidence)
     with np.errstate(all="ignore"):
-        said = explained(evidence)
-        if not said and evidence.point == "scores":
-            said = attempt("centred", lambda: explained(_centred(evidence)), "")
-        for more in (rounded_otherwise, conditioning, narrow):
-            said = said or attempt(more.__name__, lambda more=more: more(evidence), "")
-        return said
+        text = explained(evidence)
+        if not text and evidence.point == "scores":
+            text = attempt("centred", lambda: explained(_centred(evidence)), "")
+        for more in (other_rounding, conditioning, narrow):
+            text = text or attempt(more.__name__, lambda more=more: more(evidence), "")
+        return text
 
 
 def explained(evidence: Evidence) -> str:
@@ -95,9 +95,9 @@ def _centred(evidence: Evidence) -> Evidence:
     """Scores less the mean of their rows: a constant added to a row changes no weight."""
 
     def centre(x: np.ndarray) -> np.ndarray:
-        seen = np.isfinite(x)
-        count = np.maximum(seen.sum(-1, keepdims=True), 1)
-        return x - np.where(seen, x, 0.0).sum(-1, keepdims=True) / count
+        finite = np.isfinite(x)
+        count = np.maximum(finite.sum(-1, keepdims=True), 1)
+        return x - np.where(finite, x, 0.0).sum(-1, keepdims=True) / count
 
     layout = Layout.plain(lambda x: centre(evidence.layout.value(x)))
     got, want = centre(evidence.got), centre(evidence.want)
@@ -117,7 +117,7 @@ def backward_hint(got: np.ndarray, want: np.ndarray) -> str:
 
 def result_hint(run: Run, truth: Run, names: Names) -> str:
     """What an output that differs where no tap does comes from, or ""."""
-    return attempt("unseen", lambda: unseen(run, truth, names), "")
+    return attempt("fully_masked_rows_note", lambda: fully_masked_rows_note(run, truth, names), "")
 
 
 def state_hint(path: str, run: Run, truth: Run, names: Names) -> str:
@@ -137,8 +137,8 @@ def _backward_hint(got: np.ndarray, want: np.ndarray) -> str:
     in_float32 = want.astype(np.float32).astype(np.float64)
     if judge.error(got, want) <= judge.error(in_float32, want) * 4:
         return "a gradient in float32"
-    apart = np.abs(got - want) > judge.SAME_FUNCTION * np.abs(want).max()
-    if apart.any() and not got[apart].any():
+    differs = np.abs(got - want) > judge.SAME_FUNCTION * np.abs(want).max()
+    if differs.any() and not got[differs].any():
         return "a gradient that is stopped in part"
     return ""
 
@@ -150,13 +150,17 @@ def _evidence(tap: str, run: Run, truth: Run, names: Names) -> Evidence | None:
         got = run.taps.get(tap, run.outputs.get(tap))
         if names.tap(name) != tap or got is None:
             continue
-        match = paired(tap, got, want)
+        match = match_value(tap, got, want)
         if match is None:
             return None
         if point_of(tap) == "scores":
             got, want = hidden(got), hidden(want)
         call = truth.calls.get(name, Call("output"))
-        more = _heard(run, truth, names), _before(name, want, truth), _kept(run, truth)
+        more = (
+            _tapped_points(run, truth, names),
+            _before(name, want, truth),
+            _keep_rates(run, truth),
+        )
         return Evidence(name, got, match.value, want, match.layout, call, truth, *more)
     return None
 
@@ -168,13 +172,17 @@ def _input_evidence(tap: str, run: Run, truth: Run, names: Names) -> Evidence | 
         want = call.inputs.get("0")
         if tap not in (name, names.tap(name)) or not inputs or want is None:
             continue
-        match = paired("input", inputs[0], want)
+        match = match_value("input", inputs[0], want)
         if match is None:
             return None
         owner, _, last = name.rpartition(".")
         count = last.partition("#")[2]
         here = (f"{owner}." if owner else "") + "input" + (f"#{count}" if count else "")
-        more = _heard(run, truth, names), _before(name, want, truth), _kept(run, truth)
+        more = (
+            _tapped_points(run, truth, names),
+            _before(name, want, truth),
+            _keep_rates(run, truth),
+        )
         facts = (match.value, want, match.layout, Call("input"), truth, *more)
         return Evidence(here, inputs[0], *facts)
     return None
@@ -188,11 +196,11 @@ def _before(name: str, want: np.ndarray, truth: Run) -> dict[str, np.ndarray]:
     return dict([(n, x) for n, x in taps if x.dtype.kind == "f" and x.size >= want.size][:BEFORE])
 
 
-def _heard(run: Run, truth: Run, names: Names) -> frozenset[str]:
+def _tapped_points(run: Run, truth: Run, names: Names) -> frozenset[str]:
     return frozenset(name for name in truth.taps if names.tap(name) in run.taps)
 
 
-def _kept(run: Run, truth: Run) -> tuple[tuple[float, float], ...]:
+def _keep_rates(run: Run, truth: Run) -> tuple[tuple[float, float], ...]:
     """What share each dropout mask was asked to keep, in Flax and in torch."""
     return tuple(zip(run.rates, truth.rates, strict=False))
 
@@ -200,14 +208,14 @@ def _kept(run: Run, truth: Run) -> tuple[tuple[float, float], ...]:
 def _guesses(evidence: Evidence) -> Iterator[Guess]:
     at_point = POINTS.get(evidence.point, submodule)
     for guess in (at_point, between, anything):
-        yield from _tried(guess.__name__, lambda g=guess: g(evidence))
-    yield from _tried("earlier", lambda: earlier(evidence, POINTS))
-    for changes in (turned_together, recut_together, heads_together):
-        yield from _tried(changes.__name__, lambda c=changes: together(evidence, c))
-    yield from _tried("fitted_base", lambda: fitted_base(evidence))
+        yield from _until_error(guess.__name__, lambda g=guess: g(evidence))
+    yield from _until_error("earlier", lambda: earlier(evidence, POINTS))
+    for changes in (rotated_together, recut_together, heads_together):
+        yield from _until_error(changes.__name__, lambda c=changes: together(evidence, c))
+    yield from _until_error("fitted_base", lambda: fitted_base(evidence))
 
 
-def _tried(hint: str, guesses: Callable[[], Guesses]) -> Iterator[Guess]:
+def _until_error(hint: str, guesses: Callable[[], Guesses]) -> Iterator[Guess]:
     """Guesses up to the first that raises."""
     made = attempt(hint, guesses, iter(()))
     while (guess := attempt(hint, lambda: next(made, None), None)) is not None:

@@ -8,10 +8,10 @@ import numpy as np
 
 from ... import judge
 from ...sides.run import Step
-from .again import Attention
 from .chain import apply, is_mask, is_scalar, product, replay, softmax, steps_of
 from .evidence import Evidence, Guesses, times
-from .masks import hidden_later, hidden_otherwise, rows_of_weights
+from .masks import hidden_later, other_mask, rows_of_weights
+from .recompute import Attention
 from .sinks import without_sinks
 from .softcaps import other_caps
 
@@ -23,14 +23,14 @@ def scores(evidence: Evidence) -> Guesses:
         return
     raw = product(query, key)
     steps = steps_of(evidence, raw)
-    yield from hidden_otherwise(evidence, raw, steps)
-    yield from _scaled_otherwise(evidence, raw, steps)
+    yield from other_mask(evidence, raw, steps)
+    yield from _other_scale(evidence, raw, steps)
     yield from _steps_changed(raw, steps)
     yield from other_caps(evidence, raw, steps)
     yield from _other_products(evidence, query, key, steps)
 
 
-def _scaled_otherwise(evidence: Evidence, raw: np.ndarray, steps: Sequence[Step]) -> Guesses:
+def _other_scale(evidence: Evidence, raw: np.ndarray, steps: Sequence[Step]) -> Guesses:
     at = next((i for i, step in enumerate(steps) if is_scalar(step)), None)
     scale = 1.0
     if at is not None:
@@ -48,12 +48,12 @@ def _scaled_otherwise(evidence: Evidence, raw: np.ndarray, steps: Sequence[Step]
     for what, factor in factors.items():
         if factor != scale:
             made = _family(raw, steps, at, factor / scale)(1.0)
-            yield f"another scale: {what}", _whole(made)
+            yield f"another scale: {what}", _all_or_nothing(made)
     family = _family(raw, steps, at, 2.0)
     yield lambda share: f"another scale: {times(1 + share)} times torch's", family
 
 
-def _whole(value: np.ndarray):
+def _all_or_nothing(value: np.ndarray):
     """A guess of all or nothing."""
     return lambda share: value if share == 1.0 else None
 
@@ -85,8 +85,8 @@ def _steps_changed(raw: np.ndarray, steps: Sequence[Step]) -> Guesses:
             what = "mask" if is_mask(step) else "bias"
             moved = [*before, *after[: i + 1], *cap, *after[i + 1 :]]
             yield f"the softcap after the {what}", replay(moved, raw)
-            again = [*before, *cap, *after[: i + 1], *cap, *after[i + 1 :]]
-            yield f"the softcap done again after the {what}", replay(again, raw)
+            replayed = [*before, *cap, *after[: i + 1], *cap, *after[i + 1 :]]
+            yield f"the softcap done again after the {what}", replay(replayed, raw)
     for i, step in enumerate(steps):
         if is_mask(step):
             continue
@@ -194,13 +194,13 @@ def weights(evidence: Evidence) -> Guesses:
         yield "a sigmoid, not a softmax", 1 / (1 + np.exp(-score))
         yield "a log-softmax", np.log(softmax(score, -1))
         yield "scores divided by their sum, no softmax", score / score.sum(-1, keepdims=True)
-        seen = np.isfinite(score)
-        if not seen.all():
-            yield "softmax of unmasked scores", softmax(np.where(seen, score, 0.0), -1)
+        finite = np.isfinite(score)
+        if not finite.all():
+            yield "softmax of unmasked scores", softmax(np.where(finite, score, 0.0), -1)
     yield "weights squared", softmax(score, -1) ** 2
     yield (
         "uniform weights: the scores do not arrive",
-        seen / np.maximum(seen.sum(-1, keepdims=True), 1),
+        finite / np.maximum(finite.sum(-1, keepdims=True), 1),
     )
 
 
@@ -211,10 +211,12 @@ def _other_axes(plain: np.ndarray, score: np.ndarray) -> Guesses:
     for back in range(1, score.ndim + 1):
         axes = {1: "keys", 2: "queries", 3: "heads", 4: "the batch"}
         made[axes.get(back, f"axis -{back}")] = softmax(finite, -back)
-    torchs = next((what for what, x in made.items() if judge.same_function(x, plain).ok), "keys")
+    torch_axis = next(
+        (what for what, x in made.items() if judge.same_function(x, plain).ok), "keys"
+    )
     for what, value in made.items():
-        if what != torchs:
-            yield f"a softmax over the wrong axis, {what}, torch's over {torchs}", value
+        if what != torch_axis:
+            yield f"a softmax over the wrong axis, {what}, torch's over {torch_axis}", value
 
 
 def context(evidence: Evidence) -> Guesses:
@@ -227,10 +229,10 @@ def context(evidence: Evidence) -> Guesses:
     if weight.shape[-1] == weight.shape[-2]:
         yield "the weights transposed", np.swapaxes(weight, -1, -2) @ value
     for point, what in (("key", "keys"), ("query", "queries")):
-        other = evidence.near(point)
+        other = evidence.at_point(point)
         if other is not None and other.shape == value.shape:
             yield f"{what} in the place of values", weight @ other
-    scored = evidence.near("scores")
+    scored = evidence.at_point("scores")
     heads = scored.shape[-3] if scored is not None and scored.ndim > 3 else 1
     for what, order in orders(heads):
         split = value.reshape(-1, heads, *value.shape[-2:])

@@ -48,23 +48,23 @@ def steps_of(evidence: Evidence, raw: np.ndarray) -> list[Step]:
         return call.steps
     if raw.size != plain.size:
         return []
-    raw, seen = raw.reshape(plain.shape), np.isfinite(plain)
+    raw, finite = raw.reshape(plain.shape), np.isfinite(plain)
     scale = call.facts.get("scale", _slope(raw, plain))
-    added = np.where(seen, plain - scale * raw, 0.0)
+    added = np.where(finite, plain - scale * raw, 0.0)
     steps = [Step("mul", 0, (None, scale), plain.shape)] if scale != 1.0 else []
     if judge.error(added, np.zeros_like(added), float(np.linalg.norm(raw))) > judge.SAME_FUNCTION:
         steps.append(Step("add", 0, (None, added), plain.shape))
-    if not seen.all():
-        steps.append(Step("masked_fill", 0, (None, ~seen, -np.inf), plain.shape))
+    if not finite.all():
+        steps.append(Step("masked_fill", 0, (None, ~finite, -np.inf), plain.shape))
     return steps
 
 
 def _slope(raw: np.ndarray, plain: np.ndarray) -> float:
     """The scale: what raw scores are multiplied with, up to a constant for each row."""
-    seen = np.isfinite(plain)
-    count = np.maximum(seen.sum(-1, keepdims=True), 1)
-    x, y = (np.where(seen, z, 0.0) for z in (raw, plain))
-    x, y = (np.where(seen, z - z.sum(-1, keepdims=True) / count, 0.0) for z in (x, y))
+    finite = np.isfinite(plain)
+    count = np.maximum(finite.sum(-1, keepdims=True), 1)
+    x, y = (np.where(finite, z, 0.0) for z in (raw, plain))
+    x, y = (np.where(finite, z - z.sum(-1, keepdims=True) / count, 0.0) for z in (x, y))
     size = float(np.vdot(x, x))
     return float(np.vdot(x, y)) / size if size else 1.0
 

@@ -24,8 +24,8 @@ def conditioning(evidence: Evidence) -> str:
     exact, moved = _extended(evidence), _extended(evidence, TERMS)
     if exact is None or moved is None or exact.shape != evidence.plain.shape:
         return ""
-    lay = evidence.layout.value
-    arrays = evidence.got, lay(evidence.plain), lay(exact), lay(moved)
+    layout_value = evidence.layout.value
+    arrays = evidence.got, layout_value(evidence.plain), layout_value(exact), layout_value(moved)
     if any(x.shape != evidence.got.shape for x in arrays):
         return ""
     filled = [~np.isfinite(x) | (fills(x.astype(np.float64), "float64") != 0) for x in arrays]
@@ -62,8 +62,8 @@ def _extended(evidence: Evidence, terms: float = 0.0) -> np.ndarray | None:
         return made.reshape(evidence.plain.shape)
     if evidence.point == "weights" and "scores" in inputs:
         score = inputs["scores"]
-        seen = np.where(np.isfinite(score), score, 0.0)
-        made = softmax(score + terms * _alternating(np.abs(seen) + 1))
+        finite = np.where(np.isfinite(score), score, 0.0)
+        made = softmax(score + terms * _alternating(np.abs(finite) + 1))
         return made.reshape(evidence.plain.shape)
     if evidence.point == "context" and {"weights", "value"} <= inputs.keys():
         if inputs["weights"].size * inputs["value"].shape[-1] > MANY:

@@ -23,5 +23,5 @@ def is_complex(got: np.ndarray, want: np.ndarray) -> bool:
 
 def conjugate(got: np.ndarray, want: np.ndarray) -> str:
     """What complex numbers look like beside torch's, or ""."""
-    names = (said for said, made in KINDS.items() if judge.alike(got, made(want)))
+    names = (hint for hint, made in KINDS.items() if judge.allclose(got, made(want)))
     return next(names, "")

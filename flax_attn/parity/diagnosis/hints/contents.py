@@ -20,7 +20,7 @@ class Contents(NamedTuple):
     entries: frozenset[tuple[int, int, int]]
     strangers: frozenset[int]
 
-    def lacks(self, row: int, tokens: Sequence[int]) -> list[int]:
+    def missing(self, row: int, tokens: Sequence[int]) -> list[int]:
         """Those of a row's tokens that lie nowhere in the cache."""
         return [t for t in tokens if not any(entry[1:] == (row, t) for entry in self.entries)]
 
@@ -65,13 +65,13 @@ def _by_token(tap: np.ndarray, rows: int, tokens: int) -> np.ndarray | None:
 def _contents(caches: Sequence[np.ndarray], wants: np.ndarray) -> Contents:
     known = wants.reshape(-1, wants.shape[-1])
     tokens, heads = wants.shape[1:3]
-    near = judge.LIKENESS * np.abs(known).max()
+    tolerance = judge.LIKENESS * np.abs(known).max()
     entries, strangers = set(), set()
     for cache in caches:
         for row, numbers in enumerate(cache.reshape(len(cache), -1, cache.shape[-1])):
             numbers = numbers[numbers.any(-1)]
-            alike = np.abs(numbers[:, None] - known[None]).max(-1) <= near
-            matches = np.flatnonzero(alike.any(0)).tolist()
+            is_match = np.abs(numbers[:, None] - known[None]).max(-1) <= tolerance
+            matches = np.flatnonzero(is_match.any(0)).tolist()
             entries |= {(row, *divmod(i // heads, tokens)) for i in matches}
-            strangers |= {row} if matches and not alike.any(1).all() else set()
+            strangers |= {row} if matches and not is_match.any(1).all() else set()
     return Contents(frozenset(entries), frozenset(strangers))

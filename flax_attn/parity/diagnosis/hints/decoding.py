@@ -16,7 +16,7 @@ from flax import nnx
 
 from ... import draw, judge
 from ...report import plural
-from ...rows.decoding import Held, Place
+from ...rows.decoding import CutComparison, Place
 from ...sides.leaves import leaves
 from ...sides.run import Run, is_floating
 from ...sides.steps import Decoded, joined
@@ -31,7 +31,7 @@ OF_ROW_0 = "row 0 is right: its length or slots serve all rows, or padding count
 
 
 @dataclass(frozen=True)
-class Stepped:
+class DecodeFailure:
     """A cut that differs, and all that may be looked at.
 
     Attributes:
@@ -44,7 +44,7 @@ class Stepped:
 
     steps: Decoded
     place: Place
-    wrong: Sequence[Held]
+    wrong: Sequence[CutComparison]
     count: int
     whole: Run
     truth: Run
@@ -72,8 +72,8 @@ class Stepped:
         return next(filter(None, map(list, runs)), [])
 
     @cached_property
-    def sight(self) -> "Sight":
-        return Sight.of(self)
+    def dependence(self) -> "TokenDependence":
+        return TokenDependence.of(self)
 
     @property
     def singles(self) -> bool:
@@ -93,17 +93,17 @@ class Stepped:
         )
 
 
-def decode_hint(stepped: Stepped) -> str:
+def decode_hint(failure: DecodeFailure) -> str:
     """What a wrong step looks like, or ""."""
-    for look in (narrowed, other_rows, lost, hidden, same):
-        if said := look(stepped):
-            return said
+    for look in (narrowed, other_rows, missing_tokens, extra_tokens, wrong_weights):
+        if hint := look(failure):
+            return hint
     return ""
 
 
-def narrowed(stepped: Stepped) -> str:
+def narrowed(failure: DecodeFailure) -> str:
     """Numbers that lost digits on their way into the cache."""
-    for name, x in stepped.before:
+    for name, x in failure.before:
         for dtype in NARROW if x.any() and x.dtype == np.float64 else ():
             with np.errstate(over="ignore"):
                 exact = x.astype(dtype).astype(np.float64) == x
@@ -115,7 +115,7 @@ def narrowed(stepped: Stepped) -> str:
 
 
 @dataclass(frozen=True)
-class Sight:
+class TokenDependence:
     """Which tokens the first wrong row depends on.
 
     Attributes:
@@ -132,26 +132,26 @@ class Sight:
     others: list[tuple[int, ...]]
 
     @classmethod
-    def of(cls, stepped: Stepped) -> "Sight":
-        place, steps = stepped.place, stepped.steps.side
+    def of(cls, failure: DecodeFailure) -> "TokenDependence":
+        place, steps = failure.place, failure.steps.side
         axis = steps.axes[steps.first]
         with steps.side.precise():
             x = steps.arrays[steps.first]
 
             def by_steps(x: Any) -> Any:
                 outputs, _ = steps.take(place.cut, {**steps.arrays, steps.first: x}, place.step + 1)
-                return _row(outputs[-1], place, axis, place.token - stepped.start)
+                return _row(outputs[-1], place, axis, place.token - failure.start)
 
             def at_once(x: Any) -> Any:
                 args, kwargs = steps.request.fill({**steps.arrays, steps.first: x})
                 out = steps.side.call(nnx.merge(*steps.module_state), *args, **kwargs)
                 named = dict(leaves(out))
-                return _row(named[stepped.steps.output], place, axis, place.token)
+                return _row(named[failure.steps.output], place, axis, place.token)
 
-            seen, whole = (_depends(f, x, axis) for f in (by_steps, at_once))
-        batch = [tuple(map(int, at)) for at in np.argwhere(seen.any(-1))]
+            by_step, whole = (_depends(f, x, axis) for f in (by_steps, at_once))
+        batch = [tuple(map(int, at)) for at in np.argwhere(by_step.any(-1))]
         others = [at for at in batch if at != place.row and not whole[at].any()]
-        mine, wanted = (np.flatnonzero(tokens[place.row]).tolist() for tokens in (seen, whole))
+        mine, wanted = (np.flatnonzero(tokens[place.row]).tolist() for tokens in (by_step, whole))
         return cls(place.row, place.token, mine, wanted, others)
 
     @property
@@ -182,78 +182,84 @@ def _depends(function: Any, x: Any, axis: int) -> np.ndarray:
     return size > judge.SAME_FUNCTION * np.where(np.isfinite(size), size, 0.0).max(initial=0.0)
 
 
-def other_rows(stepped: Stepped) -> str:
+def other_rows(failure: DecodeFailure) -> str:
     """A row that depends on another row."""
-    sight = stepped.sight
-    if not sight.others:
+    dependence = failure.dependence
+    if not dependence.others:
         return ""
-    return f"row {list(sight.row)} depends on row {list(sight.others[0])}: {_moved(stepped)}"
+    return (
+        f"row {list(dependence.row)} depends on row {list(dependence.others[0])}: {_moved(failure)}"
+    )
 
 
-def _moved(stepped: Stepped) -> str:
+def _moved(failure: DecodeFailure) -> str:
     """Keys or values alone that lie in other rows than their tokens."""
-    keys, values = (stepped.contents(kind) for kind in ("key", "value"))
+    keys, values = (failure.contents(kind) for kind in ("key", "value"))
     keys, values = (
         any(x.in_other_rows for x in caches) if caches else None for caches in (keys, values)
     )
     if keys is None or values is None or keys == values:
         return "rows of the cache in another order"
-    alone, kept = ("keys", "values") if keys else ("values", "keys")
-    return f"the {alone} of the cache lie in another order of rows, its {kept} do not"
+    moved, correct = ("keys", "values") if keys else ("values", "keys")
+    return f"the {moved} of the cache lie in another order of rows, its {correct} do not"
 
 
-def lost(stepped: Stepped) -> str:
+def missing_tokens(failure: DecodeFailure) -> str:
     """Tokens that a step does not see, although the full forward pass does."""
-    sight, start = stepped.sight, stepped.start
-    if not sight.missing:
+    dependence, start = failure.dependence, failure.start
+    if not dependence.missing:
         return ""
-    itself = sight.missing == [sight.token]
-    text = f"token {sight.token} does not see {'itself' if itself else _these(sight.missing)}"
-    if start and sight.cut and sight.cut[-1] == sight.token - start:
-        return f"{text}: the mask is asked at its place in the step, {sight.token - start}"
-    if sight.extra:
-        return f"{text}, and sees {_these(sight.extra)} in their place: places shifted"
-    if sight.token in sight.missing:
-        return f"{text}: {OVER if len(stepped.wrong) < stepped.count else BEFORE}"
-    if stepped.first_row_is_right:
+    itself = dependence.missing == [dependence.token]
+    hidden = "itself" if itself else _token_list(dependence.missing)
+    text = f"token {dependence.token} does not see {hidden}"
+    if start and dependence.cut and dependence.cut[-1] == dependence.token - start:
+        return f"{text}: the mask is asked at its place in the step, {dependence.token - start}"
+    if dependence.extra:
+        return f"{text}, and sees {_token_list(dependence.extra)} in their place: places shifted"
+    if dependence.token in dependence.missing:
+        return f"{text}: {OVER if len(failure.wrong) < failure.count else BEFORE}"
+    if failure.first_row_is_right:
         return f"{text}; {OF_ROW_0}"
-    if min(sight.missing) >= start:
+    if min(dependence.missing) >= start:
         return f"{text} of its own step: {OVER}"
-    if sight.missing == [start - 1]:
+    if dependence.missing == [start - 1]:
         return f"{text}, the last of the step before: a length that is short"
     return f"{text}: overwritten, dropped or hidden"
 
 
-def hidden(stepped: Stepped) -> str:
+def extra_tokens(failure: DecodeFailure) -> str:
     """Tokens that a step sees, although the full forward pass does not."""
-    sight = stepped.sight
-    if not sight.extra:
+    dependence = failure.dependence
+    if not dependence.extra:
         return ""
-    text = f"token {sight.token} sees {_these(sight.extra)}, which the mask hides"
-    if stepped.singles:
+    text = f"token {dependence.token} sees {_token_list(dependence.extra)}, which the mask hides"
+    if failure.singles:
         return f"{text}: a window or mask left out in steps of one token"
     return f"{text}: a mask left out, or asked at slots and not at positions"
 
 
-def same(stepped: Stepped) -> str:
+def wrong_weights(failure: DecodeFailure) -> str:
     """The same tokens seen, with other weights or values."""
-    sight = stepped.sight
-    if not sight.whole or stepped.place.step == 0:
-        return _at_once(stepped) if sight.whole else ""
+    dependence = failure.dependence
+    if not dependence.whole or failure.place.step == 0:
+        return _at_once(failure) if dependence.whole else ""
     text = "the same tokens seen with other"
-    keys, values = (stepped.contents(kind) for kind in ("key", "value"))
+    keys, values = (failure.contents(kind) for kind in ("key", "value"))
     if not keys or not values:
         return f"{text} weights or values: positions of another step, or other contents"
-    row, before = sight.row[0], [token for token in sight.whole if token < stepped.start]
-    lacks = [sorted({t for x in caches for t in x.lacks(row, before)}) for caches in (keys, values)]
-    if all(lacks):
+    row, before = dependence.row[0], [token for token in dependence.whole if token < failure.start]
+    missing = [
+        sorted({t for x in caches for t in x.missing(row, before)}) for caches in (keys, values)
+    ]
+    if all(missing):
         return f"{text} keys and values: the cache of another layer, or other contents"
-    if lacks[1]:
-        return f"{text} values: of {_these(lacks[1])} the cache holds others than were computed"
-    if lacks[0]:
-        return f"{text} keys: of {_these(lacks[0])} the cache holds them turned by other positions"
+    wrong_keys, wrong_values = map(_token_list, missing)
+    if missing[1]:
+        return f"{text} values: of {wrong_values} the cache holds others than were computed"
+    if missing[0]:
+        return f"{text} keys: of {wrong_keys} the cache holds them rotated by other positions"
     text += " weights, though their keys and values are right"
-    if stepped.first_row_is_right:
+    if failure.first_row_is_right:
         return f"{text}; {OF_ROW_0}"
     if any(row in x.strangers for x in keys):
         return f"{text}: keys of no token are in the cache too, as of a truncate that keeps them"
@@ -261,9 +267,9 @@ def same(stepped: Stepped) -> str:
     return f"{text}: the query turned by another position, or a mask or bias asked at one{other}"
 
 
-def _at_once(stepped: Stepped) -> str:
+def _at_once(failure: DecodeFailure) -> str:
     """What is wrong already in a step from an empty cache."""
-    if len(stepped.place.cut.lengths) > 1 and len(stepped.wrong) < stepped.count:
+    if len(failure.place.cut.lengths) > 1 and len(failure.wrong) < failure.count:
         return ""
     return (
         "the same tokens seen with other weights or values, already from an empty cache: positions "
@@ -271,7 +277,7 @@ def _at_once(stepped: Stepped) -> str:
     )
 
 
-def _these(tokens: Tokens) -> str:
+def _token_list(tokens: Tokens) -> str:
     """Tokens in words.
 
     >>> _these([3]), _these([2, 3, 4]), _these([0, 2])

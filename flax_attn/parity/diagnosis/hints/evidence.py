@@ -49,9 +49,9 @@ class Evidence:
     layout: Layout
     call: Call
     truth: Run
-    heard: frozenset[str] = frozenset()
+    tapped: frozenset[str] = frozenset()
     before: dict[str, np.ndarray] = field(default_factory=dict)
-    kept: tuple[tuple[float, float], ...] = ()
+    keep_rates: tuple[tuple[float, float], ...] = ()
     masked: bool = False
 
     @property
@@ -70,7 +70,7 @@ class Evidence:
         name = f"{self.owner}.{point}" if self.owner else point
         return f"{name}#{count}" if count else name
 
-    def near(self, point: str) -> np.ndarray | None:
+    def at_point(self, point: str) -> np.ndarray | None:
         """Torch's value at another point of the same attention."""
         return self.truth.taps.get(self.name(point))
 
@@ -85,12 +85,12 @@ class Evidence:
 
     def heads(self) -> int:
         """How many heads the attention has: 1 where its scores have no axis of them."""
-        scores = self.near("scores")
+        scores = self.at_point("scores")
         return scores.shape[-3] if scores is not None and scores.ndim > 3 else 1
 
     def sizes(self) -> dict[str, int]:
         """The widths that a scale may be mistaken for, by what they are."""
-        query, scores = self.near("query"), self.near("scores")
+        query, scores = self.at_point("query"), self.at_point("scores")
         widths: dict[str, int] = {}
         if query is not None and scores is not None:
             width, (length, keys) = query.shape[-1], scores.shape[-2:]

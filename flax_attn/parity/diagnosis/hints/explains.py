@@ -11,25 +11,25 @@ from .evidence import Evidence, Guess
 FEW = 3
 # How much of an error may be left unexplained where rounding tells no more of it, and how much of
 # what differs a guess must say something of.
-LEFT, TOLD = 1e-3, 0.5
+REMAINDER, MIN_SHARE = 1e-3, 0.5
 # How many of Newton's steps a share takes, and how near the first must bring it.
-NEWTON, FAR = 8, 0.5
+NEWTON, INT32_MAX = 8, 0.5
 
 
 def throughout(evidence: Evidence, guess: Guess) -> bool:
     """Whether Flax's value is the guess."""
-    value = _laid(evidence, guess)(1.0)
+    value = _lay_out(evidence, guess)(1.0)
     return value is not None and _explains(evidence, value, np.ones(evidence.got.shape, bool))
 
 
 def where_it_differs(evidence: Evidence, guess: Guess) -> bool:
     """Whether Flax's value is the guess wherever it differs from torch's, and it is so in most
     of what the guess changes: one that changes more of what is right is none."""
-    value = _laid(evidence, guess)(1.0)
-    apart = differing(evidence.got, evidence.want)
-    if value is None or not _explains(evidence, value, apart):
+    value = _lay_out(evidence, guess)(1.0)
+    differs = differing(evidence.got, evidence.want)
+    if value is None or not _explains(evidence, value, differs):
         return False
-    return apart.sum() >= TOLD * (differing(value, evidence.want) & np.isfinite(value)).sum()
+    return differs.sum() >= MIN_SHARE * (differing(value, evidence.want) & np.isfinite(value)).sum()
 
 
 def _explains(evidence: Evidence, value: np.ndarray, places: np.ndarray) -> bool:
@@ -52,8 +52,8 @@ def _known(evidence: Evidence, value: np.ndarray) -> np.ndarray | None:
     if not evidence.masked:
         return np.ones(value.shape, bool)
     known = np.isfinite(value) | ~np.isfinite(evidence.got)
-    apart = differing(evidence.got, evidence.want)
-    return known if known[apart].mean() >= TOLD else None
+    differs = differing(evidence.got, evidence.want)
+    return known if known[differs].mean() >= MIN_SHARE else None
 
 
 def _accounts(made: np.ndarray, got: np.ndarray, want: np.ndarray) -> bool:
@@ -63,46 +63,48 @@ def _accounts(made: np.ndarray, got: np.ndarray, want: np.ndarray) -> bool:
     """
     if any((one(got) != one(want)).any() for one in (np.isfinite, np.isnan)):
         return True
-    seen = np.isfinite(got) & np.isfinite(want) & np.isfinite(made)
-    made, got, want = (judge.real(x[seen]) for x in (made, got, want))
+    comparable = np.isfinite(got) & np.isfinite(want) & np.isfinite(made)
+    made, got, want = (judge.real(x[comparable]) for x in (made, got, want))
     ordinary = groups(got) == 0
-    gap, apart = (np.linalg.norm((x - got)[ordinary]) for x in (made, want))
+    gap, differs = (np.linalg.norm((x - got)[ordinary]) for x in (made, want))
     rounding = judge.SAME_FUNCTION * np.linalg.norm(got[ordinary])
-    return bool(gap <= max(judge.LIKENESS * apart, min(rounding, LEFT * apart)) or not apart)
+    return bool(
+        gap <= max(judge.LIKENESS * differs, min(rounding, REMAINDER * differs)) or not differs
+    )
 
 
 def partly(evidence: Evidence, guess: Guess) -> float | None:
     """How much of the guess there is in Flax's value, if that explains the whole difference."""
-    laid = _laid(evidence, guess)
-    start = laid(0.0)
+    in_flax_layout = _lay_out(evidence, guess)
+    start = in_flax_layout(0.0)
     if start is None or start.shape != evidence.got.shape:
         return None
-    known, apart = _known(evidence, start), differing(evidence.got, evidence.want)
+    known, differs = _known(evidence, start), differing(evidence.got, evidence.want)
     finite = np.isfinite(evidence.got) & np.isfinite(evidence.want) & np.isfinite(start)
-    if known is None or (apart & known & ~finite).any() or (apart & finite).sum() < FEW:
+    if known is None or (differs & known & ~finite).any() or (differs & finite).sum() < FEW:
         return None
-    seen = apart & finite
-    delta = (evidence.got - evidence.want)[seen]
+    comparable = differs & finite
+    delta = (evidence.got - evidence.want)[comparable]
     share = 0.0
     for step in (1e-3, *(1e-5,) * (NEWTON - 1)):
-        here, ahead = laid(share), laid(share + step)
+        here, ahead = in_flax_layout(share), in_flax_layout(share + step)
         if here is None or ahead is None:
             return None
-        slope = (ahead - here)[seen] / step
+        slope = (ahead - here)[comparable] / step
         size = float(np.vdot(slope, slope))
         if not np.isfinite(size) or size == 0:
             return None
-        gap = delta - (here - start)[seen]
-        if step < 1e-3 and judge.error(here[seen] - start[seen], delta) > FAR:
+        gap = delta - (here - start)[comparable]
+        if step < 1e-3 and judge.error(here[comparable] - start[comparable], delta) > INT32_MAX:
             return None
         change = float(np.vdot(slope, gap)) / size
         share += change
         if abs(change) <= judge.SAME_FUNCTION * abs(share):
             break
-    end = laid(share)
+    end = in_flax_layout(share)
     if end is None or not 0 < abs(share) < 1 or (share < 0 and not callable(guess[0])):
         return None  # less than nothing of a fault is none of it
-    return share if judge.alike((end - start)[seen], delta) else None
+    return share if judge.allclose((end - start)[comparable], delta) else None
 
 
 def differing(got: np.ndarray, want: np.ndarray) -> np.ndarray:
@@ -110,12 +112,12 @@ def differing(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     finite = np.isfinite(want)
     scale = np.sqrt(np.mean(np.square(want[finite]))) if finite.any() else 1.0
     with np.errstate(invalid="ignore"):
-        far = np.abs(got - want) > judge.SAME_FUNCTION * scale
+        too_far = np.abs(got - want) > judge.SAME_FUNCTION * scale
     same = (got == want) | (np.isnan(got) & np.isnan(want))
-    return ~same & (far | ~np.isfinite(got) | ~finite)
+    return ~same & (too_far | ~np.isfinite(got) | ~finite)
 
 
-def _laid(evidence: Evidence, guess: Guess) -> Callable[[float], np.ndarray | None]:
+def _lay_out(evidence: Evidence, guess: Guess) -> Callable[[float], np.ndarray | None]:
     """The guess by its share, in Flax's layout; None where it does not fit there."""
     _, value = guess
 
@@ -136,7 +138,7 @@ def _laid(evidence: Evidence, guess: Guess) -> Callable[[float], np.ndarray | No
     return family
 
 
-def in_torchs_layout(evidence: Evidence) -> np.ndarray:
+def in_torch_layout(evidence: Evidence) -> np.ndarray:
     """Flax's value in torch's layout, NaN where torch repeats what Flax has once."""
     places = np.arange(evidence.plain.size).reshape(evidence.plain.shape)
     back = np.full(evidence.plain.size, np.nan)
@@ -144,9 +146,9 @@ def in_torchs_layout(evidence: Evidence) -> np.ndarray:
         at = evidence.layout.value(places)
     except ValueError:
         return back
-    laid = evidence.layout.value(evidence.plain)
-    size = float(np.vdot(laid, laid))
-    factor = float(np.vdot(laid, evidence.want)) / size if size else 1.0
+    laid_out = evidence.layout.value(evidence.plain)
+    size = float(np.vdot(laid_out, laid_out))
+    factor = float(np.vdot(laid_out, evidence.want)) / size if size else 1.0
     if at.shape == evidence.got.shape and factor:
         back[at] = evidence.got / factor
     return back

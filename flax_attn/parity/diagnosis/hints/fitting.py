@@ -14,8 +14,8 @@ def parallel(
 
     So how much of the fault there is need not be known. None if no number comes near.
     """
-    seen = np.isfinite(got) & np.isfinite(start)
-    wanted = (got - start)[seen]
+    finite = np.isfinite(got) & np.isfinite(start)
+    wanted = (got - start)[finite]
     size = float(np.linalg.norm(wanted))
     if wanted.size < 3 or not size:
         return None
@@ -23,7 +23,7 @@ def parallel(
 
     def gap(at: float) -> np.ndarray:
         """What of the wanted direction is left over."""
-        moved = np.nan_to_num((made(at) - start)[seen])
+        moved = np.nan_to_num((made(at) - start)[finite])
         length = float(np.linalg.norm(moved))
         moved = moved / length if length else moved
         return wanted - float(np.vdot(moved, wanted)) * moved
@@ -37,10 +37,10 @@ def settled(made: Callable[[float], np.ndarray], at: float, got: np.ndarray) -> 
 
     A direction hardly tells two numbers apart that are both near the right one; a size does.
     """
-    seen = np.isfinite(got)
+    finite = np.isfinite(got)
 
     def gap(number: float) -> np.ndarray:
-        return np.nan_to_num((got - made(number))[seen])
+        return np.nan_to_num((got - made(number))[finite])
 
     best = _newton(gap, at)
     return best if np.linalg.norm(gap(best)) < np.linalg.norm(gap(at)) else at

@@ -9,9 +9,9 @@ import numpy as np
 
 from ....taps import POINTS
 from ... import judge
-from .again import Attention
 from .evidence import Evidence, Guesses
-from .turning import Turning, measured
+from .recompute import Attention
+from .rotation import Rotation, measured
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ def _grouped(name: str, flat: np.ndarray, heads: int, width: int) -> Iterator[Cu
     group = heads // fewer
 
     def parts(*pieces: np.ndarray) -> tuple[np.ndarray, ...]:  # B T K n D
-        laid = (np.moveaxis(x.reshape(*flat.shape[:2], -1, width), 2, 1) for x in pieces)
-        return tuple(np.repeat(x, heads // x.shape[1], axis=1) for x in laid)
+        laid_out = (np.moveaxis(x.reshape(*flat.shape[:2], -1, width), 2, 1) for x in pieces)
+        return tuple(np.repeat(x, heads // x.shape[1], axis=1) for x in laid_out)
 
     ends = (heads * width, (heads + fewer) * width)
     yield Cut(name, "[H + K + K, D]", parts(*np.split(flat, ends, axis=-1)))
@@ -85,13 +85,13 @@ def _grouped(name: str, flat: np.ndarray, heads: int, width: int) -> Iterator[Cu
 
 
 @dataclass(frozen=True)
-class Own:
+class TorchCut:
     """How torch cuts a point: by which of `cuts`, which part of it, and how that is turned."""
 
     cuts: tuple[Cut, ...]
     cut: Cut
     part: int
-    turning: Turning | None
+    turning: Rotation | None
 
     def others(self) -> Iterator[tuple[str, Cut]]:
         """The other cuts of the same projection, and what is said of each."""
@@ -107,7 +107,7 @@ class Own:
         return self.turning(x) if self.turning else x
 
 
-def own_cut(evidence: Evidence, want: np.ndarray) -> Own | None:
+def find_torch_cut(evidence: Evidence, want: np.ndarray) -> TorchCut | None:
     """How torch cuts a point, `B H T D`, found by computing it."""
     heads, length, width = want.shape[1:]
     for name, made in projections(evidence):
@@ -119,10 +119,10 @@ def own_cut(evidence: Evidence, want: np.ndarray) -> Own | None:
                 if part.shape != want.shape:
                     continue
                 if judge.same_function(part, want).ok:
-                    return Own(candidates, cut, place, None)
+                    return TorchCut(candidates, cut, place, None)
                 turning = measured(part, want)
                 if turning is not None:
-                    return Own(candidates, cut, place, turning)
+                    return TorchCut(candidates, cut, place, turning)
     return None
 
 
@@ -139,26 +139,28 @@ def by_heads(evidence: Evidence) -> Iterator[np.ndarray]:
 
 def recut(evidence: Evidence) -> Guesses:
     """One point, or what a submodule is given, cut in another order of axes."""
-    for turned, want in enumerate(by_heads(evidence)):
-        torchs = own_cut(evidence, want)
-        if torchs is None:
+    for turned_by, want in enumerate(by_heads(evidence)):
+        torch_cut = find_torch_cut(evidence, want)
+        if torch_cut is None:
             continue
-        for what, cut in torchs.others():
-            made = torchs.made(cut)
-            yield what, np.swapaxes(made, 1, 2) if turned else made.reshape(evidence.plain.shape)
-        for part in range(len(torchs.cut.parts)):
-            if part != torchs.part and torchs.cut.parts[part].shape == want.shape:
-                made = torchs.made(torchs.cut, part)
-                made = np.swapaxes(made, 1, 2) if turned else made.reshape(evidence.plain.shape)
-                what = f"part {part} of {torchs.cut.name}, where torch takes part {torchs.part}"
-                yield f"{what}: {_of_parts(evidence, made)}", made
+        for what, cut in torch_cut.others():
+            made = torch_cut.made(cut)
+            yield what, np.swapaxes(made, 1, 2) if turned_by else made.reshape(evidence.plain.shape)
+        for part in range(len(torch_cut.cut.parts)):
+            if part != torch_cut.part and torch_cut.cut.parts[part].shape == want.shape:
+                made = torch_cut.made(torch_cut.cut, part)
+                made = np.swapaxes(made, 1, 2) if turned_by else made.reshape(evidence.plain.shape)
+                what = (
+                    f"part {part} of {torch_cut.cut.name}, where torch takes part {torch_cut.part}"
+                )
+                yield f"{what}: {_other_part(evidence, made)}", made
         return
 
 
-def _of_parts(evidence: Evidence, made: np.ndarray) -> str:
+def _other_part(evidence: Evidence, made: np.ndarray) -> str:
     """Which point another part of a projection is in torch."""
     for point in POINTS[:3]:
-        other = evidence.near(point)
+        other = evidence.at_point(point)
         if point != evidence.point and other is not None and other.size == made.size:
             if judge.same_function(made.reshape(other.shape), other).ok:
                 return f"the {point} in its place"
@@ -173,24 +175,26 @@ def recut_together(
     for point in POINTS[:3]:
         if point in attention.parts:
             at = evidence.at(point)
-            torchs = next((own_cut(at, want) for want in by_heads(at)), None)
-            known |= {point: torchs} if torchs else {}
+            torch_cut = next((find_torch_cut(at, want) for want in by_heads(at)), None)
+            known |= {point: torch_cut} if torch_cut else {}
     for one in known.values():
         for what, cut in one.others():
             changed = {
-                point: torchs.made(_same(torchs, cut)).reshape(attention.parts[point].shape)
-                for point, torchs in known.items()
-                if torchs.cut.name == one.cut.name and torchs.cut.order == one.cut.order
+                point: torch_cut.made(_same(torch_cut, cut)).reshape(attention.parts[point].shape)
+                for point, torch_cut in known.items()
+                if torch_cut.cut.name == one.cut.name and torch_cut.cut.order == one.cut.order
             }
-            taken = {torchs.part for torchs in known.values() if torchs.cut.name == one.cut.name}
+            taken = {
+                torch_cut.part for torch_cut in known.values() if torch_cut.cut.name == one.cut.name
+            }
             yield what, changed
             for part in set(range(len(cut.parts))) - taken:
                 gate = _gate(attention, evidence, one.cut.parts[part], cut.parts[part])
                 yield what, changed | gate
 
 
-def _same(torchs: Own, cut: Cut) -> Cut:
-    return next(x for x in torchs.cuts if x.order == cut.order)
+def _same(torch_cut: TorchCut, cut: Cut) -> Cut:
+    return next(x for x in torch_cut.cuts if x.order == cut.order)
 
 
 def _gate(

@@ -16,101 +16,102 @@ from .evidence import Evidence, Guesses
 LOW = -9e3
 
 
-def hidden_otherwise(evidence: Evidence, raw: np.ndarray, steps: Sequence[Step]) -> Guesses:
+def other_mask(evidence: Evidence, raw: np.ndarray, steps: Sequence[Step]) -> Guesses:
     """The mask: what is hidden, and with which number."""
     bare = replay([step for step in steps if not is_mask(step)], raw).reshape(evidence.plain.shape)
-    seen = np.isfinite(evidence.plain)
+    visible = np.isfinite(evidence.plain)
     yield from _rows(evidence, bare)
-    for what, other in (*_aligned(seen), *windows(seen), *_masks(seen)):
+    for what, other in (*_aligned(visible), *windows(visible), *_masks(visible)):
         yield what, np.where(other, bare, -np.inf)
     flax = evidence.got
-    shown = evidence.layout.value(np.where(seen, 1.0, 0.0))
+    shown = evidence.layout.value(np.where(visible, 1.0, 0.0))
     filled = flax[(shown == 0) & np.isfinite(flax)]
     if filled.size and (filled == filled[0]).all():
-        yield f"a mask that fills with {filled[0]:.6g}", np.where(seen, bare, filled[0])
+        yield f"a mask that fills with {filled[0]:.6g}", np.where(visible, bare, filled[0])
     if flax.shape == evidence.plain.shape:
         other = np.isfinite(flax)
-        more, less = int((other & ~seen).sum()), int((seen & ~other).sum())
+        more, less = int((other & ~visible).sum()), int((visible & ~other).sum())
         if more or less:
             what = f"another mask: {more} places shown and {less} hidden that torch does not"
             yield what, np.where(other, bare, -np.inf)
 
 
-def _masks(seen: np.ndarray):
-    length, keys = seen.shape[-2:]
+def _masks(visible: np.ndarray):
+    length, keys = visible.shape[-2:]
     row, column = np.arange(length)[:, None], np.arange(keys)
-    yield "the mask missing", np.ones_like(seen)
-    yield "the mask inverted: True and False are exchanged", ~seen
-    yield "the mask shifted by one key", seen | np.roll(seen, 1, -1) & (column > 0)
-    yield "the mask shifted back by one key", seen & np.roll(seen, -1, -1)
+    yield "the mask missing", np.ones_like(visible)
+    yield "the mask inverted: True and False are exchanged", ~visible
+    yield "the mask shifted by one key", visible | np.roll(visible, 1, -1) & (column > 0)
+    yield "the mask shifted back by one key", visible & np.roll(visible, -1, -1)
     if length == keys:
-        yield "the mask transposed: queries and keys exchanged", np.swapaxes(seen, -1, -2)
-    somewhere = seen.any(-2, keepdims=True)
-    yield "a mask without causality", seen | np.broadcast_to(somewhere, seen.shape)
+        yield "the mask transposed: queries and keys exchanged", np.swapaxes(visible, -1, -2)
+    somewhere = visible.any(-2, keepdims=True)
+    yield "a mask without causality", visible | np.broadcast_to(somewhere, visible.shape)
     causal = row + (keys - length) >= column
-    yield "a mask without padding", seen | np.broadcast_to(causal, seen.shape)
+    yield "a mask without padding", visible | np.broadcast_to(causal, visible.shape)
 
 
-def _aligned(seen: np.ndarray):
+def _aligned(visible: np.ndarray):
     """A causal mask with its last query at the last key where torch has its first at the first, or
     the other way round, as two ways to say "causal" do where queries and keys differ in number."""
-    length, keys = seen.shape[-2:]
+    length, keys = visible.shape[-2:]
     shift = keys - length
     first = np.arange(length)[:, None] >= np.arange(keys)
     last = np.arange(length)[:, None] + shift >= np.arange(keys)
     ends = {"the first key (top left)": first, "the last key (bottom right)": last}
-    for (torchs, causal), (other, wrong) in permutations(ends.items(), 2):
-        unpadded = seen.any(-2, keepdims=True) | ~causal.any(0)
-        if shift and seen.any() and not (seen ^ (causal & unpadded)).any():
-            said = (
-                f"the causal mask aligned to {other}, torch's to {torchs}: shifted by {abs(shift)}"
-            )
-            yield said, np.broadcast_to(wrong, seen.shape) & unpadded
+    for (expected, causal), (other, wrong) in permutations(ends.items(), 2):
+        unpadded = visible.any(-2, keepdims=True) | ~causal.any(0)
+        if shift and visible.any() and not (visible ^ (causal & unpadded)).any():
+            by = abs(shift)
+            hint = f"the causal mask aligned to {other}, torch's to {expected}: shifted by {by}"
+            yield hint, np.broadcast_to(wrong, visible.shape) & unpadded
 
 
 def hidden_later(score: np.ndarray) -> Guesses:
     """Weights of torch's scores, of which a mask that Flax applies behind them hides more."""
-    seen = np.isfinite(score)
-    for what, other in (*_aligned(seen), *windows(seen), *_masks(seen)):
-        less = seen & other
-        if less.any() and (less != seen).any():
+    visible = np.isfinite(score)
+    for what, other in (*_aligned(visible), *windows(visible), *_masks(visible)):
+        less = visible & other
+        if less.any() and (less != visible).any():
             yield what, softmax(np.where(less, score, -np.inf))
 
 
-def windows(seen: np.ndarray):
+def windows(visible: np.ndarray):
     """A window that reaches one or two keys more, or fewer, back, ahead or both ways."""
-    length, keys = seen.shape[-2:]
+    length, keys = visible.shape[-2:]
     back = np.arange(keys - length, keys)[:, None] - np.arange(keys)  # T S
-    shown = back[seen.reshape(-1, length, keys).any(0)]
+    shown = back[visible.reshape(-1, length, keys).any(0)]
     if not shown.size:
         return
-    far, near = int(shown.max()), int(shown.min())
-    unpadded = seen.any(-1, keepdims=True) & seen.any(-2, keepdims=True)
+    furthest, nearest = int(shown.max()), int(shown.min())
+    unpadded = visible.any(-1, keepdims=True) & visible.any(-2, keepdims=True)
     for by in (1, -1, 2, -2):
         ways = {
-            "back": (far + by, near),
-            "ahead": (far, near - by),
-            "both ways": (far + by, near - by),
+            "back": (furthest + by, nearest),
+            "ahead": (furthest, nearest - by),
+            "both ways": (furthest + by, nearest - by),
         }
         for way, (most, least) in ways.items():
-            if way != "back" and near >= 0:
+            if way != "back" and nearest >= 0:
                 continue
             inside = (back <= most) & (back >= least)
-            beyond = (back > far) | (back < near)
-            other = inside & (seen | unpadded & beyond)
+            beyond = (back > furthest) | (back < nearest)
+            other = inside & (visible | unpadded & beyond)
             wider = f"{abs(by)} {'wider' if by > 0 else 'narrower'} {way}"
-            keys, torchs = (end - start + 1 for end, start in ((most, least), (far, near)))
-            yield f"a window {wider}: {keys} keys, torch {torchs}, itself included", other
+            keys, torch_reach = (
+                end - start + 1 for end, start in ((most, least), (furthest, nearest))
+            )
+            yield f"a window {wider}: {keys} keys, torch {torch_reach}, itself included", other
 
 
-def blind(scores: np.ndarray) -> np.ndarray:
+def fully_masked(scores: np.ndarray) -> np.ndarray:
     """Rows, with an axis of one, in which everything is hidden."""
     return scores.max(-1, keepdims=True) < LOW
 
 
 def _rows(evidence: Evidence, bare: np.ndarray) -> Guesses:
     """Scores of rows that see nothing: all of them -inf, or none."""
-    nothing = blind(evidence.plain)
+    nothing = fully_masked(evidence.plain)
     if not nothing.any() or nothing.all():
         return
     what = "rows that see nothing: "
@@ -127,22 +128,22 @@ def rows_of_weights(evidence: Evidence, score: np.ndarray) -> Guesses:
     """Weights of rows that see nothing: zeros, an average, or NaN."""
     plain = evidence.plain
     score = score.reshape(plain.shape)
-    nothing = blind(score)
+    nothing = fully_masked(score)
     if not nothing.any():
         return
     what = "rows that see nothing: "
     zero = not plain[np.broadcast_to(nothing, plain.shape)].any()
-    torchs = "torch gives zeros" if zero else "torch averages"
-    yield f"{what}{torchs}, Flax gives NaN", np.where(nothing, np.nan, plain)
+    torch_text = "torch gives zeros" if zero else "torch averages"
+    yield f"{what}{torch_text}, Flax gives NaN", np.where(nothing, np.nan, plain)
     if not zero:
         yield f"{what}torch averages, Flax gives zeros", np.where(nothing, 0.0, plain)
     even = np.full_like(plain, 1 / plain.shape[-1])
-    for average in (even, softmax(_bare(evidence, score))):
+    for average in (even, softmax(_unmasked_scores(evidence, score))):
         text = "torch gives zeros, Flax averages" if zero else "torch and Flax average otherwise"
         yield f"{what}{text}", np.where(nothing, average, plain)
 
 
-def _bare(evidence: Evidence, score: np.ndarray) -> np.ndarray:
+def _unmasked_scores(evidence: Evidence, score: np.ndarray) -> np.ndarray:
     """The scores of that attention without its mask."""
     at = evidence.at("scores")
     query, key = at.call.inputs.get("query"), at.call.inputs.get("key")
@@ -153,24 +154,26 @@ def _bare(evidence: Evidence, score: np.ndarray) -> np.ndarray:
     return replay(steps, raw).reshape(score.shape)
 
 
-def only_blind(evidence: Evidence, places: np.ndarray) -> bool:
+def only_fully_masked(evidence: Evidence, places: np.ndarray) -> bool:
     """Whether places lie only in weights of rows that see nothing."""
     score = evidence.call.inputs.get("scores")
     if evidence.point != "weights" or score is None or score.size != evidence.plain.size:
         return False
-    nothing = np.broadcast_to(blind(score.reshape(evidence.plain.shape)), evidence.plain.shape)
+    nothing = np.broadcast_to(
+        fully_masked(score.reshape(evidence.plain.shape)), evidence.plain.shape
+    )
     rows = evidence.layout.value(nothing)
     return rows.shape == places.shape and bool(places.any()) and not (places & ~rows).any()
 
 
-def unseen(run: Run, truth: Run, names: Names) -> str:
+def fully_masked_rows_note(run: Run, truth: Run, names: Names) -> str:
     """That weights differ in rows that see nothing alone, where no place shows it, or ""."""
     for name, flax_name, match in matches(run, truth, names):
         scores = truth.taps.get(name.replace("weights", "scores"))
         got, want = run.taps[flax_name], match.value
         if point_of(name) != "weights" or scores is None or scores.shape != want.shape:
             continue
-        rows = np.broadcast_to(blind(scores), want.shape)
+        rows = np.broadcast_to(fully_masked(scores), want.shape)
         if not judge.same_function(got[~rows], want[~rows], zero=True).ok:
             continue
         one, two = want[rows].any(), got[rows].any()

@@ -6,7 +6,7 @@ import numpy as np
 from .activations import ACTIVATIONS
 from .evidence import Evidence, Guesses
 from .norms import by_hand, norm
-from .others import alike, other_inputs
+from .other_inputs import other_inputs, same_shape_taps
 
 # From which share on a part is in a value.
 SOME = 0.25
@@ -41,19 +41,19 @@ def submodule(evidence: Evidence) -> Guesses:
 def _parts(evidence: Evidence) -> Guesses:
     """A sum of parts with one of them left out."""
     want = evidence.plain
-    for name, part in alike(evidence, want):
-        missing, more = _said_of(want, part, name)
+    for name, part in same_shape_taps(evidence, want):
+        missing, more = _part_description(want, part, name)
         yield missing, want - part
         yield f"{name} alone", part
         yield more, want + part
     x = evidence.call.inputs["0"]
     if x.shape == want.shape:
-        missing, more = _said_of(want, x, "its input")
+        missing, more = _part_description(want, x, "its input")
         yield f"{missing}, no skip", want - x
         yield more if "taken away" in more else "its input added, a skip too many", want + x
 
 
-def _said_of(want: np.ndarray, part: np.ndarray, name: str) -> tuple[str, str]:
+def _part_description(want: np.ndarray, part: np.ndarray, name: str) -> tuple[str, str]:
     """What is said of a value without a part, and with it once more: torch may add it, or take it
     away, which how much of it there is in torch's value tells."""
     size = float(np.vdot(part, part).real)
@@ -87,7 +87,7 @@ def _linear(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Guesses:
         yield f"each of {n} heads reversed inside", want[..., both]
         yield f"the bias alone in another order, {n} heads", x @ weight.T + bias[order]
         yield f"the bias alone in reversed order of {n} heads", x @ weight.T + bias[flipped]
-    yield from _inputs_otherwise(x, weight, bias)
+    yield from _other_inputs(x, weight, bias)
     for name, other in evidence.truth.calls.items():
         if other is not call and other.kind == call.kind and name != evidence.tap:
             yield from _weights_of(name, other.params, weight, bias, x)
@@ -106,13 +106,13 @@ def _weights_of(name: str, params: dict, weight: np.ndarray, bias: np.ndarray, x
     other = params.get("weight")
     if other is None or other.shape != weight.shape:
         return
-    theirs = params.get("bias", bias)
-    yield f"the weights of {name}: two projections exchanged", x @ other.T + theirs
+    torch_bias = params.get("bias", bias)
+    yield f"the weights of {name}: two projections exchanged", x @ other.T + torch_bias
     yield f"the kernel of {name}", x @ other.T + bias
-    yield f"the bias of {name}", x @ weight.T + theirs
+    yield f"the bias of {name}", x @ weight.T + torch_bias
 
 
-def _inputs_otherwise(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Guesses:
+def _other_inputs(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Guesses:
     """Heads of the input in another order, or one of them without effect."""
     inward = weight.shape[1]
     for n in _divisors(inward):
@@ -131,8 +131,8 @@ def _heads_lost(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Guesses:
     inward = weight.shape[1]
     for n in (n for n in _divisors(inward) if n <= 64):
         for head in range(n):
-            kept = np.arange(inward) // (inward // n) != head
-            yield f"head {head} of {n} lost", (x * kept) @ weight.T + bias
+            keep_mask = np.arange(inward) // (inward // n) != head
+            yield f"head {head} of {n} lost", (x * keep_mask) @ weight.T + bias
 
 
 def _divisors(n: int) -> list[int]:
@@ -164,7 +164,7 @@ def _activation(evidence: Evidence) -> Guesses:
     yield "the submodule missing", x
     for name, function in ACTIVATIONS.items():
         yield f"{name} in the place of {evidence.call.kind}", function(x)
-    for tap, value in alike(evidence, x):
+    for tap, value in same_shape_taps(evidence, x):
         for name, function in ACTIVATIONS.items():
             yield f"{name} of {tap}", function(value)
     rate = evidence.call.facts.get("p")

@@ -7,7 +7,7 @@ import numpy as np
 
 from ... import judge
 from .evidence import Evidence, Guesses
-from .others import other_inputs
+from .other_inputs import other_inputs
 
 EPSILONS = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-3, float(np.finfo(np.float32).eps))
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -18,7 +18,7 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 # Above this no number of a class is its epsilon, and larger arrays are not tried on every formula.
 SMALL, LARGE = 0.1, 1 << 18
 # No author means an epsilon this near to torch's: it is another one in part.
-NEAR = 1e-2
+CLOSE_ENOUGH = 1e-2
 BEFORE, AFTER = "before the gate", "after the gate"
 # What a norm divides by, for a variance v of n numbers.
 SPREADS = {
@@ -79,10 +79,10 @@ def norm(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Guesses:
         return
     if form.gated:
         yield from _gated(form, x, weight, bias, gate)
-    torchs = form.eps
+    torch_eps = form.eps
     for eps in EPSILONS:
-        if f"{eps:.3g}" != f"{torchs:.3g}":
-            what = f"another epsilon: {eps:.3g}, not {torchs:.3g}"
+        if f"{eps:.3g}" != f"{torch_eps:.3g}":
+            what = f"another epsilon: {eps:.3g}, not {torch_eps:.3g}"
             yield what, replace(form, eps=eps)(x, weight, bias, gate)
     yield from _fitted_epsilon(evidence, form, x, weight, bias, gate)
     yield from _spreads(form, x, weight, bias, gate)
@@ -127,11 +127,11 @@ def _declared_form(evidence: Evidence) -> Form:
 def form_of(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Form | None:
     """Torch's formula: the first that gives torch's value."""
     bias = evidence.call.params.get("bias", np.zeros_like(weight))
-    tried, gate = _forms(_declared_form(evidence)), evidence.call.inputs.get("1")
+    forms, gate = _forms(_declared_form(evidence)), evidence.call.inputs.get("1")
     if gate is not None and gate.shape == x.shape:
-        tried = (*tried, *_gates(tried))
-    tried = (*tried, *(replace(form, spread=s) for s in SPREADS if s for form in tried))
-    for form in tried:
+        forms = (*forms, *_gates(forms))
+    forms = (*forms, *(replace(form, spread=s) for s in SPREADS if s for form in forms))
+    for form in forms:
         made = form(x, weight, bias, gate)
         if judge.same_function(made, evidence.plain).ok:
             return form
@@ -163,10 +163,10 @@ def _gated(form: Form, x, weight, bias, gate) -> Guesses:
             for gated in (form.gated, other):
                 if (gated, act) == (form.gated, form.act):
                     continue
-                said = [] if gated == form.gated else [f"the norm {gated}, torch's {form.gated}"]
-                said += [] if act == form.act else [f"a gate by {act}, torch's by {form.act}"]
+                hint = [] if gated == form.gated else [f"the norm {gated}, torch's {form.gated}"]
+                hint += [] if act == form.act else [f"a gate by {act}, torch's by {form.act}"]
                 made = replace(form, eps=eps, gated=gated, act=act)
-                yield "; ".join(said) + more, made(x, weight, bias, gate)
+                yield "; ".join(hint) + more, made(x, weight, bias, gate)
         made = replace(form, eps=eps, gated="")
         yield f"the gate missing{more}", made(x, weight, bias)
 
@@ -199,7 +199,7 @@ def _fitted_epsilon(evidence: Evidence, form: Form, x, weight, bias, gate) -> Gu
             eps = (spread / times) ** 0.5 - wide**0.5 if "outside" in form.spread else eps
         eps = float(np.median(eps))
     for guess in (float(f"{eps:.3g}"), eps):
-        if 0 < guess < np.inf and abs(guess - form.eps) > NEAR * form.eps:
+        if 0 < guess < np.inf and abs(guess - form.eps) > CLOSE_ENOUGH * form.eps:
             made = replace(form, eps=guess)(original, weight, bias, gate)
             yield f"another epsilon: {guess:.6g}, not {form.eps:.3g}", made
 
@@ -259,11 +259,11 @@ def _spreads(form: Form, x, weight, bias, gate) -> Guesses:
     """Another measure of the spread."""
     for spread, what in SPREADS.items():
         if spread != form.spread:
-            said = f"divided by {what}, torch's by {SPREADS[form.spread]}"
-            yield said, replace(form, spread=spread)(x, weight, bias, gate)
+            hint = f"divided by {what}, torch's by {SPREADS[form.spread]}"
+            yield hint, replace(form, spread=spread)(x, weight, bias, gate)
             for eps in (eps for eps in EPSILONS if f"{eps:.3g}" != f"{form.eps:.3g}"):
                 made = replace(form, spread=spread, eps=eps)(x, weight, bias, gate)
-                yield f"{said}; and another epsilon: {eps:.3g}, not {form.eps:.3g}", made
+                yield f"{hint}; and another epsilon: {eps:.3g}, not {form.eps:.3g}", made
 
 
 def _axes(form: Form, x: np.ndarray, gain: np.ndarray, bias: np.ndarray) -> Guesses:

@@ -8,50 +8,50 @@ import numpy as np
 
 from ....taps import POINTS
 from ... import judge
-from .again import Attention, reach, unheard
 from .attention import orders
 from .evidence import Evidence, Guesses, Values
-from .explains import in_torchs_layout
+from .explains import in_torch_layout
 from .fitting import parallel, settled
-from .fused import own_cut, recut
-from .turning import (
+from .fused import find_torch_cut, recut
+from .recompute import Attention, reach, untapped_points
+from .rotation import (
     BASES,
-    Turning,
+    Rotation,
     base_of,
     difference,
     frequencies,
     joined,
     measured,
-    otherwise,
     pairs,
     powers,
     start,
+    wrong_tables,
 )
 
 # Above this many scores no base is searched for; its logarithms that are tried first.
 LARGE, GRID = 1 << 18, np.linspace(1, 8, 113)
 
 
-def turned(evidence: Evidence) -> Guesses:
+def rotated_heads(evidence: Evidence) -> Guesses:
     """What queries, keys and values look like when turned, or put into heads, otherwise."""
     for name, x in sources(evidence):
         want = evidence.plain.reshape(x.shape)
         turning = measured(x, want)
         if turning is not None:
-            for what, made in _turnings(evidence, Turned(x, turning)):
+            for what, made in _rotation_guesses(evidence, Rotated(x, turning)):
                 yield what, made.reshape(evidence.plain.shape)
         elif judge.same_function(x, want).ok:
-            yield from _turned_too(evidence, x)
+            yield from _rotated_values(evidence, x)
         yield from _splits(evidence, name, turning)
     yield from recut(evidence)
     yield from _other_heads(evidence)
 
 
-class Turned(NamedTuple):
+class Rotated(NamedTuple):
     """A value before it is turned, `B N T h`, and how torch turns it."""
 
     x: np.ndarray
-    turning: Turning
+    turning: Rotation
 
 
 def sources(evidence: Evidence) -> Iterator[tuple[str, np.ndarray]]:
@@ -91,55 +91,57 @@ def _split(made: np.ndarray, heads: int, group: int) -> np.ndarray:
     return np.repeat(np.swapaxes(split, 1, 2), group, axis=1)
 
 
-def turned_point(evidence: Evidence) -> Turned | None:
+def find_rotated(evidence: Evidence) -> Rotated | None:
     """What torch turns to the point, and how, from a projection or a part of one."""
     for _, x in sources(evidence):
         turning = measured(x, evidence.plain.reshape(x.shape))
         if turning is not None:
-            return Turned(x, turning)
+            return Rotated(x, turning)
     want = evidence.plain.reshape(-1, evidence.heads(), *evidence.plain.shape[-2:])
-    torchs = own_cut(evidence, want)
-    if torchs is None or torchs.turning is None:
+    torch_cut = find_torch_cut(evidence, want)
+    if torch_cut is None or torch_cut.turning is None:
         return None
-    return Turned(torchs.cut.parts[torchs.part], torchs.turning)
+    return Rotated(torch_cut.cut.parts[torch_cut.part], torch_cut.turning)
 
 
-def _turnings(evidence: Evidence, rotation: Turned) -> Values:
+def _rotation_guesses(evidence: Evidence, rotation: Rotated) -> Values:
     x, turning = rotation
-    flax = measured(x, in_torchs_layout(evidence).reshape(x.shape))
-    said = difference(turning, flax) if flax is not None else ""
-    if flax is not None and said:
-        yield f"rotary positions, {said}", flax(x)
-    yield from _ways(rotation)
+    flax = measured(x, in_torch_layout(evidence).reshape(x.shape))
+    hint = difference(turning, flax) if flax is not None else ""
+    if flax is not None and hint:
+        yield f"rotary positions, {hint}", flax(x)
+    yield from _other_positions(rotation)
     yield from _other_base(evidence, rotation)
 
 
-def _other_base(evidence: Evidence, rotation: Turned) -> Values:
+def _other_base(evidence: Evidence, rotation: Rotated) -> Values:
     """Any other base, however little of it there is."""
-    torchs = base_of(rotation.turning)
-    if torchs is None or rotation.x.size > LARGE:
+    torch_base = base_of(rotation.turning)
+    if torch_base is None or rotation.x.size > LARGE:
         return
-    start, got = rotation.turning(rotation.x), in_torchs_layout(evidence).reshape(rotation.x.shape)
+    start, got = rotation.turning(rotation.x), in_torch_layout(evidence).reshape(rotation.x.shape)
     base = parallel(lambda at: by_base(rotation, 10**at), start, got, GRID)
     for guess in () if base is None else (float(f"{10**base:.6g}"), 10**base):
-        if f"{guess:.8g}" != f"{torchs:.8g}":
-            what = f"another base of the angles, {guess:.8g}, where torch's is {torchs:.8g}"
+        if f"{guess:.8g}" != f"{torch_base:.8g}":
+            what = f"another base of the angles, {guess:.8g}, where torch's is {torch_base:.8g}"
             yield f"rotary positions, {what}", by_base(rotation, guess)
 
 
-def _widths(rotation: Turned) -> Values:
+def _widths(rotation: Rotated) -> Values:
     """More numbers of each head turned than torch turns, or fewer."""
     x, turning = rotation
-    torchs, head = turning.width, x.shape[-1]
+    torch_width, head = turning.width, x.shape[-1]
     base = base_of(turning)
     bases = BASES if base is None else (base, *(b for b in BASES if b != base))
     angles = turning.angles
     sign = np.sign(frequencies(turning)[0]) or 1.0
     places = sign * (np.arange(len(angles))[:, None] + start(angles * sign))
-    for width in (w for w in range(2, head + 1, 2) if w != torchs):
+    for width in (w for w in range(2, head + 1, 2) if w != torch_width):
         half = width // 2
         whole = " (the whole head)" if width == head else ""
-        what = f"another width: {width} numbers of each head turned{whole}, torch turns {torchs}"
+        what = (
+            f"another width: {width} numbers of each head turned{whole}, torch turns {torch_width}"
+        )
         speeds = {"": powers(bases[0], half)}
         speeds |= {f", by base {b:g}": powers(b, half) for b in bases[1:]}
         if base is not None:
@@ -149,7 +151,7 @@ def _widths(rotation: Turned) -> Values:
             yield f"{what}{more}", replace(turning, table=table, width=width)(x)
 
 
-def _ways(rotation: Turned) -> Values:
+def _other_positions(rotation: Rotated) -> Values:
     """The same positions put in by other pairs, angles and halves."""
     x, turning = rotation
     other = "neighbours" if turning.pairing == "halves" else "halves"
@@ -157,13 +159,13 @@ def _ways(rotation: Turned) -> Values:
         f"rotary pairs of {other}, where torch turns {turning.pairing}",
         replace(turning, pairing=other)(x),
     )
-    for what, table in otherwise(turning):
+    for what, table in wrong_tables(turning):
         yield f"rotary positions, {what}", turning.by(table)(x)
-    for what, made in (*_widths(rotation), *_half_done(x, turning)):
+    for what, made in (*_widths(rotation), *_half_rotated(x, turning)):
         yield f"rotary positions, {what}", made
 
 
-def _half_done(x: np.ndarray, turning: Turning) -> Values:
+def _half_rotated(x: np.ndarray, turning: Rotation) -> Values:
     """Turned in part, or with the tables of one pairing and the pairs of the other."""
     angles, half = turning.angles, turning.width // 2
     few = np.where(np.arange(half) < half // 2, angles, 0.0)
@@ -180,16 +182,16 @@ def _half_done(x: np.ndarray, turning: Turning) -> Values:
         yield "tables of one pairing, pairs of the other", np.concatenate([made, rest], axis=-1)
 
 
-def turned_together(
+def rotated_together(
     evidence: Evidence, attention: Attention
 ) -> Iterator[tuple[str, Mapping[str, np.ndarray]]]:
     """Queries and keys both turned otherwise, each as its own positions ask."""
-    rotations = {point: turned_point(evidence.at(point)) for point in ("query", "key")}
+    rotations = {point: find_rotated(evidence.at(point)) for point in ("query", "key")}
     known = {point: rotation for point, rotation in rotations.items() if rotation is not None}
     if len(known) < 2:
         return
     shapes = {point: attention.parts[point].shape for point in known}
-    ways = [list(_ways(rotation)) for rotation in known.values()]
+    ways = [list(_other_positions(rotation)) for rotation in known.values()]
     if [what for what, _ in ways[0]] == [what for what, _ in ways[1]]:
         for (what, query), (_, key) in zip(*ways, strict=True):
             made = dict(zip(known, (query, key), strict=True))
@@ -199,35 +201,39 @@ def turned_together(
 def fitted_base(evidence: Evidence) -> Guesses:
     """The base by which queries and keys were both turned, solved for from the differing tap."""
     attention = Attention.of(evidence)
-    arrive = None if attention is None else reach(evidence, attention)
-    if attention is None or arrive is None or not {"query", "key"} <= {*unheard(evidence)}:
+    reach_fn = None if attention is None else reach(evidence, attention)
+    if (
+        attention is None
+        or reach_fn is None
+        or not {"query", "key"} <= {*untapped_points(evidence)}
+    ):
         return
     parts = attention.parts
-    rotations = {point: turned_point(evidence.at(point)) for point in ("query", "key")}
+    rotations = {point: find_rotated(evidence.at(point)) for point in ("query", "key")}
     known = {point: rotation for point, rotation in rotations.items() if rotation is not None}
     if len(known) < 2 or parts["scores"].size > LARGE:
         return
-    torchs = base_of(known["query"].turning)
-    if torchs is None:
+    torch_base = base_of(known["query"].turning)
+    if torch_base is None:
         return
 
     def made(base: float) -> np.ndarray:
-        turned = {
+        rotated_heads = {
             p: by_base(rotation, base).reshape(parts[p].shape) for p, rotation in known.items()
         }
-        return arrive(attention.again(turned))
+        return reach_fn(attention.recompute(rotated_heads))
 
-    laid = evidence.layout.value
-    exponent = parallel(lambda at: laid(made(10**at)), evidence.want, evidence.got, GRID)
+    laid_out = evidence.layout.value
+    exponent = parallel(lambda at: laid_out(made(10**at)), evidence.want, evidence.got, GRID)
     if exponent is None:
         return
-    exact = 10 ** settled(lambda at: laid(made(10**at)), exponent, evidence.got)
+    exact = 10 ** settled(lambda at: laid_out(made(10**at)), exponent, evidence.got)
     for guess in (float(f"{10**exponent:.6g}"), 10**exponent, exact):
-        what = f"another base of the angles, {guess:.8g}, where torch's is {torchs:.8g}"
+        what = f"another base of the angles, {guess:.8g}, where torch's is {torch_base:.8g}"
         yield f"rotary positions, {what}", made(guess)
 
 
-def by_base(rotation: Turned, base: float) -> np.ndarray:
+def by_base(rotation: Rotated, base: float) -> np.ndarray:
     """Turned by another base."""
     angles = rotation.turning.angles
     sign = np.sign(frequencies(rotation.turning)[0])
@@ -235,9 +241,9 @@ def by_base(rotation: Turned, base: float) -> np.ndarray:
     return rotation.turning.by(sign * places * powers(base, angles.shape[1]))(rotation.x)
 
 
-def _turned_too(evidence: Evidence, x: np.ndarray) -> Guesses:
+def _rotated_values(evidence: Evidence, x: np.ndarray) -> Guesses:
     """Values turned as the keys are."""
-    key = evidence.near("key")
+    key = evidence.at_point("key")
     if evidence.point != "value" or key is None or key.shape[-1] != x.shape[-1]:
         return
     at = evidence.at("key")
@@ -248,7 +254,7 @@ def _turned_too(evidence: Evidence, x: np.ndarray) -> Guesses:
             yield f"rotary positions, values turned as {name} is", made
 
 
-def _splits(evidence: Evidence, name: str, turning: Turning | None) -> Guesses:
+def _splits(evidence: Evidence, name: str, turning: Rotation | None) -> Guesses:
     """Heads cut from a projection in another way, and then turned as torch does."""
     made = evidence.truth.taps[name]
     heads, group = _heads(evidence, made)
@@ -276,6 +282,6 @@ def _other_heads(evidence: Evidence) -> Guesses:
             yield f"heads in another order: {what}", split[:, order].reshape(plain.shape)
         yield "one head for all", np.repeat(split[:, :1], heads, 1).reshape(plain.shape)
     for point in ("query", "key", "value"):
-        other = evidence.near(point)
+        other = evidence.at_point(point)
         if point != evidence.point and other is not None and other.shape == plain.shape:
             yield f"the {point} in its place", other

@@ -6,24 +6,24 @@ import numpy as np
 from ... import judge
 from .chain import is_mask, product, replay, steps_of
 from .evidence import Evidence
-from .explains import in_torchs_layout
+from .explains import in_torch_layout
 
 HALF = (np.dtype(ml_dtypes.bfloat16), np.dtype("float16"))
 # A rounding moves numbers by up to half a unit in the last place, and some by nearly that much.
 MOVED, FEW = 0.5, 8
 
 
-def rounded_otherwise(evidence: Evidence) -> str:
+def other_rounding(evidence: Evidence) -> str:
     """That torch rounds to 16 bits where Flax does not, or rounds to others, or ""."""
-    if evidence.point == "scores" and (said := _of_a_bias(evidence)):
-        return said
-    return _side_that_rounds(evidence.got, evidence.want)
+    if evidence.point == "scores" and (hint := _of_a_bias(evidence)):
+        return hint
+    return _rounding_side(evidence.got, evidence.want)
 
 
-def _side_that_rounds(got: np.ndarray, want: np.ndarray) -> str:
+def _rounding_side(got: np.ndarray, want: np.ndarray) -> str:
     """What of two arrays is the rounding of the other."""
-    seen = np.isfinite(got) & np.isfinite(want)
-    got, want = got[seen], want[seen]
+    finite = np.isfinite(got) & np.isfinite(want)
+    got, want = got[finite], want[finite]
     for dtype in HALF:
         if not is_exact_in(want, dtype):
             continue
@@ -31,13 +31,17 @@ def _side_that_rounds(got: np.ndarray, want: np.ndarray) -> str:
         if is_exact_in(got, dtype):
             continue
         if rounds(got, want, dtype, *others):
-            theirs = f"torch rounds to {dtype.name} here"
-            return f"{theirs}, Flax to {others[0].name}" if others else f"{theirs}, Flax does not"
+            torch_text = f"torch rounds to {dtype.name} here"
+            return (
+                f"{torch_text}, Flax to {others[0].name}"
+                if others
+                else f"{torch_text}, Flax does not"
+            )
     for dtype in HALF:
         if is_exact_in(got, dtype) and not is_exact_in(want, dtype) and rounds(want, got, dtype):
             others = [other for other in HALF if other != dtype and is_exact_in(want, other)]
-            torchs = f"to {others[0].name}" if others else "does not"
-            return f"Flax rounds to {dtype.name} here, torch {torchs}"
+            torch_dtype_text = f"to {others[0].name}" if others else "does not"
+            return f"Flax rounds to {dtype.name} here, torch {torch_dtype_text}"
     return ""
 
 
@@ -56,8 +60,8 @@ def rounds(x: np.ndarray, made: np.ndarray, *dtypes: np.dtype) -> bool:
             0.0,
             np.abs(x - made) / limit,
         )
-    apart = gap[gap > 0]
-    return apart.size >= FEW and MOVED < apart.max() <= 1 + 1e-6
+    differs = gap[gap > 0]
+    return differs.size >= FEW and MOVED < differs.max() <= 1 + 1e-6
 
 
 def _half_unit(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -72,7 +76,7 @@ def _of_a_bias(evidence: Evidence) -> str:
     query, key = evidence.call.inputs.get("query"), evidence.call.inputs.get("key")
     if query is None or key is None:
         return ""
-    raw, flax = product(query, key), in_torchs_layout(evidence)
+    raw, flax = product(query, key), in_torch_layout(evidence)
     steps = steps_of(evidence, raw)
     for i, step in enumerate(steps):
         bias = next((x for x in step.others if isinstance(x, np.ndarray)), None)
@@ -80,7 +84,7 @@ def _of_a_bias(evidence: Evidence) -> str:
             continue
         rest = replay([s for s in (*steps[:i], *steps[i + 1 :]) if not is_mask(s)], raw)
         added = flax.reshape(step.shape) - rest.reshape(step.shape)
-        seen = np.isfinite(added)
-        if said := _side_that_rounds(added[seen], np.broadcast_to(bias, step.shape)[seen]):
-            return f"the score's bias: {said}"
+        finite = np.isfinite(added)
+        if hint := _rounding_side(added[finite], np.broadcast_to(bias, step.shape)[finite]):
+            return f"the score's bias: {hint}"
     return ""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from ....weights.known_layers import held_at
+from ....weights.known_layers import get_path
 from ... import judge
 from ...report import Row
 from ...sides.original import Part
@@ -26,7 +26,7 @@ OVER = {"GroupNorm": nnx.GroupNorm, "InstanceNorm": nnx.InstanceNorm, "BatchNorm
 class Setting(NamedTuple):
     """One that differs: what is said of it, and how a layer is given torch's."""
 
-    said: str
+    description: str
     mend: Callable[[Any], None]
 
 
@@ -34,13 +34,13 @@ def explained_settings(local: Local, row: Row) -> str:
     """The settings that differ, if with torch's the layer of Flax gives torch's value; or ""."""
     layer, part, sizes = _both(local, row.name)
     differ = list(_settings(layer, part, sizes)) if part else []
-    theirs, want = local.theirs.get(row.name, ""), local.force.get(row.name)
-    call = local.truth.calls.get(theirs)
+    torch_name, want = local.torch_names.get(row.name, ""), local.force.get(row.name)
+    call = local.truth.calls.get(torch_name)
     inputs = local.run.inputs.get(row.name, ())
     if not differ or call is None or want is None or len(inputs) != 1:
         return ""
-    tried = [*([one] for one in differ), differ] if len(differ) > 1 else [differ]
-    for settings in tried:
+    combinations = [*([one] for one in differ), differ] if len(differ) > 1 else [differ]
+    for settings in combinations:
         made = _with_settings(local, row.name, settings, inputs[0])
         if made.shape == want.value.shape and judge.same_function(made, want.value).ok:
             return _listed(settings)
@@ -70,26 +70,26 @@ def padding_row(local: Local, path: str, got: np.ndarray, want: np.ndarray) -> s
         return ""
     idx = part.settings.get("padding_idx") if part else None
     why = ", torch's padding_idx," if idx == rows[0] else ""
-    ours, theirs = ("is", "is not") if got[rows].any() else ("is not", "is")
-    return f"row {rows[0]}{why} {ours} trained in Flax, and {theirs} in torch: padding"
+    flax_value, torch_value = ("is", "is not") if got[rows].any() else ("is not", "is")
+    return f"row {rows[0]}{why} {flax_value} trained in Flax, and {torch_value} in torch: padding"
 
 
 def _listed(settings: Any) -> str:
-    return "; ".join(setting.said for setting in settings)
+    return "; ".join(setting.description for setting in settings)
 
 
 def _both(local: Local, tap: str) -> tuple[Any, Part | None, Sequence[int]]:
     """Flax's layer whose output a tap is, what torch's is, and the sizes that it is given."""
     path = tap.partition("#")[0]
     inputs = local.run.inputs.get(tap, ())
-    theirs = local.theirs.get(tap, "").partition("#")[0]
+    torch_name = local.torch_names.get(tap, "").partition("#")[0]
     sizes = inputs[0].shape[1:-1] if inputs else ()
-    return _layer(local, path), local.pair.original.modules.get(theirs), sizes
+    return _layer(local, path), local.pair.original.modules.get(torch_name), sizes
 
 
 def _layer(local: Local, path: str) -> Any:
     try:
-        return held_at(local.pair.flax_module, path)
+        return get_path(local.pair.flax_module, path)
     except (AttributeError, KeyError, IndexError, TypeError, ValueError):
         return None
 
@@ -134,10 +134,16 @@ def _settings(layer: Any, part: Part, sizes: Sequence[int]) -> Iterator[Setting]
         yield from _number("number of heads", layer, "num_heads", part.settings.get("num_heads"))
 
 
-def _number(what: str, layer: Any, name: str, theirs: Any) -> Iterator[Setting]:
-    ours = getattr(layer, name, None)
-    if isinstance(theirs, int | float) and isinstance(ours, int | float) and ours != theirs:
-        yield Setting(f"another {what}: {ours:g}, torch {theirs:g}", _put(name, theirs))
+def _number(what: str, layer: Any, name: str, torch_value: Any) -> Iterator[Setting]:
+    flax_value = getattr(layer, name, None)
+    if (
+        isinstance(torch_value, int | float)
+        and isinstance(flax_value, int | float)
+        and flax_value != torch_value
+    ):
+        yield Setting(
+            f"another {what}: {flax_value:g}, torch {torch_value:g}", _put(name, torch_value)
+        )
 
 
 def _put(name: str, value: Any) -> Callable[[Any], None]:
@@ -145,34 +151,36 @@ def _put(name: str, value: Any) -> Callable[[Any], None]:
 
 
 def _epsilon(layer: Any, part: Part) -> Iterator[Setting]:
-    theirs = next((part.settings[k] for k in EPSILONS if k in part.settings), None)
-    ours = layer.epsilon
-    if isinstance(theirs, float) and ours != theirs:
-        said = f"another epsilon: {ours:g}, not {theirs:g}"
-        yield Setting(said, _put("epsilon", theirs))
+    torch_value = next((part.settings[k] for k in EPSILONS if k in part.settings), None)
+    flax_value = layer.epsilon
+    if isinstance(torch_value, float) and flax_value != torch_value:
+        description = f"another epsilon: {flax_value:g}, not {torch_value:g}"
+        yield Setting(description, _put("epsilon", torch_value))
 
 
 def _momentum(layer: nnx.BatchNorm, part: Part) -> Iterator[Setting]:
     momentum = part.settings.get("momentum")
     if isinstance(momentum, float) and abs(layer.momentum - (1 - momentum)) > judge.SAME_FUNCTION:
-        said = f"another momentum: nnx keeps {layer.momentum:g} of the old statistics, and torch's "
-        said += f"{momentum:g} is the share of the new, which nnx calls {1 - momentum:g}"
-        yield Setting(said, _put("momentum", 1 - momentum))
+        description = (
+            f"another momentum: nnx keeps {layer.momentum:g} of the old statistics, and torch's "
+        )
+        description += f"{momentum:g} is the share of the new, which nnx calls {1 - momentum:g}"
+        yield Setting(description, _put("momentum", 1 - momentum))
 
 
 def _groups(layer: Any, part: Part) -> Iterator[Setting]:
     kind = part.kind.rpartition(".")[2]
     bases = [kind, *(base.rpartition(".")[2] for base in part.bases)]
-    torchs = next((name for name in bases if name.rstrip("123d") in OVER), "").rstrip("123d")
+    torch_type = next((name for name in bases if name.rstrip("123d") in OVER), "").rstrip("123d")
     groups = part.settings.get("num_groups")
-    if torchs and not isinstance(layer, OVER[torchs]):
-        said = f"{type(layer).__name__}, where torch has {torchs}"
-        said += f" with {groups} group{'s' if groups != 1 else ''}" if groups else ""
-        yield Setting(f"{said}: a norm over other axes", lambda layer: None)
+    if torch_type and not isinstance(layer, OVER[torch_type]):
+        description = f"{type(layer).__name__}, where torch has {torch_type}"
+        description += f" with {groups} group{'s' if groups != 1 else ''}" if groups else ""
+        yield Setting(f"{description}: a norm over other axes", lambda layer: None)
     elif isinstance(layer, nnx.GroupNorm):
         if isinstance(groups, int) and groups != layer.num_groups:
-            said = f"another number of groups: {layer.num_groups}, torch {groups}"
-            yield Setting(said, lambda layer: _regrouped(layer, groups))
+            description = f"another number of groups: {layer.num_groups}, torch {groups}"
+            yield Setting(description, lambda layer: _regrouped(layer, groups))
 
 
 def _regrouped(layer: nnx.GroupNorm, groups: int) -> None:
@@ -191,29 +199,34 @@ def _shown(numbers: Sequence[Any]) -> str:
 
 def _numbers(layer: Any, part: Part, *names: tuple[str, str]) -> Iterator[Setting]:
     rank = len(layer.kernel_size)
-    for name, torchs in names:
-        ours, theirs = getattr(layer, name), part.settings.get(torchs)
-        if theirs is None:
+    for name, torch_key in names:
+        flax_value, torch_value = getattr(layer, name), part.settings.get(torch_key)
+        if torch_value is None:
             continue
-        if _for_each_axis(ours, rank) != _for_each_axis(theirs, rank):
-            one, two = _shown(_for_each_axis(ours, rank)), _shown(_for_each_axis(theirs, rank))
-            yield Setting(f"another {torchs}: {one}, torch {two}", _put(name, theirs))
+        if _for_each_axis(flax_value, rank) != _for_each_axis(torch_value, rank):
+            one, two = (
+                _shown(_for_each_axis(flax_value, rank)),
+                _shown(_for_each_axis(torch_value, rank)),
+            )
+            yield Setting(f"another {torch_key}: {one}, torch {two}", _put(name, torch_value))
 
 
 def _padding(layer: nnx.Conv, part: Part, sizes: Sequence[int]) -> Iterator[Setting]:
     """Padding in numbers on both sides: SAME is another beside a stride or an even kernel."""
-    rank, torchs = len(layer.kernel_size), part.settings.get("padding")
-    if torchs is None or len(sizes) != rank:
+    rank, torch_padding = len(layer.kernel_size), part.settings.get("padding")
+    if torch_padding is None or len(sizes) != rank:
         return
-    ours = _pads(layer.padding, layer, sizes)
-    theirs = _pads(torchs.upper() if isinstance(torchs, str) else torchs, layer, sizes)
+    flax_value = _pads(layer.padding, layer, sizes)
+    torch_value = _pads(
+        torch_padding.upper() if isinstance(torch_padding, str) else torch_padding, layer, sizes
+    )
     mode = part.settings.get("padding_mode", "zeros")
     if mode != "zeros" and layer.padding not in ("CIRCULAR", "REFLECT"):
         yield Setting(f"padding by zeros, torch's mode is {mode!r}", lambda layer: None)
-    if ours and theirs and ours != theirs:
+    if flax_value and torch_value and flax_value != torch_value:
         name = f"{layer.padding}, here " if isinstance(layer.padding, str) else ""
-        said = f"another padding: {name}{_shown(ours)}, torch {_shown(theirs)}"
-        yield Setting(said, _put("padding", theirs))
+        description = f"another padding: {name}{_shown(flax_value)}, torch {_shown(torch_value)}"
+        yield Setting(description, _put("padding", torch_value))
 
 
 def _pads(padding: Any, layer: nnx.Conv, sizes: Sequence[int]) -> list[tuple[int, int]]:
@@ -237,12 +250,14 @@ def _transposed(layer: nnx.ConvTranspose, part: Part) -> Iterator[Setting]:
     """Torch's padding cuts what a transposed convolution gives, nnx's pads what it is given."""
     rank = len(layer.kernel_size)
     if not layer.transpose_kernel:
-        said = "the kernel mirrored: transpose_kernel=False, and torch's kernel is turned round"
-        yield Setting(said, _mirrored)
+        description = (
+            "the kernel mirrored: transpose_kernel=False, and torch's kernel is turned round"
+        )
+        yield Setting(description, _mirrored)
     cut, more = part.settings.get("padding"), part.settings.get("output_padding")
     if cut is None or more is None or isinstance(cut, str):
         return
-    dilation, ours = _for_each_axis(layer.kernel_dilation, rank), layer.padding
+    dilation, flax_value = _for_each_axis(layer.kernel_dilation, rank), layer.padding
     axes = zip(
         layer.kernel_size,
         dilation,
@@ -250,14 +265,17 @@ def _transposed(layer: nnx.ConvTranspose, part: Part) -> Iterator[Setting]:
         _for_each_axis(more, rank),
         strict=True,
     )
-    theirs = [(d * (k - 1) - p, d * (k - 1) - p + o) for k, d, p, o in axes]
-    if not isinstance(ours, str):
-        ours = [_for_each_axis(x, 2) for x in ([ours] * rank if isinstance(ours, int) else ours)]
-    if ours != theirs:
-        shown = ours if isinstance(ours, str) else _shown(ours)
-        torchs = _shown(_for_each_axis(cut, rank))
-        said = f"another padding: {shown}, torch's {torchs} is {_shown(theirs)}"
-        yield Setting(said, _put("padding", theirs))
+    torch_value = [(d * (k - 1) - p, d * (k - 1) - p + o) for k, d, p, o in axes]
+    if not isinstance(flax_value, str):
+        flax_value = [
+            _for_each_axis(x, 2)
+            for x in ([flax_value] * rank if isinstance(flax_value, int) else flax_value)
+        ]
+    if flax_value != torch_value:
+        shown = flax_value if isinstance(flax_value, str) else _shown(flax_value)
+        torch_padding = _shown(_for_each_axis(cut, rank))
+        description = f"another padding: {shown}, torch's {torch_padding} is {_shown(torch_value)}"
+        yield Setting(description, _put("padding", torch_value))
 
 
 def _mirrored(layer: nnx.ConvTranspose) -> None:

@@ -14,5 +14,5 @@ def without_sinks(weights: np.ndarray) -> Values:
         others[..., at] = 0.0
         with np.errstate(all="ignore"):
             alone = others / others.sum(-1, keepdims=True)
-        said = f"the sink left out: torch's softmax has it, the {what} key, in its denominator"
-        yield said, np.nan_to_num(alone)
+        hint = f"the sink left out: torch's softmax has it, the {what} key, in its denominator"
+        yield hint, np.nan_to_num(alone)

@@ -17,13 +17,13 @@ def other_caps(evidence: Evidence, raw: np.ndarray, steps: Sequence[Step]) -> Gu
     """A cap solved for: at each place among torch's steps, or in the place of torch's."""
     shape = evidence.plain.shape
     kinds = [step.name for step in steps]
-    lay = evidence.layout.value
-    torchs = ""
+    layout_value = evidence.layout.value
+    torch_cap = ""
     places = [(steps[:i], steps[i:]) for i in range(len(steps) + 1) if _open(steps[:i])]
     if "tanh" in kinds:
         at = kinds.index("tanh")
         places = [(steps[: max(at - 1, 0)], steps[at + 2 :])]
-        torchs = f", torch's {_cap(steps[max(at - 1, 0)]):.6g}"
+        torch_cap = f", torch's {_cap(steps[max(at - 1, 0)]):.6g}"
     for before, after in reversed(places):
         inside = replay(before, raw)
 
@@ -31,10 +31,12 @@ def other_caps(evidence: Evidence, raw: np.ndarray, steps: Sequence[Step]) -> Gu
             cap = 10**at
             return replay(after, cap * np.tanh(inside / cap)).reshape(shape)
 
-        exponent = parallel(lambda at, made=made: lay(made(at)), evidence.want, evidence.got, GRID)
+        exponent = parallel(
+            lambda at, made=made: layout_value(made(at)), evidence.want, evidence.got, GRID
+        )
         for cap in () if exponent is None else (float(f"{10**exponent:.6g}"), 10**exponent):
-            what = f"another softcap: {cap:.6g}{torchs}"
-            what = what if torchs else f"a softcap of {cap:.6g} that torch does not have"
+            what = f"another softcap: {cap:.6g}{torch_cap}"
+            what = what if torch_cap else f"a softcap of {cap:.6g} that torch does not have"
             yield what, made(float(np.log10(cap)))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from flax_attn._internal.markdown import between, fill
+from flax_attn._internal.markdown import fill, text_between
 
 PAGE = Path(__file__).parents[4] / "docs" / "trial.md"
 
@@ -57,7 +57,7 @@ def write(names: list[str]) -> None:
 
 
 def _put(name: str) -> None:
-    marks = between(f"<!-- {name} -->", "<!-- end -->")
+    marks = text_between(f"<!-- {name} -->", "<!-- end -->")
     fill(PAGE.read_text("utf-8"), marks, "")  # a table without a place is refused before it is made
     made = f"{TABLES[name]()}\n"
     PAGE.write_text(fill(PAGE.read_text("utf-8"), marks, made), "utf-8")

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from flax_attn._internal.markdown import between, fill, table
+from flax_attn._internal.markdown import fill, table, text_between
 
 from .table import Row
 
 PAGE = Path(__file__).parents[5] / "docs" / "mistakes.md"
-MARKS = between("<!-- mistakes -->", "<!-- end of mistakes -->")
+MARKS = text_between("<!-- mistakes -->", "<!-- end of mistakes -->")
 HEADINGS = ("block", "mistake", "where the report says it is", "it looks like")
 
 

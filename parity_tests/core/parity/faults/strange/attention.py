@@ -25,9 +25,9 @@ def merge(y):
     return y.transpose(1, 2).flatten(-2)
 
 
-def attend(q, k, v, scored=same, weighed=same):
-    """Torch's plain attention on B N T H, `scored` between the scaled product and the softmax."""
-    scores = scored(q @ k.mT / math.sqrt(q.shape[-1]))
+def attend(q, k, v, modify_logits=same, weighed=same):
+    """Torch's plain attention on B N T H, `modify_logits` between product and softmax."""
+    scores = modify_logits(q @ k.mT / math.sqrt(q.shape[-1]))
     return weighed(torch.softmax(scores, dim=-1)) @ v
 
 
@@ -48,10 +48,10 @@ def f_scaled(q, k):
     return f_scores(q, k) / math.sqrt(q.shape[-1])
 
 
-def f_attend(q, k, v, scored=same, weighed=same, product=f_scaled, softmax=jax.nn.softmax):
+def f_attend(q, k, v, modify_logits=same, weighed=same, product=f_scaled, softmax=jax.nn.softmax):
     """The same in Flax on B T N H, every point of it a tap."""
     q, k, v = tap("query", q), tap("key", k), tap("value", v)
-    weights = tap("weights", softmax(tap("scores", scored(product(q, k)))))
+    weights = tap("weights", softmax(tap("scores", modify_logits(product(q, k)))))
     return tap("context", jnp.einsum("bnts,bsnh->btnh", weighed(weights), v))
 
 

@@ -104,7 +104,7 @@ def _on_scores():
 
     def port(m, share, x):
         before, behind = (m.drop, same) if share else (same, m.drop)
-        return m.o(f_merge(f_attend(*f_qkv(m, x, N), scored=before, weighed=behind)))
+        return m.o(f_merge(f_attend(*f_qkv(m, x, N), modify_logits=before, weighed=behind)))
 
     parts = {**projections(), "drop": drop(Drop)}
     return Pair(parts, original, port, (X,), options={"train": True})

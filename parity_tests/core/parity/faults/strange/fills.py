@@ -84,13 +84,13 @@ def masked(fill, theirs=None, ours=None, **options):
 
     def original(m, x, mask):
         hide = (1.0 - mask) * (least(x) if fill is None else fill)
-        out = attend(*qkv(m, x, N), scored=lambda s: s + hide)
+        out = attend(*qkv(m, x, N), modify_logits=lambda s: s + hide)
         return m.o(merge(out))
 
     def port(m, share, x, mask):
         hide = (1.0 - mask) * (least(x) if fill is None else fill)
         q, k, v = ours(share, *f_qkv(m, x, N))
-        return m.o(f_merge(f_attend(q, k, v, scored=lambda s: s + hide)))
+        return m.o(f_merge(f_attend(q, k, v, modify_logits=lambda s: s + hide)))
 
     return Pair(projections(), original, port, kwargs={"x": X, "mask": mask}, options=options)
 

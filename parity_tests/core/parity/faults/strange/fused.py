@@ -18,7 +18,7 @@ EMPTY = (COLUMNS <= ROWS + 2) & (ROWS != 1)  # the second row sees nothing
 HEADS, KEYS = 6, 3
 
 
-def crossed(call, scored=None, product=f_scaled, softmax=None, parts=None, **options):
+def crossed(call, modify_logits=None, product=f_scaled, softmax=None, parts=None, **options):
     """Attention to a memory: `call(m, q, k, v)` of torch, a change of the scores in Flax."""
 
     def original(m, x, memory):
@@ -26,7 +26,7 @@ def crossed(call, scored=None, product=f_scaled, softmax=None, parts=None, **opt
 
     def port(m, share, x, memory):
         change = {
-            "scored": (lambda s: scored(m, share, s)) if scored else same,
+            "scored": (lambda s: modify_logits(m, share, s)) if modify_logits else same,
             "product": lambda q, k: (
                 product(share, q, k) if product is not f_scaled else f_scaled(q, k)
             ),
@@ -60,11 +60,11 @@ def one_row(right, wrong):
     few = np.broadcast_to(right, np.broadcast_shapes(right.shape, wrong.shape)).copy()
     few[..., -1, :] = np.broadcast_to(wrong, few.shape)[..., -1, :]
 
-    def scored(m, share, s):
+    def modify_logits(m, share, s):
         seen = {0.0: right, 1.0: wrong}.get(share.size, few)
         return jnp.where(jnp.asarray(seen), s, -jnp.inf)
 
-    return scored
+    return modify_logits
 
 
 def _biased(m, share, s):

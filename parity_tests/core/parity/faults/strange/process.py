@@ -20,12 +20,12 @@ def _alibi():
     def original(m, x):
         slopes = torch.from_numpy(SLOPES)[:, None, None]
         bias = (slopes * torch.arange(T)).to(torch.bfloat16)
-        return m.o(merge(attend(*qkv(m, x, N), scored=lambda s: s + bias.to(s.dtype))))
+        return m.o(merge(attend(*qkv(m, x, N), modify_logits=lambda s: s + bias.to(s.dtype))))
 
     def port(m, share, x):
         bias = jnp.asarray(SLOPES, x.dtype)[:, None, None] * jnp.arange(T, dtype=x.dtype)
         bias = share(bias.astype(jnp.bfloat16).astype(x.dtype), bias)
-        return m.o(f_merge(f_attend(*f_qkv(m, x, N), scored=lambda s: s + bias)))
+        return m.o(f_merge(f_attend(*f_qkv(m, x, N), modify_logits=lambda s: s + bias)))
 
     return Pair(projections(), original, port, (X,))
 

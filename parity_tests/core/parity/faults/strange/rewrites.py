@@ -69,11 +69,11 @@ def plain(theirs, ours, parts=ONCE, x=X, **options):
 
 def _row_constant(q, k, v):
     shift = jnp.arange(T, dtype=q.dtype)[:, None] - 2.5
-    return f_attend(q, k, v, scored=lambda s: s + shift)
+    return f_attend(q, k, v, modify_logits=lambda s: s + shift)
 
 
 def _less_most(q, k, v):
-    return f_attend(q, k, v, scored=lambda s: s - s.max(-1, keepdims=True))
+    return f_attend(q, k, v, modify_logits=lambda s: s - s.max(-1, keepdims=True))
 
 
 def _sigmoid(q, k, v):
@@ -100,7 +100,7 @@ def _fused_causal():
     def port(m, share, x, memory):
         q, k, v = f_qkv(m, x, N, memory)
         seen = jnp.arange(S) <= jnp.arange(T)[:, None]
-        return m.o(f_merge(f_attend(q, k, v, scored=lambda s: jnp.where(seen, s, -jnp.inf))))
+        return m.o(f_merge(f_attend(q, k, v, modify_logits=lambda s: jnp.where(seen, s, -jnp.inf))))
 
     return Pair(projections(), original, port, (X, MEMORY))
 
@@ -122,9 +122,11 @@ def _fused_by_blocks():
 def hidden(theirs, ours):
     """Scores hidden by two numbers, of which nothing shows behind the softmax."""
     return attended(
-        lambda q, k, v: f_attend(q, k, v, scored=lambda s: jnp.where(jnp.asarray(SEEN), s, ours)),
+        lambda q, k, v: f_attend(
+            q, k, v, modify_logits=lambda s: jnp.where(jnp.asarray(SEEN), s, ours)
+        ),
         lambda q, k, v: attend(
-            q, k, v, scored=lambda s: s.masked_fill(~torch.from_numpy(SEEN), theirs)
+            q, k, v, modify_logits=lambda s: s.masked_fill(~torch.from_numpy(SEEN), theirs)
         ),
     )
 
@@ -194,7 +196,7 @@ def _best():
 
 
 def _saturated(q, k, v):
-    return attend(q, k, v, scored=lambda s: s * 3000)
+    return attend(q, k, v, modify_logits=lambda s: s * 3000)
 
 
 def _f_saturated(q, k, v):

@@ -17,16 +17,16 @@ from .masks import LOW
 # Points whose places are hidden on purpose have hints of their own.
 POINTS = ("scores", "weights")
 # How many times as large as all others a number is to which a mask has added one.
-BESIDE = 100
+HUGE_FACTOR = 100
 
 
 def other_fills(evidence: Evidence) -> str:
     """That one side hides what the other shows, or ""."""
     if evidence.point in POINTS or evidence.got.shape != evidence.want.shape:
         return ""
-    ours, theirs = (fills(x, "float64") != 0 for x in (evidence.got, evidence.want))
+    in_flax, in_torch = (fills(x, "float64") != 0 for x in (evidence.got, evidence.want))
     parts = []
-    sides = ("torch", "Flax", theirs & ~ours), ("Flax", "torch", ours & ~theirs)
+    sides = ("torch", "Flax", in_torch & ~in_flax), ("Flax", "torch", in_flax & ~in_torch)
     for one, other, places in sides:
         if places.any():
             first = [int(i) for i in np.argwhere(places)[0]]
@@ -49,14 +49,14 @@ def without_fills(evidence: Evidence) -> Evidence:
         places = more if others else places
     if not places.any() or places.all():
         return evidence
-    least = np.abs(evidence.want[places]).min() / BESIDE**0.5
+    least = np.abs(evidence.want[places]).min() / HUGE_FACTOR**0.5
 
     def hide(x: np.ndarray) -> np.ndarray:
-        laid = evidence.layout.value(x)
-        if laid.shape != places.shape or laid.dtype.kind != "f":
-            return laid
-        unknown = np.abs(laid) >= least
-        return np.where(places, -np.inf, np.where(unknown, np.nan, laid))
+        laid_out = evidence.layout.value(x)
+        if laid_out.shape != places.shape or laid_out.dtype.kind != "f":
+            return laid_out
+        unknown = np.abs(laid_out) >= least
+        return np.where(places, -np.inf, np.where(unknown, np.nan, laid_out))
 
     got, want = (np.where(places, -np.inf, x) for x in (evidence.got, evidence.want))
     return replace(evidence, got=got, want=want, layout=Layout.plain(hide), masked=True)
@@ -74,6 +74,6 @@ def large(x: np.ndarray) -> np.ndarray:
     places[left] = groups(x[left]) > 0
     low = left & ~places & (x < LOW)
     rest = np.abs(x[left & ~places & ~low])
-    if low.any() and rest.size and np.abs(x[low]).min() > BESIDE * rest.max():
+    if low.any() and rest.size and np.abs(x[low]).min() > HUGE_FACTOR * rest.max():
         places |= low
     return places

@@ -13,15 +13,15 @@ import numpy as np
 from ... import judge
 from ...report import Row
 from ...sides.match import Layout, layouts
-from ...sides.original import Tried, Tries, inside
+from ...sides.original import FaultTrials, Trial, inside
 from ...sides.run import Run
-from ..places import Between, Local
+from ..places import Local, Span
 
-LAID = 6  # in how many layouts what torch gives is held against Flax's
+MAX_LAYOUTS = 6  # in how many layouts what torch gives is held against Flax's
 
 
 @dataclass(frozen=True)
-class Aim:
+class Target:
     """A place that differs, and which of torch's operations may be the cause.
 
     Attributes:
@@ -36,88 +36,92 @@ class Aim:
     value: Callable[[Run], np.ndarray | None]
     path: str
     end: int
-    innocent: frozenset[str]
+    unaffected: frozenset[str]
 
     def wants(self, number: int, path: str) -> bool:
         """Whether an operation may be the cause, by its number and its submodule."""
         if number > self.end or not inside(path, self.path):
             return False
-        return not any(inside(path, name) for name in self.innocent)
+        return not any(inside(path, name) for name in self.unaffected)
 
-    def met(self, made: np.ndarray | None, laid: list[Layout]) -> bool:
+    def matches(self, made: np.ndarray | None, allowed_layouts: list[Layout]) -> bool:
         """Whether Flax has just this."""
         if made is None or made.size != self.got.size or made.dtype.kind not in "fc":
             return False
-        return any(judge.same_function(self.got, x.value(made), zero=True).ok for x in laid)
+        return any(
+            judge.same_function(self.got, x.value(made), zero=True).ok for x in allowed_layouts
+        )
 
 
-def mistaken(local: Local, row: Row, lies: Between | None = None) -> str:
+def fault_hint(local: Local, row: Row, span: Span | None = None) -> str:
     """The mistake with which torch gives at a place what Flax gives, or ""."""
-    tries = local.tries
-    aim = None if tries is None else _aim(local, row, lies, tries)
-    if tries is None or aim is None:
+    trials = local.trials
+    target = None if trials is None else _target(local, row, span, trials)
+    if trials is None or target is None:
         return ""
-    want = aim.value(local.truth)
+    want = target.value(local.truth)
     if want is None:
         return ""
-    laid = list(islice(layouts("", aim.got.shape, want.shape), LAID))
+    allowed_layouts = list(islice(layouts("", target.got.shape, want.shape), MAX_LAYOUTS))
     with np.errstate(all="ignore"):
-        for tried in _in_order(local, tries, aim):
-            run = tried.run()
-            if run is not None and aim.met(aim.value(run), laid):
-                local.mistaken[row.name] = run
-                return tried.said
+        for trial in _in_order(local, trials, target):
+            run = trial.run()
+            if run is not None and target.matches(target.value(run), allowed_layouts):
+                local.fault_hint[row.name] = run
+                return trial.description
     return ""
 
 
 def explains_all(local: Local, row: str, plain: Run) -> bool:
     """Whether all that Flax returns is what torch returns with the mistake of one place alone, so
     that nothing behind it is at fault."""
-    run = local.mistaken.get(row)
+    run = local.fault_hint.get(row)
     if run is None or not run.outputs.keys() <= plain.outputs.keys():
         return False
     pairs = [(plain.outputs[name], made) for name, made in run.outputs.items()]
-    return all(_alike_everywhere(got, made) for got, made in pairs if made.dtype.kind in "fc")
+    return all(_matches_everywhere(got, made) for got, made in pairs if made.dtype.kind in "fc")
 
 
-def stopped_otherwise(local: Local, plain: Run) -> str:
+def other_stop_gradient(local: Local, plain: Run) -> str:
     """Where torch would have to stop gradients, or let them go on, to have Flax's; or ""."""
-    tries, names = local.tries, local.pair.names
-    for tried in tries.behind() if tries is not None and plain.gradients else ():
-        run = tried.run()
+    trials, names = local.trials, local.pair.names
+    for trial in trials.other_gradients() if trials is not None and plain.gradients else ():
+        run = trial.run()
         made = names.gradients(run.gradients) if run is not None else {}
-        met = made.keys() & plain.gradients.keys()
-        if met and all(_alike_everywhere(plain.gradients[name], made[name]) for name in met):
-            return tried.said
+        shared = made.keys() & plain.gradients.keys()
+        if shared and all(
+            _matches_everywhere(plain.gradients[name], made[name]) for name in shared
+        ):
+            return trial.description
     return ""
 
 
-def _alike_everywhere(got: np.ndarray, made: np.ndarray) -> bool:
+def _matches_everywhere(got: np.ndarray, made: np.ndarray) -> bool:
     return got.shape == made.shape and judge.same_function(got, made, zero=True).ok
 
 
-def _in_order(local: Local, tries: Tries, aim: Aim) -> Iterator[Tried]:
+def _in_order(local: Local, trials: FaultTrials, target: Target) -> Iterator[Trial]:
     plan = local.pair.plan
-    skipped = [name for name in (plan.skipped if plan else ()) if name in tries.built]
-    yield from tries.without([name for name in skipped if tries.built[name].dtype.kind == "f"])
-    yield from tries.among(aim.wants)
+    skipped = [name for name in (plan.skipped if plan else ()) if name in trials.built]
+    yield from trials.without([name for name in skipped if trials.built[name].dtype.kind == "f"])
+    yield from trials.among(target.wants)
 
 
-def _aim(local: Local, row: Row, lies: Between | None, tries: Tries) -> Aim | None:
-    name = local.theirs.get(row.name if lies is None else lies.step)
-    if lies is not None and name is not None:
+def _target(local: Local, row: Row, span: Span | None, trials: FaultTrials) -> Target | None:
+    name = local.torch_names.get(row.name if span is None else span.step)
+    if span is not None and name is not None:
         path = _submodule(local, name)
-        arrives = _argument(name, lies.argument)
-        return Aim(lies.got, arrives, "", tries.start(path), _innocent(local, path) | {path})
+        arrives = _argument(name, span.argument)
+        return Target(span.got, arrives, "", trials.start(path), _unaffected(local, path) | {path})
     if name is not None:
         path = _submodule(local, name)
         value: Callable[[Run], np.ndarray | None] = lambda run: run.taps.get(name)  # noqa: E731
         got = local.run.taps[row.name]
-        return Aim(got, value, path, tries.end(path), _innocent(local, path))
+        return Target(got, value, path, trials.end(path), _unaffected(local, path))
     if row.name in local.truth.outputs:
-        got, last = local.run.outputs[row.name], tries.count
+        got, last = local.run.outputs[row.name], trials.count
         value = lambda run: run.outputs.get(row.name)  # noqa: E731
-        return Aim(got, value, "", last, _innocent(local, ""))
+        return Target(got, value, "", last, _unaffected(local, ""))
     return None
 
 
@@ -140,8 +144,8 @@ def _submodule(local: Local, tap: str) -> str:
     return path
 
 
-def _innocent(local: Local, place: str) -> frozenset[str]:
+def _unaffected(local: Local, place: str) -> frozenset[str]:
     """Submodules all of whose outputs are right, and that do not hold the place itself."""
-    wrong = {_submodule(local, local.theirs.get(x.name, "")) for x in local.wrong()}
-    right = {_submodule(local, name) for name in local.theirs.values()} - wrong
+    wrong = {_submodule(local, local.torch_names.get(x.name, "")) for x in local.wrong()}
+    right = {_submodule(local, name) for name in local.torch_names.values()} - wrong
     return frozenset(path for path in right if path and not inside(place, path))

@@ -5,18 +5,20 @@ from collections.abc import Iterable
 SHORT = 5  # names of fewer letters may have one slip, others two
 
 
-def meant(name: str, known: Iterable[str]) -> str | None:
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
     """The known name that `name` is by a slip of typing; None if it is none.
 
     A slip leaves out a letter, adds one, takes another or swaps two. It does not change the first
     letter or a number: `cohere2` is no slip of `cohere`.
 
-    >>> meant("lamma", ["gemma", "llama"]), meant("cohere2", ["cohere"])
+    >>> nearest_name("lamma", ["gemma", "llama"]), nearest_name("cohere2", ["cohere"])
     ('llama', None)
     """
-    near = {each: distance(name.lower(), each.lower()) for each in known if _may_be(name, each)}
-    best = min(near, key=lambda each: near[each], default=None)
-    return best if best is not None and near[best] <= 1 + (len(best) >= SHORT) else None
+    distances = {
+        each: distance(name.lower(), each.lower()) for each in known if _may_be(name, each)
+    }
+    best = min(distances, key=lambda each: distances[each], default=None)
+    return best if best is not None and distances[best] <= 1 + (len(best) >= SHORT) else None
 
 
 def distance(a: str, b: str) -> int:
@@ -38,5 +40,5 @@ def distance(a: str, b: str) -> int:
 
 def _may_be(name: str, known: str) -> bool:
     digits = ["".join(filter(str.isdigit, word)) for word in (name, known)]
-    alike = name[:1].lower() == known[:1].lower() and digits[0] == digits[1]
-    return alike and abs(len(name) - len(known)) <= 2
+    same_start = name[:1].lower() == known[:1].lower() and digits[0] == digits[1]
+    return same_start and abs(len(name) - len(known)) <= 2

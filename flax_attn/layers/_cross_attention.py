@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..attend import Empty
 from ..cache import Memory
-from ..cache.asked import refuse_later
+from ..cache.checks import refuse_later
 from ..dropout import AttentionDropout
 from ..masks import Mask
 from ..scores import IDENTITY
@@ -22,15 +22,15 @@ from ._cached import (
     AnyCache,
     CacheOptions,
     arithmetic_dtype,
-    attended_to,
+    cache_memory,
     check_empty,
+    cross_attend,
     new_cache,
-    remembered,
     with_cache,
 )
 from ._common import merge_heads, split_heads
-from ._grouped import Norm
-from ._sources import tokens, zero_absent
+from ._grouped import NormFn
+from ._inputs import tokens, zero_padding
 
 
 class CrossForward(nnx.Module):
@@ -39,8 +39,8 @@ class CrossForward(nnx.Module):
     head_dim: int
     mask: Mask
     dropout: AttentionDropout | None
-    q_norm: Norm | None = None
-    k_norm: Norm | None = None
+    q_norm: NormFn | None = None
+    k_norm: NormFn | None = None
 
     def projections(self) -> tuple[nnx.Linear, nnx.Linear, nnx.Linear, nnx.Linear]:
         """Those of queries, keys, values and output, under the names that the layer gives them."""
@@ -48,7 +48,7 @@ class CrossForward(nnx.Module):
 
     def forward(
         self,
-        how: dict[str, Any],
+        attend_kwargs: dict[str, Any],
         x: Float[Array, "*B T D"],
         memory: Float[Array, "*B S E"] | None = None,
         *,
@@ -59,23 +59,28 @@ class CrossForward(nnx.Module):
         deterministic: bool | None = None,
         cache: AnyCache | Memory | None = None,
     ) -> Any:
-        """The equation; `how` is what `attend` is given beside, the others as of the call."""
+        """The equation. `attend_kwargs` go to `attend`; the other arguments are the call's."""
         check_empty(empty, cache)
         if memory is mask is None and isinstance(cache, AnyCache) and self.mask.shows_later:
             refuse_later(self.mask)
         q_proj, k_proj, _, out_proj = self.projections()
         widths = q_proj.in_features, k_proj.in_features
-        score = how.get("score", IDENTITY)
-        x, memory, seen, numbers = tokens(
+        score = attend_kwargs.get("score", IDENTITY)
+        x, memory, visible, indices = tokens(
             x, memory, self.mask, mask, valid, widths, cache, positions, score
         )
-        q = _normed(self.q_norm, split_heads(q_proj(x), self.head_dim))  # *B T N H
+        q = _normalize(self.q_norm, split_heads(q_proj(x), self.head_dim))  # *B T N H
         drop = None if self.dropout is None else self.dropout(deterministic)
-        how = {**how, "mask": seen, "dropout": drop, "score": numbers.score(score)}
-        how |= {"valid": valid, "order": numbers.order, "empty": empty}
-        o, cache = attended_to(q, memory, self.keys_and_values, cache, **how)  # *B T N H
-        o = o if numbers.unknown is None else numbers.outputs(o)  # *B T N H
-        return with_cache(zero_absent(out_proj(merge_heads(o)), valid), cache)  # *B T D
+        attend_kwargs = {
+            **attend_kwargs,
+            "mask": visible,
+            "dropout": drop,
+            "score": indices.score(score),
+        }
+        attend_kwargs |= {"valid": valid, "order": indices.order, "empty": empty}
+        o, cache = cross_attend(q, memory, self.keys_and_values, cache, **attend_kwargs)  # *B T N H
+        o = o if indices.unknown is None else indices.outputs(o)  # *B T N H
+        return with_cache(zero_padding(out_proj(merge_heads(o)), valid), cache)  # *B T D
 
     def keys_and_values(
         self, memory: Float[Array, "*B S E"]
@@ -83,7 +88,7 @@ class CrossForward(nnx.Module):
         """What the layer makes of each token of a memory."""
         _, k_proj, v_proj, _ = self.projections()
         k, v = (split_heads(project(memory), self.head_dim) for project in (k_proj, v_proj))
-        return _normed(self.k_norm, k), v
+        return _normalize(self.k_norm, k), v
 
     def remember(
         self, memory: Float[Array, "*B S E"], valid: Bool[Array, "*#B S"] | None = None
@@ -97,7 +102,7 @@ class CrossForward(nnx.Module):
         Raises:
           TypeError, ValueError: as the call does.
         """
-        return remembered(memory, valid, self.projections()[1].in_features, self.keys_and_values)
+        return cache_memory(memory, valid, self.projections()[1].in_features, self.keys_and_values)
 
     def init_cache(
         self, batch: int | tuple[int, ...], length: int, **options: Unpack[CacheOptions]
@@ -108,6 +113,6 @@ class CrossForward(nnx.Module):
         return new_cache(batch, length, sizes, self.mask, arithmetic_dtype(k_proj), options)
 
 
-def _normed(norm: Norm | None, x: Float[Array, "*B T N H"]) -> Float[Array, "*B T N H"]:
+def _normalize(norm: NormFn | None, x: Float[Array, "*B T N H"]) -> Float[Array, "*B T N H"]:
     """Heads, normed where there is a norm."""
     return x if norm is None else norm(x)

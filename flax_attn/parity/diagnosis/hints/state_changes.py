@@ -9,18 +9,18 @@ from ...sides.run import Run
 def changed_alone(path: str, run: Run, truth: Run, names: Names) -> str:
     """Which side alone changes a variable in its call, or ""."""
     carried = names.carried(truth.state)
-    theirs = {names.tap(name): name for name in truth.state if name not in carried}
+    torch_buffers = {names.tap(name): name for name in truth.state if name not in carried}
     before = {path for path in carried if _moves(path, truth, names)}
-    changed = path in before or theirs.get(path) in truth.changed
-    ours, value = path in run.changed, run.state.get(path)
-    if ours == changed or value is None:
+    changed = path in before or torch_buffers.get(path) in truth.changed
+    flax_changes, value = path in run.changed, run.state.get(path)
+    if flax_changes == changed or value is None:
         return ""
-    if ours:
+    if flax_changes:
         return f"Flax changes {path} in this call, torch does not"
-    said = f"torch changes {path} in this call, Flax does not"
-    want = carried.get(path, truth.state.get(theirs.get(path, "")))
+    hint = f"torch changes {path} in this call, Flax does not"
+    want = carried.get(path, truth.state.get(torch_buffers.get(path, "")))
     one_more = want is not None and want.dtype.kind in "iu" and np.array_equal(want, value + 1)
-    return f"a counter that is not counted up: {said}" if one_more else said
+    return f"a counter that is not counted up: {hint}" if one_more else hint
 
 
 def _moves(path: str, truth: Run, names: Names) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..sides.changes import Change, Changes, Operation
-from ..sides.original import Tried, inside
+from ..sides.original import Trial, inside
 from ..sides.run import Run
 from ..torch_module import to_numpy, to_torch
 from .catalogue import mistakes
@@ -20,11 +20,11 @@ from .catalogue import mistakes
 BUDGET, KNOWN = 60_000, 1 << 16
 # How operations of one line come in turn, as the gates of a recurrent cell do; and up to how many
 # are tried one by one.
-TURNS, SINGLE = (2, 3, 4), 6
+STRIDES, SINGLE = (2, 3, 4), 6
 
 
 @dataclass
-class TorchTries:
+class TorchFaultTrials:
     """All the mistakes that can be made in one run of torch, up to a number of operations in all.
 
     Attributes:
@@ -65,7 +65,7 @@ class TorchTries:
         numbers = (op.number for op in self.operations if inside(op.path, path))
         return next(numbers, len(self.operations))
 
-    def among(self, wanted: Callable[[int, str], bool]) -> Iterator[Tried]:
+    def among(self, wanted: Callable[[int, str], bool]) -> Iterator[Trial]:
         """Every mistake in the operations that are wanted, the last of them first."""
         sites: dict[tuple[Any, ...], list[Operation]] = {}
         for op in self.operations:
@@ -73,16 +73,16 @@ class TorchTries:
                 sites.setdefault(op.site, []).append(op)
         for site in sorted(sites.values(), key=lambda ops: -ops[-1].number):
             for what, ops in self._subsets(site):
-                for said, change in self._mistakes(ops[0]):
-                    yield self._tried(ops, f"{said}{what}", change)
-        yield from self._cut_otherwise(wanted)
+                for description, change in self._mistakes(ops[0]):
+                    yield self._trial(ops, f"{description}{what}", change)
+        yield from self._swapped_slices(wanted)
 
     def _mistakes(self, op: Operation) -> Iterator[tuple[str, Change]]:
         yield from mistakes(op, self.named)
         if op.name in ("add", "sub", "mul"):
-            yield from self._taken(op)
+            yield from self._other_tap(op)
 
-    def _taken(self, op: Operation) -> Iterator[tuple[str, Change]]:
+    def _other_tap(self, op: Operation) -> Iterator[tuple[str, Change]]:
         """Another value in an operand's place: a residual from another tap."""
         import torch
 
@@ -90,14 +90,14 @@ class TorchTries:
             x = op.args[place]
             if not torch.is_tensor(x) or not x.is_floating_point():
                 continue
-            torchs = self.named(x)
+            torch_name = self.named(x)
             for name, value in self.values.items():
-                if value.shape == tuple(x.shape) and name != torchs and x.ndim > 1:
-                    where = f", where torch takes {torchs}" if torchs else ""
+                if value.shape == tuple(x.shape) and name != torch_name and x.ndim > 1:
+                    where = f", where torch takes {torch_name}" if torch_name else ""
                     what = "residual or part" if op.name != "mul" else "factor"
                     yield f"another {what}: {name}{where}", _other_operand(place, to_torch(value))
 
-    def _cut_otherwise(self, wanted: Callable[[int, str], bool]) -> Iterator[Tried]:
+    def _swapped_slices(self, wanted: Callable[[int, str], bool]) -> Iterator[Trial]:
         """Slices of one tensor exchanged: a fused projection cut by hand."""
         families: dict[tuple[Any, ...], list[Operation]] = {}
         for op in self.operations:
@@ -107,11 +107,15 @@ class TorchTries:
         for ops in families.values():
             for i, one in enumerate(ops[:SINGLE]):
                 for two in ops[i + 1 : SINGLE]:
-                    said = f"two parts of {self.named(one.args[0]) or 'one array'} exchanged: "
-                    said += f"another order of {list(one.args[1:4])} and {list(two.args[1:4])}"
+                    description = (
+                        f"two parts of {self.named(one.args[0]) or 'one array'} exchanged: "
+                    )
+                    description += (
+                        f"another order of {list(one.args[1:4])} and {list(two.args[1:4])}"
+                    )
                     swap = {one.number: _cut_as(two), two.number: _cut_as(one)}
                     run = partial(self._run, swap)
-                    yield Tried(one.path, one.number, two.number, said, run)
+                    yield Trial(one.path, one.number, two.number, description, run)
 
     def named(self, x: Any) -> str:
         """A tensor's name: of a parameter, an input, or what a submodule gives."""
@@ -130,56 +134,61 @@ class TorchTries:
             by_name.setdefault(re.sub(r"\d+|_reverse", "", " ".join(names)), []).append(op)
         if 1 < len(by_name) <= SINGLE:
             yield from (("", few) for few in by_name.values())
-        for turns in TURNS:
-            if len(ops) % turns == 0 and len(ops) > turns:
+        for strides in STRIDES:
+            if len(ops) % strides == 0 and len(ops) > strides:
                 yield from (
-                    (f", of {turns} in turn the {nth(i)}", ops[i::turns]) for i in range(turns)
+                    (f", of {strides} in turn the {nth(i)}", ops[i::strides])
+                    for i in range(strides)
                 )
         if 1 < len(ops) <= SINGLE:
             yield from ((f", the {nth(i)} of {len(ops)}", [op]) for i, op in enumerate(ops))
 
-    def _tried(self, ops: Sequence[Operation], said: str, change: Change) -> Tried:
+    def _trial(self, ops: Sequence[Operation], description: str, change: Change) -> Trial:
         run = partial(self._run, {op.number: change for op in ops})
-        return Tried(ops[0].path, ops[0].number, ops[-1].number, said, run)
+        return Trial(ops[0].path, ops[0].number, ops[-1].number, description, run)
 
-    def without(self, names: Sequence[str]) -> Iterator[Tried]:
+    def without(self, names: Sequence[str]) -> Iterator[Trial]:
         """Parameters that no rule carries, as if Flax had none of them: zeros, or ones."""
         groups = [[*names], *([name] for name in names if len(names) > 1)]
         for group in groups if names else ():
             listed, last = ", ".join(group), len(self.operations)
             which = "a rule skips" if len(group) == 1 else "rules skip"
             for number, what in ((0.0, "added"), (1.0, "multiplied, a scale or factor")):
-                said = f"{listed}, which {which}, missing: it is {what} in torch"
+                description = f"{listed}, which {which}, missing: it is {what} in torch"
                 others = {name: np.full_like(self.built[name], number) for name in group}
-                yield Tried("", 0, last, said, partial(self._run, {}, others))
+                yield Trial("", 0, last, description, partial(self._run, {}, others))
 
-    def behind(self) -> Iterator[Tried]:
+    def other_gradients(self) -> Iterator[Trial]:
         """Gradients that go on where torch stops them, and that stop where torch's go on."""
         calls = self.changes.calls
         detached = [i for i, (name, _) in enumerate(calls) if name in ("detach", "detach_")]
         for i in [detached] if len(detached) < 2 else [detached, *([i] for i in detached)]:
             if i:
-                said = "a gradient that goes on where torch stops it: a detach left out, as of a "
-                said += "straight-through estimator"
+                description = (
+                    "a gradient that goes on where torch stops it: a detach left out, as of a "
+                )
+                description += "straight-through estimator"
                 which = f", the {nth(detached.index(i[0]))} of {len(detached)}"
-                said += which if len(i) < len(detached) else ""
-                changes = Changes({-1: _never}, through=frozenset(i))
-                yield Tried("", 0, self.count, said, partial(self._made, changes))
+                description += which if len(i) < len(detached) else ""
+                changes = Changes({-1: _no_operation}, through=frozenset(i))
+                yield Trial("", 0, self.count, description, partial(self._run_with, changes))
         for i, (name, path) in enumerate(calls):
-            said = (
+            description = (
                 f"a gradient that is stopped behind {name}{f' in {path}' if path else ''}, as by "
             )
-            changes = Changes({-1: _never}, stops=frozenset([i]))
-            said += "a stop_gradient that torch does not have"
-            yield Tried(path, 0, self.count, said, partial(self._made, changes))
+            changes = Changes({-1: _no_operation}, stops=frozenset([i]))
+            description += "a stop_gradient that torch does not have"
+            yield Trial(path, 0, self.count, description, partial(self._run_with, changes))
 
     def _run(
         self, by_number: Mapping[int, Change], others: dict[str, np.ndarray] | None = None
     ) -> Run | None:
         """One run with changes of operations, or with other weights."""
-        return self._made(Changes(by_number), others)
+        return self._run_with(Changes(by_number), others)
 
-    def _made(self, changes: Changes, others: dict[str, np.ndarray] | None = None) -> Run | None:
+    def _run_with(
+        self, changes: Changes, others: dict[str, np.ndarray] | None = None
+    ) -> Run | None:
         """One run; None if torch fails with the mistake, or nothing is left of the budget."""
         if self.left <= 0:
             return None
@@ -193,7 +202,7 @@ class TorchTries:
             self.left -= changes.count
 
 
-def _never(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _no_operation(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What stands in the place of no operation, in a run that notes none."""
     raise AssertionError("no operation has this number")
 

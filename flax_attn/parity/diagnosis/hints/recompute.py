@@ -61,7 +61,7 @@ class Attention:
             drop = np.where(weights == 0, 1.0, used / np.where(weights == 0, 1.0, weights))
         return cls(parts, steps, drop)
 
-    def again(self, changed: Changed) -> dict[str, np.ndarray]:
+    def recompute(self, changed: Changed) -> dict[str, np.ndarray]:
         """All points, computed from those that changed."""
         now = {**self.parts, **changed}
         if changed.keys() & {"query", "key"} and "scores" not in changed:
@@ -140,13 +140,13 @@ def reach(evidence: Evidence, attention: Attention) -> Reach | None:
     return put if judge.same_function(put(attention.parts), evidence.plain).ok else None
 
 
-def unheard(evidence: Evidence) -> list[str]:
+def untapped_points(evidence: Evidence) -> list[str]:
     """The points that reach the differing tap through none at which Flax has a tap."""
-    heard = {point for point in ORDER if evidence.name(point) in evidence.heard}
+    tapped = {point for point in ORDER if evidence.name(point) in evidence.tapped}
     points = []
     for point in ORDER:
         at: str | None = point
-        while at is not None and at != evidence.point and at not in heard:
+        while at is not None and at != evidence.point and at not in tapped:
             at = NEXT.get(at)
         arrives = at == evidence.point if evidence.point in ORDER else at is None
         if arrives and point != evidence.point:
@@ -157,16 +157,16 @@ def unheard(evidence: Evidence) -> list[str]:
 def earlier(evidence: Evidence, points: Mapping[str, Callable[[Evidence], Guesses]]) -> Guesses:
     """Every guess about an earlier point that Flax has no tap of, carried to the tap it has."""
     attention = Attention.of(evidence)
-    arrive = None if attention is None else reach(evidence, attention)
-    if attention is None or arrive is None:
+    reach_fn = None if attention is None else reach(evidence, attention)
+    if attention is None or reach_fn is None:
         return
-    for point in unheard(evidence):
+    for point in untapped_points(evidence):
         if point in attention.parts and point in points:
             for what, value in points[point](evidence.at(point)):
-                yield what, carried(attention, arrive, point, value)
+                yield what, carried(attention, reach_fn, point, value)
 
 
-def carried(attention: Attention, arrive: Reach, point: str, value: Any) -> Callable:
+def carried(attention: Attention, reach_fn: Reach, point: str, value: Any) -> Callable:
     """A guess about one point as one about the tap."""
 
     def family(share: float) -> np.ndarray | None:
@@ -177,7 +177,7 @@ def carried(attention: Attention, arrive: Reach, point: str, value: Any) -> Call
             guess = value if share == 1.0 else plain + share * (value - plain)
         if guess is None or guess.size != plain.size:
             return None
-        return arrive(attention.again({point: guess.reshape(plain.shape)}))
+        return reach_fn(attention.recompute({point: guess.reshape(plain.shape)}))
 
     return family
 
@@ -187,11 +187,11 @@ def together(
 ) -> Guesses:
     """Guesses about several points at once, those that Flax has no tap of."""
     attention = Attention.of(evidence)
-    arrive = None if attention is None else reach(evidence, attention)
-    if attention is None or arrive is None:
+    reach_fn = None if attention is None else reach(evidence, attention)
+    if attention is None or reach_fn is None:
         return
-    free = unheard(evidence)
+    free = untapped_points(evidence)
     for what, changed in changes(evidence, attention):
         changed = {k: value for k, value in changed.items() if k in free or k == "gate"}
         if changed:
-            yield what, arrive(attention.again(changed))
+            yield what, reach_fn(attention.recompute(changed))

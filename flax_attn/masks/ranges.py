@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from .._internal.arrays import clip, dtype_of, is_whole, smaller
+from .._internal.arrays import clip, dtype_of, is_integer, minimum
 from .._internal.types import Sizes
 
 Range = tuple[Any, Any]
@@ -65,12 +65,12 @@ class Band(NamedTuple):
     kv: Any = None
     rows: Any = None
 
-    def meet(self, other: "Band") -> "Band":
+    def combine(self, other: "Band") -> "Band":
         """What both bands show."""
-        return Band(*map(meet, (max, min, smaller, smaller), self, other))
+        return Band(*map(combine, (max, min, minimum, minimum), self, other))
 
 
-def meet(choose: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+def combine(choose: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
     """`choose(a, b)`, or the one of them that is not None."""
     return b if a is None else a if b is None else choose(a, b)
 
@@ -78,12 +78,12 @@ def meet(choose: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
 # Ranges.
 
 
-def outer(mask: Any, b: Any, q: Range, sizes: Sizes) -> Range:
+def visible_range(mask: Any, b: Any, q: Range, sizes: Sizes) -> Range:
     """`lo, hi`: no query of `range(*q)`, of any head, may look at a key outside."""
     return _range("key_range", mask, b, q, sizes)
 
 
-def inner(mask: Any, b: Any, q: Range, sizes: Sizes) -> Range:
+def fully_visible_range(mask: Any, b: Any, q: Range, sizes: Sizes) -> Range:
     """`lo, hi`: every query of `range(*q)`, of every head, may look at every key inside."""
     return _range("seen_range", mask, b, q, sizes)
 
@@ -95,11 +95,11 @@ def block_starts(length: int, size: int) -> list[int]:
 
 def _range(method: str, mask: Any, b: Any, q: Range, sizes: Sizes) -> Range:
     if not (isinstance(q, Rows) and mask.is_static):
-        return _clipped(mask, method, _asked(mask, method, b, 0, q, sizes), sizes)
-    if is_whole(q[0]):
+        return _clipped(mask, method, _evaluate(mask, method, b, 0, q, sizes), sizes)
+    if is_integer(q[0]):
         return _known_range(method, mask, int(q[0]), q.size, sizes)
     if q.length is None:
-        return _clipped(mask, method, _asked(mask, method, 0, 0, q, sizes), sizes)
+        return _clipped(mask, method, _evaluate(mask, method, 0, 0, q, sizes), sizes)
     block = (q[0] + q.size - 1) // q.size  # the last one starts between two multiples
     ends = zip(*_known_ranges(method, mask, q.length, q.size, sizes), strict=True)
     lo, hi = (_of_block(of_blocks, block) for of_blocks in ends)
@@ -108,7 +108,7 @@ def _range(method: str, mask: Any, b: Any, q: Range, sizes: Sizes) -> Range:
 
 def _known_range(method: str, mask: Any, start: int, size: int, sizes: Sizes) -> tuple[int, int]:
     with jax.ensure_compile_time_eval():
-        answer = _asked(mask, method, 0, 0, Rows(start, size), sizes)
+        answer = _evaluate(mask, method, 0, 0, Rows(start, size), sizes)
         lo, hi = _clipped(mask, method, answer, sizes)
         return int(lo), int(hi)
 
@@ -133,16 +133,16 @@ def _clipped(mask: Any, method: str, answer: Any, sizes: Sizes) -> Range:
     is_pair = isinstance(answer, tuple | list) and len(answer) == 2
     if not is_pair or not all(_is_index(x) for x in answer):
         _refuse(mask, method, "two whole numbers, the first key and the end of the last", answer)
-    lo, hi = (clip(int(x) if is_whole(x) else x, sizes.S) for x in answer)
+    lo, hi = (clip(int(x) if is_integer(x) else x, sizes.S) for x in answer)
     return lo, hi
 
 
 # Bands, runs, segments and reach.
 
 
-def band_of(mask: Any) -> Band | None:
+def as_known_band(mask: Any) -> Band | None:
     """The bound mask as a band, its ends in Python numbers, or None if it is none."""
-    band = _static_asked(mask, "as_band")
+    band = _evaluate_static(mask, "as_band")
     if band is None:
         return None
     if not isinstance(band, Band):
@@ -154,7 +154,7 @@ def band_of(mask: Any) -> Band | None:
 
 def runs_of(mask: Any, q: Any) -> tuple[Any, Any] | None:
     """First key and end of the run that each query sees, as `Mask.as_runs` gives them."""
-    runs = _static_asked(mask, "as_runs", q)
+    runs = _evaluate_static(mask, "as_runs", q)
     fits = isinstance(runs, tuple) and len(runs) == 2
     if runs is not None and not (fits and all(x is None or _is_whole_array(x) for x in runs)):
         _refuse(mask, "as_runs", "the first keys and the ends, as arrays of integers", runs)
@@ -172,18 +172,18 @@ def segments_of(mask: Any) -> tuple[Any, Any] | None:
 
 def reach_of(mask: Any, keep_first: int = 0) -> int | None:
     """How many tokens back a mask looks, itself included; None if that has no limit."""
-    back = _static_asked(mask, "reach", keep_first)
+    back = _evaluate_static(mask, "reach", keep_first)
     return None if back is None else _number(mask, "reach", back)
 
 
-def _static_asked(mask: Any, method: str, *args: Any) -> Any:
+def _evaluate_static(mask: Any, method: str, *args: Any) -> Any:
     if not mask.is_static:
-        return _asked(mask, method, *args)
+        return _evaluate(mask, method, *args)
     with jax.ensure_compile_time_eval():
-        return _asked(mask, method, *args)
+        return _evaluate(mask, method, *args)
 
 
-def _asked(mask: Any, method: str, *args: Any) -> Any:
+def _evaluate(mask: Any, method: str, *args: Any) -> Any:
     try:
         return getattr(mask, method)(*args)
     except TRACED as error:
@@ -203,16 +203,16 @@ def _number(mask: Any, method: str, x: Any) -> int:
 def _count(mask: Any, x: Any) -> Any:
     if not _is_whole_array(x):
         _refuse(mask, "as_band", "kv and rows as integers", x)
-    return int(x) if is_whole(x) else x
+    return int(x) if is_integer(x) else x
 
 
 def _is_index(x: Any) -> bool:
     """Whether it is one whole number, of Python, numpy or jax, traced or not."""
-    return is_whole(x) or (getattr(x, "ndim", None) == 0 and _is_whole_array(x))
+    return is_integer(x) or (getattr(x, "ndim", None) == 0 and _is_whole_array(x))
 
 
 def _is_whole_array(x: Any) -> bool:
-    return is_whole(x) or jnp.issubdtype(dtype_of(x), jnp.integer)
+    return is_integer(x) or jnp.issubdtype(dtype_of(x), jnp.integer)
 
 
 def _refuse(mask: Any, method: str, wanted: str, answer: Any) -> None:

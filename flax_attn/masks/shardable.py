@@ -9,7 +9,7 @@ from .documents import Documents, check_same_tokens
 from .nodes import Segments
 
 
-def ready_to_cut(node: Any, sizes: Sizes) -> Any:
+def shardable(node: Any, sizes: Sizes) -> Any:
     """A mask or a score that tells queries from keys and asks nothing of the whole lengths.
 
     The ids of `Segments` are written down twice, and `offset="end"` becomes a number.
@@ -22,7 +22,7 @@ def ready_to_cut(node: Any, sizes: Sizes) -> Any:
         check_same_tokens(node, sizes)
     changed = {}
     for name, part in ((field.name, getattr(node, field.name)) for field in fields(node)):
-        ready = ready_to_cut(part, sizes)
+        ready = shardable(part, sizes)
         if name == "offset" and isinstance(part, str):  # "end"
             ready = bound_offset(type(node).__name__, part, sizes)
         if ready is not part:

@@ -12,8 +12,8 @@ from jax.extend.core import get_opaque_trace_state
 
 from ... import taps
 from ...weights.known_layers import a
-from .leaves import counted, leaves, one_or, rebuilt, sort_leaves
-from .run import laid_out
+from .leaves import counted, leaves, name_of_leaf, rebuilt, split_leaves
+from .run import fit_mask
 
 
 class Force(NamedTuple):
@@ -23,7 +23,7 @@ class Force(NamedTuple):
     gradient: np.ndarray | None
 
 
-class Heard:
+class Recorder:
     """Notes what is heard in the trace it was made in, and puts torch's values in its place; inside
     a scan or a vmap there are no values that could be brought out, so nothing is noted there.
 
@@ -41,11 +41,11 @@ class Heard:
         self,
         force: Mapping[str, Force],
         probes: Mapping[str, jax.Array],
-        turn: Any = None,
+        draw: Any = None,
         repeats: Sequence[np.ndarray] | None = None,
     ) -> None:
         self.trace = get_opaque_trace_state(convention="flax")
-        self.force, self.probes, self.turn, self.repeats = force, probes, turn, repeats
+        self.force, self.probes, self.draw, self.repeats = force, probes, draw, repeats
         self.taps: dict[str, jax.Array] = {}
         self.inputs: dict[str, tuple[Any, ...]] = {}
         self.numbers: dict[str, np.ndarray] = {}
@@ -79,8 +79,8 @@ class Heard:
 
     def output(self, path: str, inputs: tuple[Any, ...], out: Any) -> Any:
         """Notes every leaf of a submodule's output; what goes on holds torch's values."""
-        outputs = sort_leaves(out, is_array, path)
-        called = one_or(path, outputs)
+        outputs = split_leaves(out, is_array, path)
+        called = name_of_leaf(path, outputs)
         for name, value in outputs.numbers.items():
             self.note(called(name), value, inputs)
         for name, value in outputs.unknown.items():
@@ -100,8 +100,8 @@ class Heard:
         self.places.append(self.path[-1] if self.path else "")
         if self.repeats is None or len(self.keeps) > len(self.repeats):
             return value
-        laid = laid_out(self.repeats[len(self.keeps) - 1], value.shape)
-        return value if laid is None else jnp.asarray(laid, value.dtype)
+        fitted = fit_mask(self.repeats[len(self.keeps) - 1], value.shape)
+        return value if fitted is None else jnp.asarray(fitted, value.dtype)
 
     def tap(self, name: str, value: jax.Array) -> jax.Array:
         if name != "keep":
@@ -110,9 +110,9 @@ class Heard:
             )
         return self.keep(value)
 
-    def other_key(self, key: Any) -> Any:
+    def other_prng_key(self, key: Any) -> Any:
         """A key made outside all modules, another one for another turn."""
-        return key if self.turn is None or self.path else at_turn(key, self.turn)
+        return key if self.draw is None or self.path else fold_draw(key, self.draw)
 
 
 def is_array(x: Any) -> bool:
@@ -125,46 +125,48 @@ def is_key(x: Any) -> bool:
     return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def at_turn(key: jax.Array, turn: Any) -> jax.Array:
+def fold_draw(key: jax.Array, draw: Any) -> jax.Array:
     """The keys themselves in turn 0, others in every other one."""
-    fold: Callable[..., jax.Array] = lambda one: jax.random.fold_in(one, turn)  # noqa: E731
+    fold: Callable[..., jax.Array] = lambda one: jax.random.fold_in(one, draw)  # noqa: E731
     for _ in range(key.ndim - (not is_key(key))):
         fold = jax.vmap(fold)
-    return jnp.where(turn == 0, key, fold(key))
+    return jnp.where(draw == 0, key, fold(key))
 
 
-def _wrapped(original: Callable[..., Any], heard: Heard, paths: Mapping[int, str]) -> Callable:
+def _wrapped(
+    original: Callable[..., Any], recorder: Recorder, paths: Mapping[int, str]
+) -> Callable:
     """A module's call that notes what it is given and what it returns."""
 
     def call(self, *args, **kwargs):
         path = paths.get(id(self))
-        if path is None or (heard.path and heard.path[-1] == path):
+        if path is None or (recorder.path and recorder.path[-1] == path):
             return original(self, *args, **kwargs)
         args, kwargs = rebuilt(
-            (args, kwargs), lambda _, x: heard.other_key(x) if is_key(x) else x, ""
+            (args, kwargs), lambda _, x: recorder.other_prng_key(x) if is_key(x) else x, ""
         )
-        heard.path.append(path)
+        recorder.path.append(path)
         try:
             out = original(self, *args, **kwargs)
         finally:
-            heard.path.pop()
+            recorder.path.pop()
         if not path:
             return out
         arguments = (x for _, x in leaves((*args, *kwargs.values())))
         arrays = tuple(x for x in arguments if is_array(x) or isinstance(x, np.ndarray))
-        return heard.output(path, arrays, out)
+        return recorder.output(path, arrays, out)
 
     return call
 
 
 @contextmanager
-def hearing(
+def recording(
     module: nnx.Module,
     force: Mapping[str, Force],
     probes: Mapping[str, jax.Array],
-    turn: Any = None,
+    draw: Any = None,
     repeats: Sequence[np.ndarray] | None = None,
-) -> Iterator[Heard]:
+) -> Iterator[Recorder]:
     """Hears every submodule's output, every tap and every Bernoulli draw of `module` meanwhile.
 
     Args:
@@ -172,15 +174,15 @@ def hearing(
       turn: a number by which keys that the call itself makes become others; None leaves them.
       repeats: torch's dropout masks, if Flax repeats them.
     """
-    heard = Heard(force, probes, turn, repeats)
+    recorder = Recorder(force, probes, draw, repeats)
     paths = {id(part): ".".join(map(str, path)) for path, part in nnx.iter_modules(module)}
     kinds = {type(part) for _, part in nnx.iter_modules(module) if callable(part)}
     plain = {kind: kind.__dict__.get("__call__") for kind in kinds}
     try:
         for kind in kinds:
-            kind.__call__ = _wrapped(kind.__call__, heard, paths)
-        with taps.listen(heard.tap), _draws_heard(heard):
-            yield heard
+            kind.__call__ = _wrapped(kind.__call__, recorder, paths)
+        with taps.listen(recorder.tap), _record_draws(recorder):
+            yield recorder
     finally:
         for kind, original in plain.items():
             if original is None:
@@ -190,16 +192,16 @@ def hearing(
 
 
 @contextmanager
-def _draws_heard(heard: Heard) -> Iterator[None]:
+def _record_draws(recorder: Recorder) -> Iterator[None]:
     """Notes every Bernoulli draw, which is how other people's dropout draws, and hands other keys
     to a call that makes them itself, outside its modules."""
     plain = {name: getattr(jax.random, name) for name in ("bernoulli", "key", "PRNGKey")}
 
     def bernoulli(key, p=0.5, *args, **kwargs):
-        return heard.keep(plain["bernoulli"](key, p, *args, **kwargs), p)
+        return recorder.keep(plain["bernoulli"](key, p, *args, **kwargs), p)
 
     def made(name):
-        return lambda *args, **kwargs: heard.other_key(plain[name](*args, **kwargs))
+        return lambda *args, **kwargs: recorder.other_prng_key(plain[name](*args, **kwargs))
 
     jax.random.bernoulli = bernoulli
     jax.random.key, jax.random.PRNGKey = made("key"), made("PRNGKey")

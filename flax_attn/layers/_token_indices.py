@@ -18,16 +18,16 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
-from .._internal.arrays import dtype_of, near
-from .._internal.checks import of_tokens, valid_tokens
+from .._internal.arrays import dtype_of, saturate
+from .._internal.checks import per_token, valid_tokens
 from ..cache import Cache, PagedCache
 from ..cache.rows import counted
 from ..layouts import positions_of
 from ..masks import Mask
 from ..masks.algebra import parts_of
-from ..masks.at_positions import asked_where, leaves_of
+from ..masks.at_positions import at_positions_of, leaves_of
 from ..masks.documents import segments_for
-from ..places import Positions, check_reads, ended, goes_by_slot
+from ..places import Positions, check_reads, is_indexed_by_slot, with_end
 from ..positions import Rotary
 from ..positions.lengths import lengths_of
 from ..scores import AtPositions, Chain, Score
@@ -43,7 +43,7 @@ class RotaryInput(NamedTuple):
 RotaryPositions = Int[Array, "... T"] | RotaryInput | None  # what `rotary_input` gives
 
 
-class Numbers(NamedTuple):
+class TokenIndices(NamedTuple):
     """The numbers of the tokens of one call; None where they equal the slots.
 
     Attributes:
@@ -70,7 +70,7 @@ class Numbers(NamedTuple):
         """The orders of the queries; None if they are their slots."""
         return None if self.by_order is None else self.by_order.q
 
-    def of_first(self, queries: int) -> "Numbers":
+    def of_first(self, queries: int) -> "TokenIndices":
         """The numbers where only so many first tokens are queries."""
 
         def of_first(positions: Positions | None) -> Positions | None:
@@ -84,7 +84,7 @@ class Numbers(NamedTuple):
         """`mask`, each part of which is given the numbers that it reads."""
         if self.by_order is self.by_position is None:
             return mask
-        return asked_where(mask, self._read_by, self.end)
+        return at_positions_of(mask, self._index_read_by, self.end)
 
     def score(self, score: Score) -> Score:
         """`score`, each part of which is given the numbers that it reads."""
@@ -92,8 +92,8 @@ class Numbers(NamedTuple):
             return score
         if isinstance(score, Chain):
             return Chain(self.score(score.first), self.score(score.then))
-        positions = self._read_by(score)
-        return score if positions is None else AtPositions(ended(score, self.end), positions)
+        positions = self._index_read_by(score)
+        return score if positions is None else AtPositions(with_end(score, self.end), positions)
 
     def distances(self) -> Int[Array, "*B T T"] | None:
         """Order of the query less order of the key; None where slots are as far apart."""
@@ -105,7 +105,7 @@ class Numbers(NamedTuple):
         """What heads read, NaN in rows that are `unknown`."""
         return jnp.where(self.unknown[..., None, None, None], jnp.nan, o)
 
-    def _read_by(self, node: Mask | Score) -> Positions | None:
+    def _index_read_by(self, node: Mask | Score) -> Positions | None:
         """What this mask or score is asked at in place of slots, or None."""
         reads = reads_of(node)
         if reads in ("slot", "nothing") or (self.cached and reads != "query position"):
@@ -119,7 +119,7 @@ class Numbers(NamedTuple):
 
 def reads_of(node: Mask | Score) -> str:
     """Which number of a token a mask or a score reads; ValueError for a word that is none."""
-    if goes_by_slot(node):
+    if is_indexed_by_slot(node):
         return "slot"
     check_reads(node)
     return node.reads
@@ -135,7 +135,7 @@ def _leaves_of(node: Mask | Score) -> Iterator[Mask | Score]:
         yield node
 
 
-def numbers_of(
+def token_indices(
     x: Array,
     valid: Bool[Array, "*#B T"] | None,
     positions: Any = None,
@@ -143,13 +143,13 @@ def numbers_of(
     keys: int | None = None,
     cache: Any = None,
     readers: tuple[Mask | Score, ...] = (),
-) -> Numbers:
+) -> TokenIndices:
     """The numbers of the tokens x, `*B T D`.
 
     Args:
       x: the tokens.
       valid: which of them are real.
-      positions: one number a token, or None; see `one_a_token`.
+      positions: one number a token, or None; see `one_per_token`.
       keys: how many keys there are, which are other tokens, by slot; None if they are the queries.
       cache: what is going to number queries and keys by their order, or None.
       readers: masks and scores that a cache has to serve.
@@ -157,28 +157,31 @@ def numbers_of(
     Raises:
       ValueError: where positions are known not to be the orders that a cache knows, and are read.
     """
-    alike, stores = keys is None and cache is None, isinstance(cache, Cache | PagedCache)
+    is_self_attention = keys is None and cache is None
+    stores = isinstance(cache, Cache | PagedCache)
     order, has_gaps = (None, False) if valid is None or stores else _order(x, valid)
     if order is None and valid is not None and keys is not None:
         order = counted(x.shape[-2], 1)[0]  # so that "end" is that of the real queries
-    by_order = order if order is None else _positions(order, alike)
+    by_order = order if order is None else _positions(order, is_self_attention)
     by_position = by_order
     if positions is not None and not _are_slots(positions, x.shape[-2], order):
         if valid is not None:  # whatever stands at padding, as -1, may spoil no gradient
             is_valid = valid_tokens("valid", valid, x.shape[:-1])
-            positions = jnp.where(is_valid, near(positions), 0)
-        by_position = _positions(positions, alike)
+            positions = jnp.where(is_valid, saturate(positions), 0)
+        by_position = _positions(positions, is_self_attention)
     end: Any = 0
     if keys is not None and valid is not None:
         count = valid_tokens("valid", valid, x.shape[:-1]).sum(axis=-1, dtype=jnp.int32)
         end = keys - count
     unknown = None
     if isinstance(cache, Cache | PagedCache) and positions is not None:
-        unknown = _unlike_order(positions, cache.next_places(x.shape[-2], valid), readers)
-    return Numbers(by_order, by_position, has_gaps, alike, cache is not None, end, unknown)
+        unknown = _positions_differ(positions, cache.next_places(x.shape[-2], valid), readers)
+    return TokenIndices(
+        by_order, by_position, has_gaps, is_self_attention, cache is not None, end, unknown
+    )
 
 
-def one_a_token(x: Array, positions: Any, rotary: Any) -> Any:
+def one_per_token(x: Array, positions: Any, rotary: Any) -> Any:
     """`positions` if they are one number a token of x, `*B T D`, else None.
 
     A rotary with axes takes several, and so do axes in front of those of the batch.
@@ -200,9 +203,9 @@ def check_positions(positions: Any) -> None:
         raise TypeError(f"positions must hold integers; got {dtype_of(positions)}.")
 
 
-def _positions(numbers: Any, alike: bool) -> Positions:
+def _positions(indices: Any, is_self_attention: bool) -> Positions:
     """Numbers of the queries, and of the keys if these are the same tokens."""
-    return Positions(numbers, numbers if alike else None, all_present=True)
+    return Positions(indices, indices if is_self_attention else None, all_present=True)
 
 
 def _are_slots(positions: Any, length: int, order: Any) -> bool:
@@ -258,11 +261,11 @@ def rotary_input(
     if rotary is None:
         return None
     if positions is None and order is not None:
-        positions = rotary.of_places(order) if isinstance(rotary, Rotary) else order
+        positions = rotary.from_token_index(order) if isinstance(rotary, Rotary) else order
     if not any(isinstance(x, Rotary) and x.needs_length for x in rotaries):
         return positions
     documents = documents_of(x, valid, mask)
-    if documents.are_rows:
+    if documents.is_unpacked:
         return positions
     several = getattr(rotary, "axes", None) is not None
     return RotaryInput(positions, lengths_of(positions, x.shape[:-1], *documents, several))
@@ -275,7 +278,7 @@ class Documents(NamedTuple):
     ids: Int[Array, "*B T"] | None
 
     @property
-    def are_rows(self) -> bool:
+    def is_unpacked(self) -> bool:
         """Whether each row is one document without padding."""
         return self.valid is None and self.ids is None
 
@@ -285,7 +288,7 @@ def documents_of(x: Array, valid: Any, mask: Mask) -> Documents:
     real = None if valid is None else valid_tokens("valid", valid, x.shape[:-1])
     both = [segment_ids(part, x, valid) for part in parts_of(mask)]
     packed = [ids[0] for ids in both if ids is not None]
-    ids = of_tokens("Segments", jnp.asarray(packed[0]), x.shape[:-1]) if packed else None
+    ids = per_token("Segments", jnp.asarray(packed[0]), x.shape[:-1]) if packed else None
     return Documents(real, ids)
 
 
@@ -295,7 +298,7 @@ def segment_ids(mask: Mask, x: Array, valid: Any) -> tuple[Any, Any] | None:
     return segments_for(mask, x.shape[:-1], order)
 
 
-def rotated(rotary: Any, x: Array, positions: Any) -> Array:
+def rotate_by(rotary: Any, x: Array, positions: Any) -> Array:
     """Heads x, rotated by `rotary` at what `rotary_input` gave."""
     if not isinstance(positions, RotaryInput):
         return rotary(x, positions)
@@ -304,7 +307,7 @@ def rotated(rotary: Any, x: Array, positions: Any) -> Array:
     return rotary(x, positions.positions)
 
 
-def _unlike_order(
+def _positions_differ(
     positions: Any, places: Int[Array, "*B T"], nodes: tuple[Mask | Score, ...]
 ) -> Bool[Array, "*B"] | None:
     """Rows whose positions are not the orders that a cache knows, where a mask or score reads them.
@@ -318,7 +321,7 @@ def _unlike_order(
     readers = [part for part in parts if reads_of(part) == "position"]
     if not readers:
         return None
-    positions = of_tokens("positions", near(positions), places.shape)
+    positions = per_token("positions", saturate(positions), places.shape)
     unlike = ((places >= 0) & (positions != places)).any(axis=-1)
     if isinstance(unlike, Tracer):
         return unlike

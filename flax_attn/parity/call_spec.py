@@ -16,7 +16,7 @@ Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
-class Asked:
+class CallSpec:
     """A call, and what is wanted of it; None is left to torch's side.
 
     Attributes:
@@ -59,9 +59,9 @@ class Asked:
         return Live(module, self.call or plain_call, self.request())
 
 
-def said(value: Value | None, otherwise: Value) -> Value:
+def or_default(value: Value | None, default: Value) -> Value:
     """What was said, if anything was."""
-    return otherwise if value is None else value
+    return default if value is None else value
 
 
 def is_torch_module(value: Any) -> bool:

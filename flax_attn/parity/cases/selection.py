@@ -14,7 +14,7 @@ from .nearest import unknown_name
 from .workers import Failure, Workers, attempt
 
 
-class Asked(NamedTuple):
+class Selection(NamedTuple):
     """What was found.
 
     Attributes:
@@ -35,7 +35,7 @@ class _Package(NamedTuple):
     failed: list[tuple[str, Failure]]
 
 
-def ask(library: str, names: Sequence[str], workers: Workers) -> Asked:
+def select_cases(library: str, names: Sequence[str], workers: Workers) -> Selection:
     """The cases that `names` ask for: of this library, or of packages that have cases.
 
     Args:
@@ -52,7 +52,7 @@ def ask(library: str, names: Sequence[str], workers: Workers) -> Asked:
     if isinstance(mine, Failure):
         raise ParityError(f"The cases of {library} cannot be listed: {mine.text}")
     if not names:
-        return Asked(mine.cases, mine.cases, mine.failed)
+        return Selection(mine.cases, mine.cases, mine.failed)
     packages, wanted = _split(mine.cases, names, workers)
     lists = [*(package.cases for package in packages.values()), mine.cases]
     exact = [name for name in wanted if any(select(cases, [name]) for cases in lists)]
@@ -69,7 +69,7 @@ def ask(library: str, names: Sequence[str], workers: Workers) -> Asked:
     selection += select(mine.cases, left, loosely=True) if left else []
     if unknown:  # a module that could not be read may hold it
         failed = [failure for package in packages.values() for failure in package.failed]
-    return Asked(selection, [case for cases in lists for case in cases], failed)
+    return Selection(selection, [case for cases in lists for case in cases], failed)
 
 
 def _split(
@@ -99,7 +99,7 @@ def _package(name: str, workers: Workers) -> _Package | None:
     """A package's cases, or None if there is no such package."""
     file = file_of(name)
     if file is not None:
-        workers.look_in(str(file.folder))
+        workers.add_path(str(file.folder))
         names = workers.call(_module_at, file)
     else:
         names = workers.call(_modules_of, name) if may_be_package(name) else None

@@ -7,7 +7,7 @@ import numpy as np
 from .evidence import Evidence, Guesses
 
 
-def alike(evidence: Evidence, x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+def same_shape_taps(evidence: Evidence, x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Other taps of the same shape."""
     for name, value in evidence.truth.taps.items():
         if name != evidence.tap and value.shape == x.shape and value.dtype == x.dtype:
@@ -18,7 +18,7 @@ def other_inputs(
     evidence: Evidence, x: np.ndarray, made: Callable[[np.ndarray], np.ndarray]
 ) -> Guesses:
     """The right layer on another input: a norm or a skip before it is missing."""
-    for name, value in alike(evidence, x):
+    for name, value in same_shape_taps(evidence, x):
         if np.array_equal(value, x):
             continue
         yield f"its input is {name}", made(value)

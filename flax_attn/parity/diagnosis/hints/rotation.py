@@ -16,7 +16,7 @@ EXACT = 1e-3 * SINGLE
 
 
 @dataclass(frozen=True)
-class Turning:
+class Rotation:
     """What was done to the first `width` components of every position.
 
     Attributes:
@@ -34,7 +34,7 @@ class Turning:
         """In radians, between -pi and pi."""
         return np.angle(self.table)
 
-    def by(self, angles: np.ndarray) -> "Turning":
+    def by(self, angles: np.ndarray) -> "Rotation":
         """The same with other angles."""
         size = np.abs(self.table)
         even = float(f"{size.mean():.6g}")
@@ -62,7 +62,7 @@ def joined(a: np.ndarray, b: np.ndarray, pairing: str) -> np.ndarray:
     return np.stack([a, b], axis=-1).reshape(*a.shape[:-1], -1)
 
 
-def measured(x: np.ndarray, got: np.ndarray) -> Turning | None:
+def measured(x: np.ndarray, got: np.ndarray) -> Rotation | None:
     """How `x` (... T h) was turned to `got`, if it was; NaN where that is not known."""
     known = ~np.isnan(got)
     moved = (known & (got != x)).reshape(-1, x.shape[-1]).any(0)
@@ -72,59 +72,61 @@ def measured(x: np.ndarray, got: np.ndarray) -> Turning | None:
     for width in dict.fromkeys((least + least % 2, x.shape[-1])):
         for pairing in PAIRINGS:
             if width % 2 == 0 and width <= x.shape[-1]:
-                turning = _fitted(x, got, known, pairing, width)
-                made = np.where(known, turning(x), 0.0)
-                turns = np.abs(turning.angles).max() > judge.SAME_FUNCTION
-                if turns and judge.same_function(made, np.where(known, got, 0.0)).ok:
-                    return turning
+                rotation = _fitted(x, got, known, pairing, width)
+                made = np.where(known, rotation(x), 0.0)
+                is_rotated = np.abs(rotation.angles).max() > judge.SAME_FUNCTION
+                if is_rotated and judge.same_function(made, np.where(known, got, 0.0)).ok:
+                    return rotation
     return None
 
 
-def _fitted(x: np.ndarray, got: np.ndarray, known: np.ndarray, pairing: str, width: int) -> Turning:
+def _fitted(
+    x: np.ndarray, got: np.ndarray, known: np.ndarray, pairing: str, width: int
+) -> Rotation:
     (a, b), (c, d) = (pairs(np.where(known, y, 0.0)[..., :width], pairing) for y in (x, got))
     before, after = a + 1j * b, c + 1j * d
     axes = tuple(range(x.ndim - 2))
     size = (np.abs(before) ** 2).sum(axes)
     table = (np.conj(before) * after).sum(axes) / np.where(size, size, 1.0)
-    return Turning(pairing, np.where(size, table, 1.0), width)
+    return Rotation(pairing, np.where(size, table, 1.0), width)
 
 
 def start(angles: np.ndarray) -> int:
     """The first position: the fastest pair turns by one radian a position."""
-    far = np.abs(np.exp(1j * np.arange(LONGEST)) - np.exp(1j * angles[0, 0]))
-    return int(np.argmin(far))
+    distances = np.abs(np.exp(1j * np.arange(LONGEST)) - np.exp(1j * angles[0, 0]))
+    return int(np.argmin(distances))
 
 
-def frequencies(turning: Turning) -> np.ndarray:
+def frequencies(rotation: Rotation) -> np.ndarray:
     """Radians a position of every pair, to the last digits that the farthest angles tell."""
-    angles = turning.angles
+    angles = rotation.angles
     if len(angles) < 2:
         return np.zeros(angles.shape[1])
     speed = np.mod(angles[1] - angles[0] + np.pi, 2 * np.pi) - np.pi
-    for far in range(2, len(angles)):
-        gap = angles[far] - angles[0]
-        turns = np.round((far * speed - gap) / (2 * np.pi))
-        speed = (gap + 2 * np.pi * turns) / far
+    for step in range(2, len(angles)):
+        gap = angles[step] - angles[0]
+        windings = np.round((step * speed - gap) / (2 * np.pi))
+        speed = (gap + 2 * np.pi * windings) / step
     return speed
 
 
-def steady(turning: Turning) -> bool:
+def steady(rotation: Rotation) -> bool:
     """Whether every position turns by its frequencies more than the one before it."""
-    unit = turning.table / np.abs(turning.table)
+    unit = rotation.table / np.abs(rotation.table)
     rows = np.arange(len(unit))[:, None]
-    made = unit[0] * np.exp(1j * rows * frequencies(turning))
+    made = unit[0] * np.exp(1j * rows * frequencies(rotation))
     return judge.same_function(made.view(float), unit.view(float)).ok
 
 
-def base_of(turning: Turning) -> float | None:
+def base_of(rotation: Rotation) -> float | None:
     """The base of whose powers the frequencies are, `base ** (-i / half)`, as float32 tells it."""
-    angles, speed = turning.angles, frequencies(turning)
+    angles, speed = rotation.angles, frequencies(rotation)
     half = angles.shape[1]
     if half < 2 or not 0 < abs(speed[1]) < 1:
         return None
     base = float(np.abs(speed[1])) ** -half
     places = np.arange(len(angles))[:, None] + start(angles * np.sign(speed[0]))
-    unit = turning.table / np.abs(turning.table)
+    unit = rotation.table / np.abs(rotation.table)
     for limit in (judge.SAME_FUNCTION, 4 * SINGLE):
         for guess in (float(f"{base:.6g}"), base):
             made = np.exp(1j * np.sign(speed[0]) * places * powers(guess, half))
@@ -142,13 +144,13 @@ def single(values: np.ndarray) -> bool:
     """Whether these are float32 numbers: known to `EXACT`, and not all of them trivial."""
     rounded = values.astype(np.float32).astype(np.float64)
     trivial = np.abs(values * 1024 - np.round(values * 1024)) < EXACT
-    near = np.abs(values - rounded) <= EXACT * np.abs(values) + np.finfo(float).eps
-    return bool(near.all() and not trivial.all())
+    is_float32 = np.abs(values - rounded) <= EXACT * np.abs(values) + np.finfo(float).eps
+    return bool(is_float32.all() and not trivial.all())
 
 
-def otherwise(turning: Turning) -> Iterator[tuple[str, np.ndarray]]:
+def wrong_tables(rotation: Rotation) -> Iterator[tuple[str, np.ndarray]]:
     """Tables of angles that mistakes make."""
-    angles = turning.angles
+    angles = rotation.angles
     yield "not turned", np.zeros_like(angles)
     yield "turned the other way", -angles
     step = np.angle(np.exp(1j * (angles[1:2] - angles[:1]))) if len(angles) > 1 else angles * 0
@@ -162,11 +164,11 @@ def otherwise(turning: Turning) -> Iterator[tuple[str, np.ndarray]]:
     yield "turned twice", 2 * angles
     yield "turned by half the angle", angles / 2
     yield "frequencies in reversed order", angles[:, ::-1]
-    yield from _rounded(turning)
-    half, places, torchs = angles.shape[1], rows + start(angles), base_of(turning)
-    beside = "" if torchs is None else f", where torch's is {torchs:.8g}"
+    yield from _rounded(rotation)
+    half, places, torch_base = angles.shape[1], rows + start(angles), base_of(rotation)
+    torch_text = "" if torch_base is None else f", where torch's is {torch_base:.8g}"
     for base in BASES:
-        yield f"another base of the angles, {base:g}{beside}", places * powers(base, half)
+        yield f"another base of the angles, {base:g}{torch_text}", places * powers(base, half)
         over = max(half - 1, 1)
         yield f"base {base:g} over the width less one", places * base ** (-np.arange(half) / over)
         yield f"base {base:g}, twice the exponent", places * base ** (-np.arange(half) * 2 / half)
@@ -175,59 +177,59 @@ def otherwise(turning: Turning) -> Iterator[tuple[str, np.ndarray]]:
     yield "angles in float32", angles.astype(np.float32).astype(np.float64)
 
 
-def _rounded(turning: Turning) -> Iterator[tuple[str, np.ndarray]]:
+def _rounded(rotation: Rotation) -> Iterator[tuple[str, np.ndarray]]:
     """Frequencies or tables that torch holds in float32, in float64, and the other way round."""
-    angles, speed, base = turning.angles, frequencies(turning), base_of(turning)
+    angles, speed, base = rotation.angles, frequencies(rotation), base_of(rotation)
     if base is None:
         return
     exact = np.sign(speed[0]) * powers(base, len(speed))
     places = np.arange(len(angles))[:, None] + start(angles * np.sign(speed[0]))
-    narrow = narrowed(turning)
+    narrow = narrowed(rotation)
     if narrow:
-        yield torchs(narrow), places * exact
+        yield narrow_in_torch(narrow), places * exact
     else:
-        yield flaxs("frequencies"), places * exact.astype(np.float32).astype(np.float64)
+        yield narrow_in_flax("frequencies"), places * exact.astype(np.float32).astype(np.float64)
 
 
-def narrowed(turning: Turning, speed: np.ndarray | None = None) -> str:
+def narrowed(rotation: Rotation, speed: np.ndarray | None = None) -> str:
     """What of a turning was computed in float32: its frequencies, angles or tables; or ""."""
-    if steady(turning):
-        return "frequencies" if single(np.abs(frequencies(turning))) else ""
-    if single(np.real(turning.table)) and single(np.imag(turning.table)):
+    if steady(rotation):
+        return "frequencies" if single(np.abs(frequencies(rotation))) else ""
+    if single(np.real(rotation.table)) and single(np.imag(rotation.table)):
         return "cosines and sines"
-    speed = frequencies(turning) if speed is None else speed
-    full = (np.arange(len(turning.angles))[:, None] + start(turning.angles)) * speed
-    turns = np.round((full - turning.angles) / (2 * np.pi))
-    return "angles" if single(turning.angles + 2 * np.pi * turns) else ""
+    speed = frequencies(rotation) if speed is None else speed
+    full = (np.arange(len(rotation.angles))[:, None] + start(rotation.angles)) * speed
+    windings = np.round((full - rotation.angles) / (2 * np.pi))
+    return "angles" if single(rotation.angles + 2 * np.pi * windings) else ""
 
 
-def torchs(what: str) -> str:
+def narrow_in_torch(what: str) -> str:
     """Said where torch's are narrow."""
     return f"{what} computed in float32 in torch, a buffer made outside the call, not in Flax"
 
 
-def flaxs(what: str) -> str:
+def narrow_in_flax(what: str) -> str:
     """Said where Flax's are narrow."""
     return f"{what} computed in float32 in Flax, a buffer made outside the call, not in torch"
 
 
-def difference(torch: Turning, flax: Turning) -> str:
+def difference(torch: Rotation, flax: Rotation) -> str:
     """What Flax's measured turning is beside torch's, or ""."""
     if (torch.pairing, torch.width) != (flax.pairing, flax.width):
         return ""
     one, two = frequencies(torch), frequencies(flax)
     close = np.abs(torch.table - flax.table) <= 4 * SINGLE * len(one) * len(torch.table)
     if close.all():
-        theirs, mine = narrowed(torch, two), narrowed(flax, one)
-        if bool(theirs) != bool(mine):
-            return torchs(theirs) if theirs else flaxs(mine)
+        torch_note, flax_note = narrowed(torch, two), narrowed(flax, one)
+        if bool(torch_note) != bool(flax_note):
+            return narrow_in_torch(torch_note) if torch_note else narrow_in_flax(flax_note)
     if not (steady(torch) and steady(flax)):
         return ""
     right, base = base_of(torch), base_of(flax)
     if right is not None and base is not None and right != base:
-        said = f"another base of the angles, {base:.8g}, where torch's is {right:.8g}"
+        hint = f"another base of the angles, {base:.8g}, where torch's is {right:.8g}"
         squared = abs(base / right**2 - 1) < SINGLE
-        return f"{said}, as by twice the exponent" if squared else said
+        return f"{hint}, as by twice the exponent" if squared else hint
     times = float(np.vdot(one, two) / np.vdot(one, one)) if one.any() else 1.0
     if judge.same_function(times * one, two).ok and times != 1:
         known = {-1.0: "turned the other way: ", 2.0: "turned twice: "}.get(round(times, 6), "")

@@ -21,7 +21,7 @@ PACKAGES = {
     "tokamax": "tokamax",
 }
 FAMILIES = tuple(PACKAGES)
-OURS = "flax_attn"
+OWN_FAMILY = "flax_attn"
 
 
 def always(workload: Workload, which: str) -> None:
@@ -29,7 +29,7 @@ def always(workload: Workload, which: str) -> None:
 
 
 @dataclass(frozen=True)
-class Contender:
+class Competitor:
     """One way to compute a workload.
 
     Attributes:
@@ -52,13 +52,13 @@ class Contender:
     prove: Callable[[Workload, str], Proof] | None = None
 
     @property
-    def ours(self) -> bool:
+    def is_ours(self) -> bool:
         """Whether it is this library's."""
-        return self.family == OURS
+        return self.family == OWN_FAMILY
 
     def absent(self) -> str | None:
         """The reason why it cannot run here at all, or None."""
-        return None if self.ours else absent(self.family)
+        return None if self.is_ours else absent(self.family)
 
 
 def absent(family: str) -> str | None:

@@ -10,15 +10,15 @@ from flax import nnx
 from flax.typing import Initializer
 
 from ..dropout import AttentionDropout
-from ._common import contracted, torch_uniform
+from ._common import dot_general_sharded, torch_uniform
 
-Init = TypeVar("Init", bound=Callable[..., Any])
+InitFn = TypeVar("InitFn", bound=Callable[..., Any])
 
 
-class StartKeywords(TypedDict, total=False):
-    """The keywords of `Start`, for a constructor that hands them on.
+class InitKeywords(TypedDict, total=False):
+    """The keywords of `InitWithoutDropout`, for a constructor that hands them on.
 
-    It is written `@start_signature def __init__(..., **more: Unpack[StartKeywords])`.
+    It is written `@init_signature def __init__(..., **more: Unpack[InitKeywords])`.
     """
 
     kernel_init: Initializer | None
@@ -28,14 +28,14 @@ class StartKeywords(TypedDict, total=False):
     param_dtype: Any
 
 
-class HouseKeywords(StartKeywords, total=False):
-    """The keywords of `House`, likewise, with `@house_signature`."""
+class LayerInitKeywords(InitKeywords, total=False):
+    """The keywords of `LayerInit`, likewise, with `@layer_init_signature`."""
 
     dropout: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class House:
+class LayerInit:
     """How a layer's parameters start, and its dropout.
 
     Args:
@@ -45,7 +45,7 @@ class House:
       dtype: of the arithmetic; None promotes inputs and weights.
       param_dtype: of the weights.
 
-    >>> House(rngs=nnx.Rngs(0)).linear(3, 2, use_bias=False).kernel.shape
+    >>> LayerInit(rngs=nnx.Rngs(0)).linear(3, 2, use_bias=False).kernel.shape
     (3, 2)
     """
 
@@ -60,12 +60,16 @@ class House:
         """A projection of the layer.
 
         Over Explicit mesh axes an output is summed over the axes along which inputs and kernel are
-        cut; see `contracted`.
+        cut; see `dot_general_sharded`.
         """
-        how = {"use_bias": use_bias, "dot_general": contracted, **self.torch_start(in_features)}
-        return nnx.Linear(in_features, out_features, **how)
+        linear_kwargs = {
+            "use_bias": use_bias,
+            "dot_general": dot_general_sharded,
+            **self.torch_initializers(in_features),
+        }
+        return nnx.Linear(in_features, out_features, **linear_kwargs)
 
-    def torch_start(self, fan_in: int) -> dict[str, Any]:
+    def torch_initializers(self, fan_in: int) -> dict[str, Any]:
         """What makes a projection or convolution start as torch's, from U(+-1 / sqrt(fan_in)).
 
         Initializers that the layer was given come before it.
@@ -80,7 +84,7 @@ class House:
         }
 
     @classmethod
-    def of(cls, keywords: HouseKeywords) -> "House":
+    def of(cls, keywords: LayerInitKeywords) -> "LayerInit":
         """The house's part of more keywords, for further projections of a layer."""
         names = (part.name for part in fields(cls))
         return cls(**{name: keywords[name] for name in names if name in keywords})
@@ -93,16 +97,16 @@ class House:
         self, shape: tuple[int, ...], default: Initializer, is_bias: bool = False
     ) -> nnx.Param:
         """A parameter that is no projection, drawn by the layer's initializer if there is one."""
-        init = self.bias_init if is_bias else self.kernel_init
-        start = default if init is None else init
+        initializer = self.bias_init if is_bias else self.kernel_init
+        start = default if initializer is None else initializer
         return nnx.Param(start(self.rngs.params(), shape, self.param_dtype))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start(House):
+class InitWithoutDropout(LayerInit):
     """The house of a layer without dropout, or whose dropout is an argument of its own.
 
-    >>> Start(rngs=nnx.Rngs(0), dropout=0.1)
+    >>> InitWithoutDropout(rngs=nnx.Rngs(0), dropout=0.1)
     Traceback (most recent call last):
     TypeError: Start.__init__() got an unexpected keyword argument 'dropout'
     """
@@ -110,7 +114,7 @@ class Start(House):
     dropout: float = field(default=0.0, init=False)
 
 
-def keywords_of(base: Callable[..., Any]) -> Callable[[Init], Init]:
+def keywords_of(base: Callable[..., Any]) -> Callable[[InitFn], InitFn]:
     """Decorator of a function with `**more`: `help` and `inspect` show the keywords of `base`.
 
     `base` is a class, for its constructor, or a function.
@@ -123,7 +127,7 @@ def keywords_of(base: Callable[..., Any]) -> Callable[[Init], Init]:
     (self, size, *, gate, bias=False)
     """
 
-    def decorate(init: Init) -> Init:
+    def decorate(init: InitFn) -> InitFn:
         before = signature(init)
         named = [x for x in before.parameters.values() if x.kind != Parameter.VAR_KEYWORD]
         names = {x.name for x in named}
@@ -136,5 +140,5 @@ def keywords_of(base: Callable[..., Any]) -> Callable[[Init], Init]:
     return decorate
 
 
-house_signature = keywords_of(House)
-start_signature = keywords_of(Start)
+layer_init_signature = keywords_of(LayerInit)
+init_signature = keywords_of(InitWithoutDropout)

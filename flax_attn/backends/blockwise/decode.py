@@ -20,41 +20,41 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..._internal.arrays import bounded_loop, varying_alike
+from ..._internal.arrays import bounded_loop, unify_varying
 from ..._internal.types import wide
 from ...dropout import Drop, DropoutMask
 from ...masks import Mask, Rows
-from ...masks.answers import outer
+from ...masks.ranges import visible_range
 from ...quantized import Quantized
 from ...reference import at_most
 from ...rules import Rules
-from .block import Block, kept, local, scored, visible
-from .plan import Plan, static_inner
+from .block import Block, dropout_keep, local, modify_logits, visible_once
+from .plan import Plan, static_fully_visible_range
 
-READ_WHOLE = 8  # rows of a key head, up to which all keys may be one block
-MOST = 0.4  # of the keys: from here on they are
+MAX_SINGLE_BLOCK_ROWS = 8  # rows of a key head, up to which all keys may be one block
+MIN_KEY_SHARE = 0.4  # of the keys: from here on they are
 
 Carry = tuple[jax.Array, jax.Array, jax.Array]  # m and l, B K R, and o, B K R h
 
 
-def as_they_lie(plan: Plan, k: jax.Array, v: jax.Array) -> tuple[Plan, jax.Array, jax.Array]:
+def untransposed(plan: Plan, k: jax.Array, v: jax.Array) -> tuple[Plan, jax.Array, jax.Array]:
     """The plan, keys and values, without the turn of both from `B K S H` just before, if any."""
-    stored = [_turned_from(x) for x in (k, v)]
+    stored = [_transposed_from(x) for x in (k, v)]
     if any(x is None for x in stored):
         return plan, k, v
     return plan._replace(layout="heads first"), *stored
 
 
-def _turned_from(x: Any) -> Any:
+def _transposed_from(x: Any) -> Any:
     """`B K S H`, if the program has just turned it into x, `B S K H`; None if not.
 
     XLA would turn all of it, and turn back what is read. JAX shows from which operation a traced
     array comes, but promises no name for it: where it shows none, x is taken as it is.
     """
-    before, operation = x, _operation(x)
+    before, operation = x, _producing_equation(x)
     if "new_sizes" in operation.params:  # many batch axes are made one in between
         before = operation.in_tracers[0]
-        operation = _operation(before)
+        operation = _producing_equation(before)
     if before.ndim < 4 or before.shape[-3:] != x.shape[-3:]:
         return None
     *batch, S, K, H = range(before.ndim)
@@ -64,12 +64,12 @@ def _turned_from(x: Any) -> Any:
     return stored.reshape(x.shape[0], *stored.shape[-3:])
 
 
-def _operation(x: Any) -> Any:
+def _producing_equation(x: Any) -> Any:
     """From which operation a traced array comes, as JAX shows it."""
     return getattr(x, "parent", None) or SimpleNamespace(params={})
 
 
-def forward_few(
+def forward_decode(
     plan: Plan,
     q: Float[Array, "B T N H"],
     k: Any,
@@ -85,60 +85,66 @@ def forward_few(
     if plan.layout == "tokens first" and plan.batched:  # accelerators read any layout
         k, v = (jnp.swapaxes(x, 1, 2) for x in (k, v))
         plan = plan._replace(layout="heads first")
-    m, l, o = _walk(plan, rows, k, v, rules)
+    m, l, o = _loop_keys(plan, rows, k, v, rules)
     o = o / jnp.where(l == 0, 1, l)[..., None]
     return jnp.moveaxis(o.reshape(B, N, T, -1), 1, 2), m.reshape(B, N, T), l.reshape(B, N, T)
 
 
-def _walk(plan: Plan, q, k, v, rules: Rules) -> Carry:
+def _loop_keys(plan: Plan, q, k, v, rules: Rules) -> Carry:
     B, S = plan.sizes.B, plan.sizes.S
     b = jnp.arange(B, dtype=jnp.int32)
-    lo, hi = _ranges(plan, rules.mask)
+    lo, hi = _visible_ranges(plan, rules.mask)
     if plan.batched or S <= plan.cols:
         ends = (lo, hi) if isinstance(lo, int) else (jnp.min(lo), jnp.max(hi))
         return _loop(plan, q, k, v, rules, b, *ends)
 
-    def by_entry() -> Carry:
-        return _by_entry(plan, q, k, v, rules, lo, hi)
+    def per_entry() -> Carry:
+        return _per_entry(plan, q, k, v, rules, lo, hi)
 
-    if plan.layout == "tokens first" or q.shape[2] > READ_WHOLE or k.dtype != wide(q.dtype):
-        return by_entry()
+    if (
+        plan.layout == "tokens first"
+        or q.shape[2] > MAX_SINGLE_BLOCK_ROWS
+        or k.dtype != wide(q.dtype)
+    ):
+        return per_entry()
     if isinstance(lo, int):
-        most = hi - lo >= int(MOST * S)
+        most = hi - lo >= int(MIN_KEY_SHARE * S)
     else:  # B may be a symbol
-        most = jnp.sum(jnp.maximum(hi - lo, 0)) >= int(MOST * S) * B
+        most = jnp.sum(jnp.maximum(hi - lo, 0)) >= int(MIN_KEY_SHARE * S) * B
     if most is False:
-        return by_entry()
-    whole = _cond(most, lambda: _whole(plan, q, k, v, rules, b), lambda: _start(q, k, v, rules))
+        return per_entry()
+    whole = _cond(
+        most, lambda: _single_block(plan, q, k, v, rules, b), lambda: _initial_carry(q, k, v, rules)
+    )
     if plan.hides_keys:  # a number that nobody sees is looked for where the output is not finite
         most = most & jnp.isfinite(whole[2]).all()
-    return _cond(most, lambda: whole, by_entry)
+    return _cond(most, lambda: whole, per_entry)
 
 
 def _cond(condition: Any, yes: Any, no: Any) -> Carry:
     return yes() if condition is True else jax.lax.cond(condition, yes, no)
 
 
-def _whole(plan: Plan, q, k, v, rules: Rules, b: jax.Array) -> Carry:
+def _single_block(plan: Plan, q, k, v, rules: Rules, b: jax.Array) -> Carry:
     """All keys of all batch entries as one block."""
     plan = plan._replace(cols=plan.sizes.S, hides_keys=False)
     return _loop(plan, q, k, v, rules, b, 0, plan.sizes.S)
 
 
-def _ranges(plan: Plan, mask: Mask) -> tuple[Any, Any]:
+def _visible_ranges(plan: Plan, mask: Mask) -> tuple[Any, Any]:
     """First key that a query sees and end of the last: numbers, or of each batch entry, B."""
     rows = Rows(0, plan.sizes.T)
     if mask.is_static:
-        return outer(mask, 0, rows, plan.sizes)
+        return visible_range(mask, 0, rows, plan.sizes)
 
-    def of_entry(b: jax.Array) -> tuple[Any, Any]:
-        lo, hi = outer(mask, b, rows, plan.sizes)
+    def entry_range(b: jax.Array) -> tuple[Any, Any]:
+        lo, hi = visible_range(mask, b, rows, plan.sizes)
         return jnp.asarray(lo, jnp.int32), jnp.asarray(hi, jnp.int32)
 
-    return jax.vmap(of_entry)(jnp.arange(plan.sizes.B, dtype=jnp.int32))
+    return jax.vmap(entry_range)(jnp.arange(plan.sizes.B, dtype=jnp.int32))
 
 
-def _by_entry(plan: Plan, q, k, v, rules: Rules, lo: Any, hi: Any) -> Carry:
+def _per_entry(plan: Plan, q, k, v, rules: Rules, lo: Any, hi: Any) -> Carry:
     """One batch entry after the other, each as far as its own queries see."""
 
     def one(_: Any, b: jax.Array) -> tuple[Any, Carry]:
@@ -152,7 +158,7 @@ def _by_entry(plan: Plan, q, k, v, rules: Rules, lo: Any, hi: Any) -> Carry:
 
 def _loop(plan: Plan, q, k, v, rules: Rules, b: jax.Array, lo: Any, hi: Any) -> Carry:
     """The blocks from key `lo` to `hi` for the batch entries `b`, whose queries are given."""
-    S, cols, start = plan.sizes.S, plan.cols, _start(q, k, v, rules)
+    S, cols, start = plan.sizes.S, plan.cols, _initial_carry(q, k, v, rules)
     if S <= cols:
         k, v = (jnp.swapaxes(x, 1, 2) if plan.layout == "tokens first" else x for x in (k, v))
         return _step(plan, q, k, v, rules, b, Block(b, 0, 0, 0, 1, 1, S), start)
@@ -166,11 +172,11 @@ def _loop(plan: Plan, q, k, v, rules: Rules, b: jax.Array, lo: Any, hi: Any) -> 
     return bounded_loop(lo // cols, (hi + cols - 1) // cols, -(-S // cols), step, start)
 
 
-def _start(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Carry:
+def _initial_carry(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Carry:
     """m, l and o of queries that have seen nothing."""
     kind, rows = wide(q.dtype), q.shape[:3]
     m, l, o = jnp.full(rows, -jnp.inf, kind), jnp.zeros(rows, kind), (*rows, v.shape[3])
-    return varying_alike(((m, l, jnp.zeros(o, kind)), q, k, v, rules))[0]
+    return unify_varying(((m, l, jnp.zeros(o, kind)), q, k, v, rules))[0]
 
 
 def _cut(plan: Plan, x: Any, b: jax.Array, at: jax.Array) -> Any:
@@ -210,12 +216,12 @@ def _step(plan: Plan, q, kb, vb, rules: Rules, b: jax.Array, at: Block, carry: C
 
     def change(b: jax.Array, x: jax.Array) -> jax.Array:
         here = at._replace(b=b)
-        return scored(local(rules.score, here), x, here)
+        return modify_logits(local(rules.score, here), x, here)
 
-    x = _each(change, b, _logits(plan, q, kb, rules).reshape(shape))
+    x = _for_each_entry(change, b, _logits(plan, q, kb, rules).reshape(shape))
     shown = None
-    if at.fresh is not None or not _all_seen(plan, rules.mask):
-        shown = _each(lambda b: visible(rules.mask, at._replace(b=b)), b)
+    if at.fresh is not None or not _all_visible(plan, rules.mask):
+        shown = _for_each_entry(lambda b: visible_once(rules.mask, at._replace(b=b)), b)
         x = jnp.where(shown, x, -jnp.inf)
     x = x.reshape(*m.shape, at.cols)
     new = jnp.maximum(m, jnp.max(x, axis=3))
@@ -224,27 +230,27 @@ def _step(plan: Plan, q, kb, vb, rules: Rules, b: jax.Array, at: Block, carry: C
     alpha = jnp.exp(m - shift)
     l = alpha * l + jnp.sum(p, axis=3)
     if rules.dropout is not None:
-        p = rules.dropout.apply(p.reshape(shape), _kept(rules.dropout, b, at))
-    pv = _weighted(plan, p.reshape(x.shape), *_parts(vb, kind), shown)
+        p = rules.dropout.apply(p.reshape(shape), _dropout_keep(rules.dropout, b, at))
+    pv = _weighted_sum(plan, p.reshape(x.shape), *_values_and_scale(vb, kind), shown)
     return new, l, alpha[..., None] * o + pv
 
 
-def _all_seen(plan: Plan, mask: Mask) -> bool:
-    lo, hi = static_inner(mask, Rows(0, plan.sizes.T), plan.sizes)
+def _all_visible(plan: Plan, mask: Mask) -> bool:
+    lo, hi = static_fully_visible_range(mask, Rows(0, plan.sizes.T), plan.sizes)
     return hi - lo == plan.sizes.S
 
 
-def _each(fn: Any, b: jax.Array, *arrays: jax.Array) -> jax.Array:
+def _for_each_entry(fn: Any, b: jax.Array, *arrays: jax.Array) -> jax.Array:
     """`fn` for every batch entry of `b`; of a single one slices stay slices."""
     if b.shape[0] == 1:
         return fn(b[0], *(x[0] for x in arrays))[None]
     return jax.vmap(fn)(b, *arrays)
 
 
-def _kept(dropout: Drop, b: jax.Array, at: Block) -> jax.Array:
+def _dropout_keep(dropout: Drop, b: jax.Array, at: Block) -> jax.Array:
     """Which of the block's elements survive, B N T C."""
     if isinstance(dropout, DropoutMask):
-        return _each(lambda b: kept(dropout, at._replace(b=b)), b)
+        return _for_each_entry(lambda b: dropout_keep(dropout, at._replace(b=b)), b)
     n, q, k = (x[None] for x in at._replace(b=0).indices()[1:])
     return dropout.keep(b.reshape(-1, 1, 1, 1), n, q, k)  # jax cannot map this draw over b alone
 
@@ -255,7 +261,7 @@ def _logits(plan: Plan, q, kb, rules: Rules) -> Float[Array, "B K R C"]:
     scale = jnp.asarray(rules.scale, kind)
     if plan.batched and q.dtype == kb.dtype != kind:  # whose products are quick when narrow
         return jnp.einsum("bkrh,bkch->bkrc", q, kb, preferred_element_type=kind) * scale
-    kb, factor = _parts(kb, kind)
+    kb, factor = _values_and_scale(kb, kind)
     q = q.astype(kind) * scale
     if plan.batched or q.shape[2] == 1:
         x = jnp.einsum("bkrh,bkch->bkrc", q, kb)
@@ -264,14 +270,14 @@ def _logits(plan: Plan, q, kb, rules: Rules) -> Float[Array, "B K R C"]:
     return x if factor is None else x * factor
 
 
-def _parts(x: Any, kind: Any) -> tuple[jax.Array, Any]:
+def _values_and_scale(x: Any, kind: Any) -> tuple[jax.Array, Any]:
     """The numbers of a block, and their scale as `B K 1 C`, or None."""
     if isinstance(x, Quantized):
         return x.values.astype(kind), x.scale[:, :, None].astype(kind)
     return x.astype(kind), None
 
 
-def _weighted(plan: Plan, p, vb, factor: Any, shown: Any) -> Float[Array, "B K R h"]:
+def _weighted_sum(plan: Plan, p, vb, factor: Any, shown: Any) -> Float[Array, "B K R h"]:
     """`p.v`, with zeros in place of values that nobody sees: NaN times no weight is NaN.
 
     On a CPU they are looked for only where the product is not finite, since that is a copy.
@@ -280,13 +286,13 @@ def _weighted(plan: Plan, p, vb, factor: Any, shown: Any) -> Float[Array, "B K R
     def product(p: jax.Array, vb: jax.Array, factor: Any) -> jax.Array:
         return jnp.einsum("bkrc,bkch->bkrh", p if factor is None else p * factor, vb)
 
-    def of_seen() -> jax.Array:
-        seen = shown.reshape(p.shape).any(axis=2)
-        some = None if factor is None else jnp.where(seen[:, :, None], factor, 0)
-        return product(p, jnp.where(seen[..., None], vb, 0), some)
+    def zero_masked() -> jax.Array:
+        any_visible = shown.reshape(p.shape).any(axis=2)
+        some = None if factor is None else jnp.where(any_visible[:, :, None], factor, 0)
+        return product(p, jnp.where(any_visible[..., None], vb, 0), some)
 
     hides = shown is not None and plan.hides_keys
     if hides and plan.batched:
-        return of_seen()
+        return zero_masked()
     pv = product(p, vb, factor)
-    return jax.lax.cond(jnp.isfinite(pv).all(), lambda: pv, of_seen) if hides else pv
+    return jax.lax.cond(jnp.isfinite(pv).all(), lambda: pv, zero_masked) if hides else pv

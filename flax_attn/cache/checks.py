@@ -6,9 +6,9 @@ from typing import Any, NoReturn
 import jax
 from jax.core import Tracer
 
-from ..layouts import cutting
+from ..layouts import partitioning
 from ..masks import Mask
-from ..masks.answers import reach_of
+from ..masks.ranges import reach_of
 from ..scores import Score
 from .memory import Memory
 from .paged import PagedCache
@@ -49,7 +49,7 @@ def check_kind(cache: Any) -> None:
         sharding: Any = jax.typeof(x).sharding if traced else getattr(x, "sharding", None)
         spec = (*getattr(sharding, "spec", ()), *[None] * x.ndim)
         cut = [spec[axis] for axis in axes if spec[axis] is not None]
-        if any(cutting(entry, sharding.mesh) for entry in cut):
+        if any(partitioning(entry, sharding.mesh) for entry in cut):
             raise ValueError(
                 f"The length of the cache is sharded over {cut[0]!r}, and each step would gather "
                 "it. Shard its rows and heads, P(batch, heads), and leave the length whole."
@@ -93,11 +93,11 @@ def check_mask(cache: Any, mask: Mask, score: Score, dropout: Any) -> None:
     back = reach_of(mask, cache.keep_first)
     if back is None or back > cache.window:
         looks = "any number of tokens" if back is None else f"{back} tokens"
-        kept = f", and the first {cache.keep_first}" if cache.keep_first else ""
+        first = f", and the first {cache.keep_first}" if cache.keep_first else ""
         raise ValueError(
-            f"The ring holds a window of {cache.window} tokens{kept}, and the mask looks back over "
-            f"{looks}. Narrow it, mask & Window({cache.window - 1}, 0), or make the cache with a "
-            "larger window=."
+            f"The ring holds a window of {cache.window} tokens{first}, and the mask looks back "
+            f"over {looks}. Narrow it, mask & Window({cache.window - 1}, 0), or make the cache "
+            "with a larger window=."
         )
 
 

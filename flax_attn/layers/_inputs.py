@@ -9,8 +9,8 @@ from .._internal.checks import check_input
 from ..cache import Cache, Memory, PagedCache
 from ..masks import Mask, as_mask
 from ..scores import IDENTITY, Score
-from ._common import check_tokens, tokens_of
-from ._numbers import Numbers, numbers_of, one_a_token
+from ._common import check_tokens, mask_padding
+from ._token_indices import TokenIndices, one_per_token, token_indices
 
 
 def tokens(
@@ -23,7 +23,7 @@ def tokens(
     cache: Cache | PagedCache | Memory | None = None,
     positions: Int[Array, "*#B T"] | None = None,
     score: Score = IDENTITY,
-) -> tuple[Float[Array, "*B T D"], Float[Array, "*B S E"], Mask, Numbers]:
+) -> tuple[Float[Array, "*B T D"], Float[Array, "*B S E"], Mask, TokenIndices]:
     """x, what keys and values are made of, who may look at whom, and the numbers of the tokens.
 
     Args:
@@ -43,25 +43,27 @@ def tokens(
       ValueError: if their shapes do not fit, or for a cache beside a memory.
 
     >>> from flax_attn import FULL
-    >>> x, memory, seen, numbers = tokens(jnp.ones((3, 4)), None, FULL, None, None, (4, 4))
+    >>> x, memory, visible, indices = tokens(jnp.ones((3, 4)), None, FULL, None, None, (4, 4))
     >>> memory is x
     True
     """
-    seen = layer_mask if mask is None else as_mask(mask)
-    x, shown = tokens_of(x, seen, valid, widths[0], hide=memory is None and cache is None)
-    positions = one_a_token(x, positions, None)
+    visible = layer_mask if mask is None else as_mask(mask)
+    x, shown = mask_padding(
+        x, visible, valid, widths[0], mask_keys=memory is None and cache is None
+    )
+    positions = one_per_token(x, positions, None)
     if memory is not None:
         _check_no_cache(cache)
         memory = check_input("memory", memory, widths[1])
-        numbers = numbers_of(x, valid, positions, keys=memory.shape[-2])
-        return x, memory, numbers.mask(shown), numbers
+        indices = token_indices(x, valid, positions, keys=memory.shape[-2])
+        return x, memory, indices.mask(shown), indices
     if widths[0] != widths[1] and not isinstance(cache, Memory):
         raise ValueError(
             f"The layer looks at a memory of width {widths[1]}, and x has width {widths[0]}; give "
             "it a memory."
         )
-    numbers = numbers_of(x, valid, positions, cache=cache, readers=(seen, score))
-    return x, x, numbers.mask(shown), numbers
+    indices = token_indices(x, valid, positions, cache=cache, readers=(visible, score))
+    return x, x, indices.mask(shown), indices
 
 
 def _check_no_cache(cache: Any) -> None:
@@ -72,12 +74,12 @@ def _check_no_cache(cache: Any) -> None:
         )
 
 
-def zero_absent(
+def zero_padding(
     y: Float[Array, "*B T D"], valid: Bool[Array, "*#B T"] | None
 ) -> Float[Array, "*B T D"]:
     """y with zeros for the tokens that are not there.
 
-    >>> zero_absent(jnp.ones((2, 1)), jnp.asarray([True, False])).tolist()
+    >>> zero_padding(jnp.ones((2, 1)), jnp.asarray([True, False])).tolist()
     [[1.0], [0.0]]
     """
     return y if valid is None else jnp.where(check_tokens("valid", valid, y)[..., None], y, 0)

@@ -14,7 +14,7 @@ from .activations import ACTIVATIONS, Activation
 from .evidence import Evidence, Guesses
 
 NOTHING = "no activation"
-TRIED: dict[str, Activation] = {**ACTIVATIONS, NOTHING: lambda x: x}
+CANDIDATES: dict[str, Activation] = {**ACTIVATIONS, NOTHING: lambda x: x}
 # Arrays that are larger are judged by this many of their elements first.
 SOME, LARGE = 512, 1 << 20
 
@@ -23,9 +23,9 @@ def between(evidence: Evidence) -> Guesses:
     """What arrives at a step when an activation before it is another."""
     if evidence.plain.size < 2 or evidence.plain.size > LARGE:
         return
-    yield from _one(evidence)
-    yield from _gate_otherwise(evidence)
-    yield from _another(evidence)
+    yield from _other_activation(evidence)
+    yield from _other_gate(evidence)
+    yield from _other_value(evidence)
 
 
 def _equal(made: np.ndarray, want: np.ndarray) -> bool:
@@ -35,7 +35,7 @@ def _equal(made: np.ndarray, want: np.ndarray) -> bool:
     return judge.same_function(made, want).ok
 
 
-def _one(evidence: Evidence) -> Guesses:
+def _other_activation(evidence: Evidence) -> Guesses:
     """An activation of one tap."""
     plain = evidence.plain
     for name, x in evidence.before.items():
@@ -43,38 +43,38 @@ def _one(evidence: Evidence) -> Guesses:
             continue
         x = x.reshape(plain.shape)
         with np.errstate(all="ignore"):
-            torchs = next((a for a, f in ACTIVATIONS.items() if _equal(f(x), plain)), "")
-            torchs = torchs or (NOTHING if _equal(x, plain) else "")
-            for act, function in TRIED.items():
-                if torchs and act != torchs:
-                    yield f"{act} of {name}, where torch has {torchs}", function(x)
-        if torchs:
+            torch_activation = next((a for a, f in ACTIVATIONS.items() if _equal(f(x), plain)), "")
+            torch_activation = torch_activation or (NOTHING if _equal(x, plain) else "")
+            for act, function in CANDIDATES.items():
+                if torch_activation and act != torch_activation:
+                    yield f"{act} of {name}, where torch has {torch_activation}", function(x)
+        if torch_activation:
             return
 
 
-def _of_its_size(values: Mapping[str, np.ndarray], plain: np.ndarray) -> dict[str, np.ndarray]:
+def _of_same_size(values: Mapping[str, np.ndarray], plain: np.ndarray) -> dict[str, np.ndarray]:
     return {name: x.reshape(plain.shape) for name, x in values.items() if x.size == plain.size}
 
 
-def _another(evidence: Evidence) -> Guesses:
+def _other_value(evidence: Evidence) -> Guesses:
     """Another value that torch had by then, in place of the one that it takes."""
     plain, had = evidence.plain, dict(evidence.before)
     for name, call in evidence.truth.calls.items():
         if name in evidence.before and "0" in call.inputs:
             had.setdefault(f"what {name} is given", call.inputs["0"])
-    alike = _of_its_size(had, plain)
-    torchs = next((name for name, x in alike.items() if _equal(x, plain)), "")
-    for name, x in alike.items() if torchs else ():
-        if name != torchs and not _equal(x, plain):
-            yield f"{name}, where torch takes {torchs}", x
+    same_size = _of_same_size(had, plain)
+    torch_activation = next((name for name, x in same_size.items() if _equal(x, plain)), "")
+    for name, x in same_size.items() if torch_activation else ():
+        if name != torch_activation and not _equal(x, plain):
+            yield f"{name}, where torch takes {torch_activation}", x
 
 
 def _gate_parts(evidence: Evidence) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Two arrays that may be a gate and what it opens: two taps, or two halves of one."""
     plain = evidence.plain
-    alike = _of_its_size(evidence.before, plain)
-    for one, two in permutations(alike, 2):
-        yield f"{one} as the gate of {two}", alike[one], alike[two]
+    same_size = _of_same_size(evidence.before, plain)
+    for one, two in permutations(same_size, 2):
+        yield f"{one} as the gate of {two}", same_size[one], same_size[two]
     for name, x in evidence.before.items():
         if x.size == 2 * plain.size and x.shape[-1] == 2 * plain.shape[-1]:
             first, second = np.split(x, 2, axis=-1)
@@ -86,7 +86,7 @@ def _gate_parts(evidence: Evidence) -> Iterator[tuple[str, np.ndarray, np.ndarra
                 yield f"{what} of {name} as the gate", gate.reshape(shape), up.reshape(shape)
 
 
-def _gate_otherwise(evidence: Evidence) -> Guesses:
+def _other_gate(evidence: Evidence) -> Guesses:
     """A gate by another activation, or with its two sides exchanged."""
     parts = list(_gate_parts(evidence))
     with np.errstate(all="ignore"):
@@ -94,11 +94,11 @@ def _gate_otherwise(evidence: Evidence) -> Guesses:
             for act, function in ACTIVATIONS.items():
                 if not _equal(function(gate) * up, evidence.plain):
                     continue
-                torchs = f"{act} of {what}"
-                for other, activation in TRIED.items():
+                torch_activation = f"{act} of {what}"
+                for other, activation in CANDIDATES.items():
                     if other != act:
                         yield f"{other} of {what}, where torch has {act}", activation(gate) * up
-                for said, one, two in parts:
-                    if said != what:
-                        yield f"{said}, where torch takes {torchs}", function(one) * two
+                for hint, one, two in parts:
+                    if hint != what:
+                        yield f"{hint}, where torch takes {torch_activation}", function(one) * two
                 return

@@ -5,7 +5,7 @@ import numpy as np
 
 from .evidence import Evidence, Guesses, times
 from .explains import differing
-from .masks import only_blind
+from .masks import only_fully_masked
 
 NARROW = (np.dtype(ml_dtypes.bfloat16), np.dtype("float16"), np.dtype("float32"))
 # Shares that are kept are told in float32.
@@ -33,7 +33,7 @@ def anything(evidence: Evidence) -> Guesses:
 def _other_rates(evidence: Evidence) -> Guesses:
     """What a dropout keeps divided by another share than torch's, as far as float32 tells it."""
     factor = _median_ratio(evidence)
-    for flax, torch in dict.fromkeys(evidence.kept):
+    for flax, torch in dict.fromkeys(evidence.keep_rates):
         flax_rate, torch_rate = f"{1 - flax:.4g}", f"{1 - torch:.4g}"
         if flax_rate != torch_rate and abs(factor * flax - torch) <= SINGLE * torch:
             yield f"another dropout rate: {flax_rate}, torch {torch_rate}", evidence.plain * factor
@@ -46,14 +46,16 @@ def _rates(evidence: Evidence) -> Guesses:
     facts = (fact for call in evidence.truth.calls.values() for fact in call.facts.items())
     rates = {value for name, value in facts if name == "p" or "drop" in name}
     factor = _median_ratio(evidence)
-    kept = [float(np.mean(keep)) for keep in evidence.truth.keeps]
+    keep_rates = [float(np.mean(keep)) for keep in evidence.truth.keeps]
     sizes = [keep.size for keep in evidence.truth.keeps]
     for candidate in (1 - factor, 1 / (1 + factor)) if factor > 0 else ():
         sigmas = [
             (candidate * (1 - candidate) / size) ** 0.5 for size in sizes if 0 < candidate < 1
         ]
-        near = (abs(1 - candidate - x) < 6 * sigma for x, sigma in zip(kept, sigmas, strict=False))
-        rates |= {float(f"{candidate:.4g}")} if any(near) else set()
+        close_rates = (
+            abs(1 - candidate - x) < 6 * sigma for x, sigma in zip(keep_rates, sigmas, strict=False)
+        )
+        rates |= {float(f"{candidate:.4g}")} if any(close_rates) else set()
     for rate in sorted(rate for rate in rates if 0 < rate < 1):
         what = f"dropout's keep rate inverted: scaled by its rate, {rate:.6g}, not by"
         yield f"{what} {1 - rate:.6g}, which it keeps", evidence.plain * (1 - rate) / rate
@@ -62,50 +64,50 @@ def _rates(evidence: Evidence) -> Guesses:
 
 def _median_ratio(evidence: Evidence) -> float:
     """Flax's value over torch's, by the median; 0 if too few differ."""
-    seen = np.isfinite(evidence.want) & (evidence.want != 0) & np.isfinite(evidence.got)
-    apart = seen & (evidence.got != evidence.want)
-    if apart.sum() < 3:
+    finite = np.isfinite(evidence.want) & (evidence.want != 0) & np.isfinite(evidence.got)
+    differs = finite & (evidence.got != evidence.want)
+    if differs.sum() < 3:
         return 0.0
-    return float(np.median(evidence.got[apart] / evidence.want[apart]))
+    return float(np.median(evidence.got[differs] / evidence.want[differs]))
 
 
 def _factor(evidence: Evidence) -> Guesses:
     """One factor for all that differs, if there is one."""
-    seen = np.isfinite(evidence.want) & (evidence.want != 0) & np.isfinite(evidence.got)
-    apart = seen & (evidence.got != evidence.want)
-    if apart.sum() < 3 or only_blind(evidence, differing(evidence.got, evidence.want)):
+    finite = np.isfinite(evidence.want) & (evidence.want != 0) & np.isfinite(evidence.got)
+    differs = finite & (evidence.got != evidence.want)
+    if differs.sum() < 3 or only_fully_masked(evidence, differing(evidence.got, evidence.want)):
         return
-    ratios = evidence.got[apart] / evidence.want[apart]
+    ratios = evidence.got[differs] / evidence.want[differs]
     factor = float(np.median(ratios))
     if np.isfinite(factor):
         yield f"another scale: {times(factor)} times torch's", evidence.plain * factor
-    more = float(np.median((evidence.got - evidence.want)[apart]))
+    more = float(np.median((evidence.got - evidence.want)[differs]))
     yield f"a constant added, {more:.6g}", evidence.plain + more
 
 
 def narrow(evidence: Evidence) -> str:
     """What float64 numbers look like that were in a narrower dtype, or ""."""
-    apart = differing(evidence.got, evidence.want) & np.isfinite(evidence.got)
-    got, want = evidence.got[apart], evidence.want[apart]
+    differs = differing(evidence.got, evidence.want) & np.isfinite(evidence.got)
+    got, want = evidence.got[differs], evidence.want[differs]
     with np.errstate(over="ignore", invalid="ignore"):
         for dtype in NARROW:
             fits = (got.astype(dtype).astype(np.float64) == got).all()
             if got.size and fits and not (want.astype(dtype).astype(np.float64) == want).all():
                 return f"a value computed in {dtype.name}"
     scale = np.abs(evidence.want[np.isfinite(evidence.want)]).max(initial=0.0)
-    far = np.abs(got - want).max(initial=0.0)
-    if got.size == 0 or not np.isfinite(far) or far == 0:
+    difference = np.abs(got - want).max(initial=0.0)
+    if got.size == 0 or not np.isfinite(difference) or difference == 0:
         return ""
-    size = far / scale if scale else np.inf
+    size = difference / scale if scale else np.inf
     eps = float(np.finfo(np.float32).eps)
-    alike = eps / 8 < size < 4 * eps
-    return "something computed in float32: the error has its size" if alike else ""
+    similar_size = eps / 8 < size < 4 * eps
+    return "something computed in float32: the error has its size" if similar_size else ""
 
 
 def zeros(evidence: Evidence) -> str:
     """What differs is zero in Flax alone, or ""."""
-    apart = differing(evidence.got, evidence.want)
-    if not apart.any() or evidence.got[apart].any():
+    differs = differing(evidence.got, evidence.want)
+    if not differs.any() or evidence.got[differs].any():
         return ""
     whole = "zeros: the value is never computed"
-    return whole if not evidence.got.any() else f"zeros in {int(apart.sum())} places"
+    return whole if not evidence.got.any() else f"zeros in {int(differs.sum())} places"
