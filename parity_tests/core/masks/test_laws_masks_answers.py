@@ -47,9 +47,6 @@ def numbers(found: tuple[Any, Any]) -> tuple[int, int]:
     return int(found[0]), int(found[1])
 
 
-# Masks as bands.
-
-
 def test_masks_that_are_bands():
     three, four, rows = np.asarray([3, 1]), np.asarray([4, 2]), np.asarray([2, 1])
     for mask, want in (
@@ -331,9 +328,7 @@ def test_a_users_mask_is_planned_and_skipped_as_ours_is():
         for program in PROGRAMS.values():
             mine, ours = (program(kind(*at)).bind(sizes) for kind in (Near, Window))
             for platform in ("cpu", "gpu"):
-                plans = [
-                    planning.make_plan(sizes, N, Rules(mask), platform) for mask in (mine, ours)
-                ]
+                plans = [planning.make_plan(sizes, N, Rules(m), platform) for m in (mine, ours)]
                 assert plans[0] == plans[1]
             assert visited(mine, sizes) == visited(ours, sizes)
     blocks = visited(Near(900, 0, 300), sizes)
