@@ -1,4 +1,4 @@
-"""The one verb: `attend` picks a backend, `explain` says why, `attention_weights` shows weights."""
+"""Attention with a choice of backends: `attend`, `explain`, `attention_weights`."""
 
 import os
 from contextlib import AbstractContextManager
@@ -102,13 +102,13 @@ def attend(
     run in `promote_types(dtype, float32)`. A fully masked row returns zeros, zero gradients and
     lse = -inf (its sink, if there are sinks), as torch's `scaled_dot_product_attention` does.
     `jax.nn` returns the mean of v there, as does `empty="mean"`. NaN in fully masked queries, or in
-    keys and values that no query sees, never reaches outputs or gradients, except by that mean.
+    fully masked keys and values, never reaches outputs or gradients, except by that mean.
 
     Args:
       q: queries, `*B T N H`; any number of batch axes, none included.
       k: keys, `*B S K H`; K must divide N.
       v: values, `*B S K h`; h may differ from H.
-      mask: a mask, or a boolean array that broadcasts to `*B N T S`; True may look. None is FULL.
+      mask: a mask, or a boolean array that broadcasts to `*B N T S`, True to attend. None is FULL.
       score: a change of the scaled logits, from `flax_attn.scores`. None is IDENTITY.
       scale: None means `H ** -0.5`; 1.0 means unscaled; may be a scalar array.
       sinks: one logit per query head. One of -inf is no sink; one of +inf gives NaN.
@@ -120,26 +120,26 @@ def attend(
         S values, so NaN in padding reaches these rows. Their lse stays -inf, and only v gets
         gradients from them. torch's autograd also sends some to q and k through the sum
         `logits + finfo.min`, although it rounds the logits away; `masked_fill` sends none.
-      places: inside your own `jax.shard_map`, the places of this shard's batch entries and heads in
-        the whole array, so that dropout and functions of b and n equal those of the whole. Outside
+      places: inside your own `jax.shard_map`, the global indices of this shard's batch entries and
+        heads, so that dropout and functions of b and n equal those of the unsharded call. Outside
         of a `jax.shard_map`, sharded arrays need no `places`: batch and heads are computed on
-        their devices, without communication. `sharding.context_parallel` sets how attention goes
-        over a sharded length.
+        their devices, without communication. `sharding.context_parallel` sets the strategy for a
+        sharded length.
       q_positions, kv_positions: the order of queries and keys in their rows, integers that
         broadcast to `*B T` and `*B S`; None means 0, 1, 2, ... A cache passes them, because its
-        slots hold keys in any order. Layers find them by themselves: docs/recipes.md, "Order and
-        position"; here all that a mask or score may read is these numbers. The mask, the score and
-        the dropout get them in place of the indices, so CAUSAL and Window mean the same in every
-        cache. Objects with an array along T or S (Dense, Segments, Additive, DropoutMask, a class
-        of yours whose AXES name q or k) are read by index. A key at a negative position is never
-        seen, not even by `~mask`, and a query there sees no key. With `empty="mean"`, the mean is
-        then over the keys that are present, and a query at a negative position still gives zeros.
+        slots hold keys in any order. Layers compute them: docs/recipes.md, "Order and position";
+        here they are the only indices that a mask or score reads. The mask, the score and the
+        dropout get them instead of the indices, so CAUSAL and Window mean the same in every cache.
+        Objects with an array along T or S (Dense, Segments, Additive, DropoutMask, a class of yours
+        whose AXES name q or k) are read by index. A key at a negative position is always masked,
+        even under `~mask`, and a query there is fully masked. With `empty="mean"`, the mean is then
+        over the keys that are present, and a query at a negative position still gives zeros.
       backend: "auto", which warns once if only a slow backend fits an accelerator, or a name that
         `explain` lists; `use_backend` sets it for a whole context. Forward mode (`jax.jvp`,
         `jax.jacfwd`, `jax.linearize`) needs "reference". "auto" takes "reference" below 128 x 128
         weights per head and, for few queries, up to 64 KiB of keys and of values. Second
         derivatives (`jax.hessian`, `jax.grad` of `jax.grad`) need "reference", or "blockwise" on
-        one device, where `jax.grad` of `jax.grad` holds numbers for all T x S weights of a head.
+        one device, where `jax.grad` of `jax.grad` stores residuals for all T x S weights of a head.
         Under `jax.jit`, and in the function that `jax.linearize` returns, the error is jax's own
         and does not say so.
       return_lse: whether to return the log-sum-exp too; it is differentiable.
@@ -149,10 +149,10 @@ def attend(
       or wider.
 
     Raises:
-      ValueError: for ranks, sizes, positions, a backend name or a word for `empty` that do not fit;
-        for `offset="end"` beside positions.
-      TypeError: for integer or mixed dtypes, positions that are no integers, a mask that is not
-        boolean, a score or dropout that is none; for forward mode through a backend other than
+      ValueError: for ranks, sizes or positions that do not fit, an unknown backend or `empty`; for
+        `offset="end"` with positions.
+      TypeError: for integer or mixed dtypes, positions that are not integers, a mask that is not
+        boolean, a score or dropout of another class; for forward mode through a backend other than
         "reference".
       NotImplementedError: if the backend asked for cannot serve the request, with its reason.
 
@@ -181,7 +181,7 @@ def attend(
 
 
 def dispatch(request: Request, backend: str, empty: Empty) -> tuple[jax.Array, Stats]:
-    """The output `*B T N h` and the parts of the weights `*B N T`: who computes them, and where.
+    """Computes the output `*B T N h` and softmax statistics `*B N T` on the chosen backend.
 
     Raises:
       ValueError, TypeError, NotImplementedError: as `attend` does.
@@ -219,7 +219,7 @@ def attention_weights(
     q_positions: ArrayLike | None = None,
     kv_positions: ArrayLike | None = None,
 ) -> Float[Array, "*B N T S"]:
-    """The weights that `attend` gives the values, before dropout, by the plain formula.
+    """The attention weights of `attend`, before dropout, by the plain formula.
 
     Also called: attention map, attention probabilities, `output_attentions`.
 
@@ -228,7 +228,7 @@ def attention_weights(
 
     Args:
       q, k: queries `*B T N H` and keys `*B S K H`.
-      mask, score, scale, sinks, q_positions, kv_positions: as of `attend`.
+      mask, score, scale, sinks, q_positions, kv_positions: as in `attend`.
 
     Raises:
       ValueError, TypeError: as `attend` does.
@@ -251,12 +251,12 @@ def _weights(request: Request) -> jax.Array:
             request.q, request.k, bind_rules(request.q, request.k, request.rules)
         )
     sequence, request = prepared(request, "all_gather")
-    bind_rules(request.q, request.k, request.rules)  # what does not fit is told of the whole
+    bind_rules(request.q, request.k, request.rules)  # so that errors refer to global shapes
     return explicit.weights(request, sequence)
 
 
 def use_backend(name: str) -> AbstractContextManager[None]:
-    """A context in which `attend(backend="auto")`, so every layer too, takes the backend `name`.
+    """Context manager that sets the backend of `attend(backend="auto")`, and so of layers.
 
     A request that the backend cannot serve raises an error. "auto" restores the automatic choice.
     `jax.jit` traces again for another backend. The environment variable FLAX_ATTN_BACKEND sets the
@@ -302,10 +302,10 @@ def explain(
 
     Args:
       q, k, v: `*B T N H`, `*B S K H`, `*B S K h`; arrays, or `jax.ShapeDtypeStruct`s.
-      mask, score, scale, sinks, dropout: as of `attend`; `jax.ShapeDtypeStruct`s in place of arrays
+      mask, score, scale, sinks, dropout: as in `attend`; `jax.ShapeDtypeStruct`s in place of arrays
         stand for values that are known when the program runs, as under jit.
-      empty: as of `attend`; every backend serves both, so that no verdict depends on it.
-      q_positions, kv_positions: as of `attend`; `jax.ShapeDtypeStruct`s too.
+      empty: as in `attend`; every backend supports both, so no verdict depends on it.
+      q_positions, kv_positions: as in `attend`; `jax.ShapeDtypeStruct`s too.
 
     Raises:
       ValueError, TypeError: as `attend` does. A refusal by a backend is reported, not raised.
@@ -345,12 +345,12 @@ def _is_shape(x: Any) -> bool:
 
 
 def requested_backend(name: str) -> str:
-    """The backend of a name: for "auto" the one of `use_backend` or of the environment, if any."""
+    """Resolves "auto" to the backend of `use_backend` or the environment, if set."""
     return _requested.value if name == "auto" else name
 
 
 def _choose(name: str, request: Request, rules: Rules, sequence: Sequence | None) -> str:
-    """The backend that is asked for, or for "auto" the first that serves and is not passed over."""
+    """The requested backend, or for "auto" the first that accepts and is not passed over."""
     name = requested_backend(name)
     if name != "auto":
         _check_backend(name)
@@ -365,11 +365,11 @@ def _choose(name: str, request: Request, rules: Rules, sequence: Sequence | None
     if platform in KERNELS:
         warn_if_slow(request.q, request.k, Explanation(verdicts))
     fit = (x.backend for x in verdicts if x.refusal is None and x.passed_over is None)
-    return next(fit, "reference")  # which serves all
+    return next(fit, "reference")  # which supports every request
 
 
 def _refusal(name: str, request: Request, rules: Rules, sequence: Sequence | None) -> str | None:
-    """Why a backend cannot serve a request, or None. The plain formula serves all."""
+    """Why a backend cannot serve a request, or None. "reference" serves all requests."""
     by_sequence = None if sequence is None else sequence.refusal(name)
     if by_sequence is not None or name == "reference":
         return by_sequence
@@ -380,7 +380,7 @@ def _refusal(name: str, request: Request, rules: Rules, sequence: Sequence | Non
 
 
 def _verdict(name: str, request: Request, rules: Rules, sequence: Sequence | None) -> Verdict:
-    """What one backend says of a request, when "auto" is asked for."""
+    """One backend's verdict on a request, for backend "auto"."""
     refusal = _refusal(name, request, rules, sequence)
     has_others = sequence is None or sequence.refusal("reference") is None
     if refusal is not None or not has_others:

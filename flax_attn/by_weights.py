@@ -1,4 +1,4 @@
-"""Attention whose weights are no softmax, or whose heads are mixed: by the plain formula alone."""
+"""Attention with other weights than softmax, or mixed heads, by the plain formula."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,23 +41,23 @@ def attend_by_weights(
 ) -> Float[Array, "*B T N h"]:
     """`mix_weights(normalise(mask(score(mix_scores(scale * q.k))))) . v`, dropout before v.
 
-    Use it for weights that `attend` cannot compute. It runs the plain formula on every machine. For
-    more than 128 queries it goes by blocks of 128, and holds only the weights of one block. If a
-    function mixes heads, if `taps.listen()` is open, or if arrays are on several devices, it holds
-    all T x S weights of each head. With the defaults it equals `attend`.
+    Use it for weights that `attend` cannot compute. It runs the plain formula on every device. More
+    than 128 queries are processed in blocks of 128, with the weights of one block in memory. If a
+    function mixes heads, inside `taps.listen()`, or with arrays on several devices, all T x S
+    weights of each head are materialized. With the defaults it equals `attend`.
 
     A fully masked row gives zeros. Fully masked keys never reach outputs or gradients, whatever
-    they hold. A value that mixing adds to masked weights, such as a bias, is replaced by zero. A
+    they hold. Masked weights are set to zero after mixing too. A
     mask per head applies to the heads after the mixing.
 
     Args:
-      q, k, v: as of `attend`; K must divide N.
+      q, k, v: as in `attend`; K must divide N.
       normalise: from scores, in float32 or wider, to weights over the last axis: `softmax`,
-        `sigmoid`, `entmax`, or a function of yours. It gets -inf at masked places; its
+        `sigmoid`, `entmax`, or a function of yours. It gets -inf at masked positions; its
         results there are replaced by zero.
       mix_scores, mix_weights: functions of all heads' logits and weights, `B N T S` -> `B N T S`,
-        all batch axes as one.
-      mask, score, scale, dropout: as of `attend`.
+        with flattened batch axes.
+      mask, score, scale, dropout: as in `attend`.
 
     Raises:
       ValueError, TypeError: as `attend` does; ValueError if a function of these three gives another
@@ -89,15 +89,15 @@ def attend_by_weights(
 def in_blocks(
     attend: Callable[[Array, Array], Array], q: Float[Array, "B T N H"]
 ) -> Float[Array, "B T N h"]:
-    """`attend(queries, their places)` for `ROWS` queries after the other, forward and backward.
+    """Maps `attend(queries, indices)` over blocks of `ROWS` queries, forward and backward.
 
-    What it makes of one block is not kept for the backward pass, which makes it once more.
+    Blocks are rematerialized in the backward pass.
 
     Args:
-      attend: from `B ROWS N H` and `ROWS` integers to `B ROWS N h`.
+      attend: maps `B ROWS N H` and `ROWS` integers to `B ROWS N h`.
       q: more than `ROWS` queries.
     """
-    starts = block_starts(q.shape[1], ROWS)  # the last block reaches back into the one before
+    starts = block_starts(q.shape[1], ROWS)  # the last block may overlap the one before
 
     @jax.checkpoint
     def block(start: Array) -> Array:
@@ -110,7 +110,7 @@ def in_blocks(
 
 
 def _of_queries(rules: Rules, sizes: Sizes, at: Array) -> Rules:
-    """Bound rules for the queries `at`, asked at their places in the whole."""
+    """Bound rules for the queries `at`, evaluated at their global indices."""
     b, n, _, k = sizes.iotas()
     q, drop = at.reshape(1, 1, -1, 1), rules.dropout
     visible = jnp.broadcast_to(rules.mask(b, n, q, k), (sizes.B, sizes.N, len(at), sizes.S))
@@ -120,7 +120,7 @@ def _of_queries(rules: Rules, sizes: Sizes, at: Array) -> Rules:
 
 @frozen
 class _AtQueries(Score):
-    """A bound score of some of the queries, asked at their places in the whole."""
+    """A bound score for some of the queries, evaluated at their global indices."""
 
     score: Score
     at: Any
@@ -139,12 +139,12 @@ def _by_weights(
     mix_scores: Mix | None,
     mix_weights: Mix | None,
 ) -> Float[Array, "B T N h"]:
-    """The plain formula by bound rules."""
+    """The plain formula with bound rules."""
     sizes = sizes_of(q, k)
     visible = jnp.asarray(rules.mask.grid(sizes))
     if mix_scores is None:
         q, k, v = zero_masked(q, k, v, rules)
-    else:  # a head's logits are read by all heads, its values by itself alone
+    else:  # mixed logits depend on all heads, values on their own head
         anybody = replace(rules, mask=Dense(_visible_to_any_head(visible)).bind(sizes))
         (q, k, _), (_, _, v) = zero_masked(q, k, v, anybody), zero_masked(q, k, v, rules)
     logits = _same_shape("mix_scores", mix_scores, scaled_logits(q, k, rules.scale))
@@ -161,12 +161,12 @@ def _by_weights(
 
 
 def _visible_to_any_head(visible: Bool[Array, "..."]) -> Bool[Array, "#B 1 #T #S"]:
-    """What some head may look at, of a grid that broadcasts to B N T S."""
+    """True where visible to any head, of a grid that broadcasts to B N T S."""
     return visible.reshape((1,) * (4 - visible.ndim) + visible.shape).any(axis=1, keepdims=True)
 
 
 def _same_shape(name: str, function: Mix | None, x: Array) -> Array:
-    """`function(x)`, as wide as x; ValueError if it has another shape."""
+    """`function(x)` in the dtype of x; raises ValueError if it has another shape."""
     if function is None:
         return x
     y = function(x)

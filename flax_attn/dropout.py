@@ -15,51 +15,51 @@ from .places import Places, Positions, in_whole
 
 
 class Drop:
-    """The base of both ways to drop: a rate, and whether (b, n, q, k) is kept."""
+    """Base class of dropout on attention weights: a rate, and a keep mask by index."""
 
     rate: float
 
     def bind(self, sizes: Sizes) -> "Drop | None":
-        """This dropout for these sizes, shapes checked; None where it has nothing to do."""
+        """This dropout for these sizes, with shapes checked; None if it drops nothing."""
         return self
 
     def at(self, places: Places) -> "Drop":
-        """This dropout for a shard whose batch entries and heads stand at `places` in the whole."""
+        """This dropout for a shard with global indices `places` of batch entries and heads."""
         return self
 
     def at_positions(self, positions: Positions) -> "Drop":
-        """This dropout, asked at bound positions; by slot if it is an array."""
+        """This dropout evaluated at bound positions, or at slots if it is an array."""
         return self
 
     def keep(self, b: Any, n: Any, q: Any, k: Any) -> jax.Array:
-        """Which elements at these index arrays survive."""
+        """Keep mask at these index arrays."""
         raise NotImplementedError
 
     def grid(self, sizes: Sizes) -> jax.Array:
-        """Which elements of a whole attention survive; broadcasts to B N T S."""
+        """Keep mask of a whole attention; broadcasts to B N T S."""
         return self.keep(*sizes.iotas())
 
     def apply(self, weights: jax.Array, keep: jax.Array) -> jax.Array:
-        """The survivors, divided by the share that survives; nothing survives a rate of 1."""
+        """Drops weights and divides the others by `1 - rate`; a rate of 1 drops all."""
         share = 1.0 - self.rate if self.rate < 1 else 1.0
         return jnp.where(keep & (self.rate < 1), weights / share, jnp.zeros_like(weights))
 
 
 @frozen
 class Dropout(Drop):
-    """Drops each weight with probability `rate`, decided by `key` and its place (b, n, t, s).
+    """Drops each weight with probability `rate`, by `key` and its index (b, n, t, s).
 
     A counter-based draw (Threefry, Salmon et al., 2011): the same key drops the same elements in
     every backend, block size and batch layout. Under `jax.vmap` each mapped call starts at b = 0
-    again: give every one its own key.
+    again: pass a different key to each.
 
-    Sharded arrays are numbered as a whole, so a mesh changes nothing. Inside a `jax.shard_map` of
-    your own, pass the `places` of the shard to `attend`, or give every shard its own key.
+    Sharded arrays use global indices, so a mesh changes nothing. Inside a `jax.shard_map` of your
+    own, pass the `places` of the shard to `attend`, or a different key to every shard.
 
     Args:
       rate: from 0 to 1.
       key: a `jax.random.key`.
-      places: positions of batch entries and heads in the whole array; `attend` sets it for shards.
+      places: global indices of batch entries and heads; `attend` sets it for shards.
       positions: the positions of queries and keys; `attend` sets it from its `q_positions` and
         `kv_positions`.
 
@@ -113,10 +113,10 @@ class Dropout(Drop):
 
 @frozen
 class DropoutMask(Drop):
-    """Keeps what `mask` says and divides by `1 - rate`: a recorded draw, for comparisons.
+    """Dropout with a given keep mask, divided by `1 - rate`; for comparisons.
 
     Args:
-      mask: boolean, broadcasts to `*B N T S`; True is kept.
+      mask: boolean, broadcasts to `*B N T S`; True keeps a weight.
       rate: the rate it was drawn with, from 0 to 1.
 
     Raises:
@@ -156,7 +156,7 @@ def _threefry(key1: jax.Array, key2: jax.Array, count1: Any, count2: Any) -> lis
 
 
 def dropout_stream(rngs: nnx.Rngs) -> nnx.RngStream | None:
-    """The stream "dropout", or the default one, as `nnx.Rngs` answers; None if there is neither.
+    """The stream "dropout" of `rngs`, or its default stream; None if there is neither.
 
     >>> dropout_stream(nnx.Rngs(params=0)) is None, dropout_stream(nnx.Rngs(0)) is None
     (True, False)
@@ -168,7 +168,7 @@ def dropout_stream(rngs: nnx.Rngs) -> nnx.RngStream | None:
 
 
 def check_stream(rate: float, stream: nnx.RngStream | None) -> nnx.RngStream:
-    """`stream`; ValueError if there is none to draw a key from."""
+    """Returns `stream`; raises ValueError if it is None."""
     if stream is None:
         raise ValueError(
             f"dropout={rate} needs a random key in training; the layer was built from rngs without "
@@ -179,7 +179,7 @@ def check_stream(rate: float, stream: nnx.RngStream | None) -> nnx.RngStream:
 
 
 class LayerDropout(nnx.Dropout):
-    """`nnx.Dropout` that asks for a "dropout" stream only when it draws.
+    """`nnx.Dropout` that requires a "dropout" stream only when it draws.
 
     Args:
       rate: from 0 to 1.

@@ -1,10 +1,10 @@
-"""What the harness and the reading of checkpoints raise."""
+"""Exceptions of parity checks and of checkpoint loading."""
 
 
 class ParityError(AssertionError):
-    """Two modules are not the same function, or one cannot be carried into the other.
+    """Two modules are not the same function, or weights cannot be ported between them.
 
-    `report` is the full report where a comparison was made, else None.
+    `report` is the full report of a comparison, or None.
 
     >>> raise ParityError("output differs")
     Traceback (most recent call last):
@@ -21,7 +21,7 @@ class CheckpointError(ValueError):
 
     Attributes:
       path: the file or folder.
-      tensor: the name of the tensor that is at fault, as the file has it; None if it is no one's.
+      tensor: name of the faulty tensor in the file; None if there is no single one.
       reason: what is wrong, a sentence.
       hint: what would work, a sentence, or "".
 
@@ -40,7 +40,7 @@ class CheckpointError(ValueError):
 
 
 def quoted(name: object) -> str:
-    """A name that a file gives, in quotes, in ASCII and cut if it is long; of others their type.
+    """A name from a file, quoted, in ASCII and truncated; the type name for non-strings.
 
     >>> quoted("a" * 90)[-12:], quoted("line\\nbreak")
     ("aaaaaaaa'...", "'line\\\\nbreak'")

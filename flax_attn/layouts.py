@@ -1,13 +1,13 @@
-"""Layouts: the order in which tokens lie along a length that is sharded.
+"""Layouts: the order of tokens along a sharded length.
 
 Of eight tokens on two shards:
 
-    contiguous   0 1 2 3 | 4 5 6 7     a run of the tokens each
-    zigzag       0 1 6 7 | 2 3 4 5     a run from the front and one from the back each
+    contiguous   0 1 2 3 | 4 5 6 7     one contiguous range each
+    zigzag       0 1 6 7 | 2 3 4 5     one range from the front and one from the back each
     striped      0 2 4 6 | 1 3 5 7     every second token each
 
-Under a causal mask a late token sees more keys than an early one. Contiguous shards then have
-unequal work, and all wait for the last; zigzag and striped shards have nearly the same.
+Under a causal mask a late token attends to more keys than an early one. Contiguous shards then have
+unequal work, and all wait for the last; zigzag and striped shards are nearly balanced.
 """
 
 import math
@@ -24,14 +24,14 @@ LAYOUTS = ("contiguous", "zigzag", "striped")
 
 
 class Context(NamedTuple):
-    """How attention goes over a length that lies on several devices."""
+    """Strategy and layout of attention over a sharded length."""
 
     strategy: str | tuple[str, ...] = "all_gather"
     layout: str = "contiguous"
 
 
 class Named(NamedTuple):
-    """Mesh axes by name, where types do not say how arrays are sharded.
+    """Mesh axes by name, for arrays whose types carry no sharding.
 
     Attributes:
       mesh: None for the one that `jax.set_mesh` sets.
@@ -44,13 +44,13 @@ class Named(NamedTuple):
     length: "Axes"
 
 
-Axes = str | tuple[str, ...] | None  # of a mesh, along which one axis of an array is sharded
+Axes = str | tuple[str, ...] | None  # mesh axes that shard one array axis
 requested_context = jax.make_user_context(Context())  # by `sharding.context_parallel`
 named = jax.make_user_context(None)  # by `sharding.on`
 
 
 def named_for(x: Any) -> Named | None:
-    """The mesh axes that were named, for an array whose type says nothing; None where it does."""
+    """The named mesh axes, for an array whose type carries no sharding; else None."""
     axes = named.value
     if axes is None or _type_is_sharded(x):
         return None
@@ -60,7 +60,7 @@ def named_for(x: Any) -> Named | None:
 
 
 def _type_is_sharded(x: Any) -> bool:
-    """Whether an array's type says how it is sharded, or that it is a device's own part."""
+    """Whether an array's type carries its sharding, or it is a shard inside `shard_map`."""
     if isinstance(x, jax.ShapeDtypeStruct):
         return AxisType.Explicit in getattr(getattr(x.sharding, "mesh", None), "axis_types", ())
     kind = jax.typeof(x)
@@ -68,26 +68,26 @@ def _type_is_sharded(x: Any) -> bool:
 
 
 def names_in(entry: Any) -> tuple[str, ...]:
-    """The mesh axes of one dimension."""
+    """The mesh axes of one entry of a PartitionSpec, as a tuple."""
     if entry is None:
         return ()
     return entry if isinstance(entry, tuple) else (entry,)
 
 
 def partitioning(entry: Any, mesh: Any) -> list[str]:
-    """Those of them that have several devices, and so cut it."""
+    """The mesh axes in `entry` of size greater than 1, which shard the dimension."""
     return [name for name in names_in(entry) if mesh.shape.get(name, 1) > 1]
 
 
 def place(x: Any, shards: int, layout: str, *, axis: int) -> Any:
-    """`x` with the tokens along `axis` in the order of a layout; numpy in, numpy out.
+    """Permutes the tokens along `axis` to a layout; numpy in, numpy out.
 
-    Place whatever has one entry a token, before it is sharded: tokens, labels, ids of documents,
-    masks and biases by slot.
+    Apply it to every array with one entry per token, before sharding: tokens, labels, document
+    ids, masks and biases by slot.
 
     Args:
       x: any array; `axis` is its axis of tokens.
-      shards: over how many devices that axis is going to be sharded.
+      shards: number of devices over which that axis will be sharded.
       layout: "contiguous", "zigzag" or "striped".
 
     Raises:
@@ -106,10 +106,10 @@ def place(x: Any, shards: int, layout: str, *, axis: int) -> Any:
 
 
 def unplace(x: Any, shards: int, layout: str, *, axis: int) -> Any:
-    """`x` with the tokens along `axis` in their own order again; undoes `place`.
+    """Restores the order of the tokens along `axis`; inverse of `place`.
 
     Args:
-      x, shards, layout, axis: as of `place`.
+      x, shards, layout, axis: as in `place`.
 
     Raises:
       ValueError: as `place` does.
@@ -127,13 +127,13 @@ def unplace(x: Any, shards: int, layout: str, *, axis: int) -> Any:
 
 
 def positions(length: int, shards: int, layout: str) -> np.ndarray:
-    """Which token lies in each slot, int32: for what is computed of positions under a layout.
+    """The token in each slot of a layout, int32, for computations from positions.
 
-    `Rotary` finds it by itself.
+    `Rotary` does this automatically.
 
     Args:
-      length: how many tokens there are.
-      shards, layout: as of `place`.
+      length: number of tokens.
+      shards, layout: as in `place`.
 
     Raises:
       ValueError: as `place` does.
@@ -146,22 +146,22 @@ def positions(length: int, shards: int, layout: str) -> np.ndarray:
 
 
 def tokens_in(slots: Any, length: int, shards: int, layout: str) -> Any:
-    """Which tokens lie in these slots; numpy in, numpy out. The shards divide the length."""
+    """The tokens in these slots; numpy in, numpy out. `shards` must divide `length`."""
     if layout == "contiguous":
         return slots
     each = length // shards
     shard, i = slots // each, slots % each
     if layout == "striped":
         return i * shards + shard
-    run = each // 2  # of the front and of the back
+    run = each // 2  # length of the front and the back range
     return _module(slots).where(i < run, shard * run + i, (2 * shards - 2 - shard) * run + i)
 
 
 def positions_of(x: Any, axis: int) -> np.ndarray | None:
-    """Which token lies in each slot of an array that is sharded along `axis`, by the layout asked.
+    """The token in each slot of an array sharded along `axis`, by the requested layout.
 
-    None where tokens lie in their own order: contiguous, or sharded over no axis that types or
-    `sharding.on` tell of.
+    None if tokens are in order: for "contiguous", or without a sharding in the type or from
+    `sharding.on`.
     """
     layout = requested_context.value.layout
     if layout == "contiguous":
@@ -176,7 +176,7 @@ def positions_of(x: Any, axis: int) -> np.ndarray | None:
 
 
 def check_length(name: str, length: int, shards: int, layout: str) -> None:
-    """ValueError, with the lengths that would do, unless a layout can cut this length."""
+    """Raises ValueError unless a layout can split this length; suggests valid lengths."""
     parts = 2 * shards if layout == "zigzag" else shards
     if length % parts:
         less = length // parts * parts
@@ -203,7 +203,7 @@ def _module(x: Any) -> Any:
 
 
 def _split(x: Any, axis: int, *counts: int) -> Any:
-    """One axis as several; one of the counts may be -1."""
+    """Splits one axis into several; one of the counts may be -1."""
     known = -int(np.prod(counts))
     counts = tuple(x.shape[axis] // known if n == -1 else n for n in counts)
     return x.reshape(*x.shape[:axis], *counts, *x.shape[axis + 1 :])

@@ -1,7 +1,7 @@
-"""What can stand in place of softmax: functions from scores to weights over the last axis.
+"""Alternatives to softmax: functions from scores to weights over the last axis.
 
-A score of -inf marks a key that may not be looked at, and has weight zero. A row that is all -inf
-has zero weights and zero gradients. All compute in `promote_types(dtype, float32)`.
+A score of -inf marks a masked key, whose weight is zero. A row that is all -inf has zero weights
+and zero gradients. All compute in `promote_types(dtype, float32)`.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Normaliser = Callable[[jax.Array], jax.Array]
 
 
 def sigmoid(scores: Float[Array, "*B T S"]) -> Float[Array, "*B T S"]:
-    """`1 / (1 + exp(-scores))`: each key weighs by its own score alone, so rows have any sum.
+    """`1 / (1 + exp(-scores))`elementwise, so that rows may have any sum.
 
     Raises nothing. Source: Ramapuram et al., "Theory, Analysis, and Best Practices for Sigmoid
     Self-Attention", 2024, which adds -log S to the scores.
@@ -35,7 +35,7 @@ def entmax(scores: Float[Array, "*B T S"], alpha: float | int = 1.5) -> Float[Ar
     The tau is found exactly, by sorting each row.
 
     Args:
-      scores: -inf where a query may not look.
+      scores: -inf where masked.
       alpha: 1.5, or 2 for sparsemax. (1 would be softmax.)
 
     Raises:
@@ -53,18 +53,18 @@ def entmax(scores: Float[Array, "*B T S"], alpha: float | int = 1.5) -> Float[Ar
     z = scores.astype(wide(scores.dtype)) * (alpha - 1)
     largest = jnp.max(z, axis=-1, keepdims=True, initial=-jnp.inf)
     some = largest > -jnp.inf
-    # Nothing at or below -1 has a weight, so that this changes none, and what is left is finite.
+    # Scores at or below -1 have weight zero, so clipping changes nothing but removes -inf.
     z = jnp.maximum(z - jax.lax.stop_gradient(jnp.where(some, largest, 0.0)), -1.0)
     weights = (_entmax15 if alpha == 1.5 else _sparsemax)(z)
     return jnp.where(some, weights, 0.0).astype(scores.dtype)
 
 
 def _threshold(z: jax.Array, taus: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
-    """The tau of each row: that of the longest run of largest scores which all lie above theirs.
+    """The tau of each row, for the most top scores that are all at or above their tau.
 
     Args:
-      z: scores, the largest of a row 0.
-      taus: from the sorted scores and the counts 1 ... S to the tau of the run that ends there.
+      z: scores, with maximum 0 in each row.
+      taus: maps the sorted scores and the counts 1 ... S to the tau for each number of top scores.
     """
     ordered = -jnp.sort(-z, axis=-1)
     tau = taus(ordered, jnp.cumsum(jnp.ones_like(z), axis=-1))
@@ -102,13 +102,13 @@ def _entmax15_jvp(
     primals: tuple[jax.Array], tangents: tuple[jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
     weights = _entmax15(*primals)
-    some = weights > 0  # elsewhere the root has no derivative
+    some = weights > 0  # the root is not differentiable at zero
     slope = jnp.where(some, jnp.sqrt(jnp.where(some, weights, 1.0)), 0.0)
     return weights, 2 * _centred(slope, *tangents)
 
 
 def _centred(slope: jax.Array, dz: jax.Array) -> jax.Array:
-    """`slope * (dz - tau's change)`, which sums to zero, as weights that sum to one must change."""
+    """`slope * (dz - dtau)`, which sums to zero, since the weights sum to one."""
     total = jnp.sum(slope, axis=-1, keepdims=True)
     tau = jnp.sum(slope * dz, axis=-1, keepdims=True) / jnp.where(total > 0, total, 1.0)
     return slope * (dz - tau)

@@ -1,7 +1,7 @@
-"""Norms of queries and keys, computed in float32 or wider: functions, and modules by them.
+"""Norms of queries and keys, computed in float32 or wider: functions and modules.
 
-The mean of squares is taken as it stands and never as a difference, which loses digits at large
-means. An eps is always given: torch, Flax and published models disagree on a default.
+The variance is never computed as `mean(x ** 2) - mean(x) ** 2`, which loses precision for large
+means. An eps is required, since the defaults of torch, Flax and published models differ.
 """
 
 from typing import Any, Literal
@@ -29,12 +29,12 @@ def rms_norm(
     """`x / sqrt(mean(x ** 2) + eps) * scale` over the last axis, in the dtype of x.
 
     Args:
-      x: what is normed.
-      scale: the gain, which broadcasts to the last axes of x, or None for none.
+      x: the input.
+      scale: broadcasts to the last axes of x; None for no scale.
       eps: added to the mean of squares.
-      plus_one: whether the gain is `1 + scale` (Gemma, Qwen3-Next).
-      cast: "before" rounds to the dtype of x before the gain (Llama, Qwen3, T5), "after" behind it
-        (Gemma, OLMo2, gpt-oss). Both are the same in float32 and float64.
+      plus_one: whether to multiply by `1 + scale` (Gemma, Qwen3-Next).
+      cast: whether to cast to the dtype of x "before" (Llama, Qwen3, T5) or "after" multiplying by
+        the scale (Gemma, OLMo2, gpt-oss). Both are the same in float32 and float64.
 
     Raises:
       ValueError: for another cast, or plus_one without a scale.
@@ -66,7 +66,7 @@ def layer_norm(
     """`(x - mean) / sqrt(mean((x - mean) ** 2) + eps) * scale + bias` over the last axis.
 
     Args:
-      x: what is normed.
+      x: the input.
       scale, bias: broadcast to the last axes of x, such as `N H` for x of `*B T N H`; None for
         none.
       eps: added to the variance.
@@ -89,12 +89,12 @@ def layer_norm(
 def l2_norm(x: Float[Array, "*X H"], *, eps: float, floor: bool = False) -> Float[Array, "*X H"]:
     """`x / sqrt(sum(x ** 2) + eps)` over the last axis, in the dtype of x.
 
-    Llama 4's class of this name is `rms_norm` without a scale.
+    Llama 4's class of this name is `rms_norm` without a scale instead.
 
     Args:
-      x: what is normed.
+      x: the input.
       eps: added to the sum of squares (Qwen3-Next).
-      floor: whether eps is the least norm that is divided by instead, `x / max(norm, eps)`
+      floor: whether eps is a lower bound of the norm instead, `x / max(norm, eps)`
         (torch's `normalize`, Swin v2).
 
     Raises:
@@ -108,7 +108,7 @@ def l2_norm(x: Float[Array, "*X H"], *, eps: float, floor: bool = False) -> Floa
     _check_eps(eps)
     z = x.astype(wide(x.dtype))
     squares = (z**2).sum(-1, keepdims=True)
-    if floor:  # the root of zero has no derivative
+    if floor:  # sqrt is not differentiable at zero
         least = jnp.asarray(eps, z.dtype)
         small = squares <= least**2
         norm = jnp.where(small, least, jnp.sqrt(jnp.where(small, 1.0, squares)))
@@ -118,22 +118,22 @@ def l2_norm(x: Float[Array, "*X H"], *, eps: float, floor: bool = False) -> Floa
 
 
 class RMSNorm(nnx.Module):
-    """`rms_norm(x, scale)` with a trained gain `scale`, as an object for `q_norm=` and `k_norm=`.
+    """`rms_norm(x, scale)` with a trained `scale`, for `q_norm=` and `k_norm=`.
 
     Shapes: x `*X H` -> `*X H`; with `over_heads` `*B T N H` -> `*B T N H`.
 
     Args:
-      features: H; with `over_heads` N H; None for no gain (Llama 4, NanoChat, Gemma 4's values).
+      features: H; with `over_heads` N H; None for no scale (Llama 4, NanoChat, Gemma 4's values).
       eps: added to the mean of squares.
-      plus_one: whether the gain is `1 + scale`, with a scale from zero (Gemma, Qwen3-Next).
-      cast: "before" or "after" the gain, see `rms_norm`.
-      over_heads: whether all heads of a token are normed as one vector (OLMo2).
-      scale_init: initializer of the scale; None starts from a gain of one.
-      rngs: for a scale_init; a gain of one needs none.
+      plus_one: whether to multiply by `1 + scale`, with a scale from zero (Gemma, Qwen3-Next).
+      cast: "before" or "after" the scale, see `rms_norm`.
+      over_heads: whether all heads of a token are normalised as one vector (OLMo2).
+      scale_init: initializer of the scale; None for a factor of one.
+      rngs: random keys for scale_init; otherwise not needed.
       param_dtype: of the scale.
 
     Raises:
-      ValueError: for features below 1, another cast, a negative eps, arguments of a gain without
+      ValueError: for features below 1, another cast, a negative eps, plus_one or scale_init without
         features; in the call, for x of another width.
 
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
@@ -166,7 +166,7 @@ class RMSNorm(nnx.Module):
         self.cast: Cast = cast
 
     def __call__(self, x: Float[Array, "*X H"]) -> Float[Array, "*X H"]:
-        """x, normed over H, or over N H with `over_heads`."""
+        """Normalises x over H, or over N H with `over_heads`."""
         z = x.reshape(*x.shape[:-2], -1) if self.over_heads else x
         scale = None if self.scale is None else _gain_for(self.scale[...], z)
         z = rms_norm(z, scale, eps=self.eps, plus_one=self.plus_one, cast=self.cast)
@@ -179,11 +179,11 @@ class LayerNorm(nnx.Module):
     Shapes: x `*B T N H` -> `*B T N H`.
 
     Args:
-      features: H, or `(N, H)` for a gain of each head's own (Cohere).
+      features: H, or `(N, H)` for a separate scale per head (Cohere).
       eps: added to the variance.
       use_bias: whether there is a bias.
-      scale_init: initializer of the scale; None starts from one.
-      rngs: for a scale_init; a gain of one needs none.
+      scale_init: initializer of the scale; None for ones.
+      rngs: random keys for scale_init; otherwise not needed.
       param_dtype: of scale and bias.
 
     Raises:
@@ -213,7 +213,7 @@ class LayerNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x: Float[Array, "*B T N H"]) -> Float[Array, "*B T N H"]:
-        """x, normed over H."""
+        """Normalises x over H."""
         assert self.scale is not None
         bias = None if self.bias is None else self.bias[...]
         return layer_norm(x, _gain_for(self.scale[...], x), bias, eps=self.eps)

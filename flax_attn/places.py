@@ -1,9 +1,9 @@
-"""Places and positions: where batch entries, heads, queries and keys stand in the whole.
+"""Global indices of batch entries and heads in shards, and positions of queries and keys.
 
-A shard numbers its rows and heads from 0. Whatever is asked by number (dropout, and functions of
-masks and scores) is asked at the places instead, so that every mesh gives what one device gives.
-A cache holds its keys in slots. Whatever is asked by the index of a query or a key (masks, scores
-and dropout) is asked at their positions instead, so that it means the same in every cache.
+In a shard, local indices of batch entries and heads start at 0. Dropout, and functions of masks and
+scores, are evaluated at global indices (`Places`), so that every mesh gives the same results.
+A cache holds its keys in slots. Masks, scores and dropout are evaluated at `Positions` of queries
+and keys instead of slots, so that they mean the same in every cache.
 """
 
 from dataclasses import is_dataclass, replace
@@ -27,12 +27,12 @@ from ._internal.types import Sizes, frozen, is_frozen, leaf_axes
 
 @frozen
 class Places:
-    """Batch entries and query heads of a shard, by their numbers in the whole.
+    """Global indices of a shard's batch entries and query heads.
 
-    Inside a caller's own `jax.shard_map` nothing is guessed: `attend(..., places=Places(b, n))`
-    says which entries and heads of the whole attention this call computes. That serves what is
-    asked by number: dropout, and functions of masks and scores. Arrays of masks and scores
-    (lengths, slopes, biases) are the shard's own part: pass them through `in_specs`.
+    Inside a caller's `jax.shard_map` they cannot be inferred: `attend(..., places=Places(b, n))`
+    specifies which entries and heads of the global attention this call computes. Dropout, and
+    functions of masks and scores, use them. Arrays of masks and scores (lengths, slopes, biases)
+    must be sharded: pass them through `in_specs`.
 
     Args:
       b: integers that broadcast to `*B`; None means 0, 1, 2, ...
@@ -43,7 +43,7 @@ class Places:
 
     >>> import jax
     >>> from flax_attn import Dropout, Lengths, Places, attend
-    >>> from flax_attn.parity.judge import alike
+    >>> from flax_attn.parity.judge import allclose
     >>> from jax.sharding import AxisType, PartitionSpec
     >>> def look(x, lengths, places=None):
     ...     drop = Dropout(0.5, jax.random.key(0))
@@ -55,7 +55,7 @@ class Places:
     >>> spec, x = PartitionSpec("data"), jnp.ones((2 * jax.device_count(), 5, 4, 2))
     >>> lengths = 1 + jnp.arange(len(x)) % 5
     >>> sharded = jax.shard_map(of_shard, mesh=mesh, in_specs=spec, out_specs=spec)
-    >>> alike(jax.jit(sharded)(x, lengths), look(x, lengths))
+    >>> allclose(jax.jit(sharded)(x, lengths), look(x, lengths))
     True
     """
 
@@ -65,7 +65,7 @@ class Places:
     AXES: ClassVar = {"b": "b", "n": "n"}
 
     def bind(self, sizes: Sizes) -> "Places":
-        """One number for each batch entry, all batch axes as one, and one for each head."""
+        """Index arrays B and N, with flattened batch axes."""
         numbers_of = {}
         for name, requested, count in (("b", self.b, sizes.B), ("n", self.n, sizes.N)):
             numbers = (
@@ -87,7 +87,7 @@ def _broadcasts(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
 
 
 def in_whole(places: Places | None, b: Any, n: Any) -> tuple[Any, Any]:
-    """Batch entries and heads of a shard by their numbers in the whole; bound places."""
+    """Maps local to global indices of batch entries and heads; `places` must be bound."""
     return (b, n) if places is None else (places.b[b], places.n[n])
 
 
@@ -95,14 +95,14 @@ def in_whole(places: Places | None, b: Any, n: Any) -> tuple[Any, Any]:
 class Positions:
     """Positions of the queries, `*B T`, and of the keys, `*B S`; None stands for 0, 1, 2, ...
 
-    What is absent has a negative position. Bound, both are arrays: `B T` and `B S`, or with one row
-    that all batch entries share, in int32.
+    Absent queries and keys have negative positions. When bound, both are int32 arrays, `B T` and
+    `B S`, or with one row that all batch entries share.
 
     Attributes:
-      in_order: key s stands at position s or is absent, as in a cache that has room for every
-        token: a range of positions is then one of slots.
-      all_present: nothing is absent, and a negative number is a number like others.
-      is_bound: set by `bind`, which leaves what is bound as it is.
+      in_order: key s has position s or is absent, as in a cache with room for every token: a range
+        of positions is then a range of slots.
+      all_present: nothing is absent, and negative positions have no special meaning.
+      is_bound: set by `bind`, which returns bound positions unchanged.
     """
 
     q: Any = None
@@ -132,7 +132,7 @@ class Positions:
         )
 
     def of(self, b: Any, q: Any, k: Any) -> tuple[Any, Any]:
-        """The positions of queries and keys of batch entry b, which are given by their slots."""
+        """The positions of queries and keys in slots q and k of batch entry b."""
         return look_up(self.q, b, q), look_up(self.k, b, k)
 
     @property
@@ -145,7 +145,7 @@ def _rows(name: str, positions: Any, sizes: Sizes, length: Any, least: int) -> j
     if positions is None:
         return jnp.arange(length, dtype=jnp.int32)[None]
     invalid, whole = out_of_range(positions, np.int32), (*sizes.batch, length)
-    if (invalid > 0).any():  # below, it is absent
+    if (invalid > 0).any():  # negative values mean absent
         raise ValueError(
             f"{name} must be less than {INT32_MAX + 1}, to fit int32; got {invalid.max()}."
         )
@@ -158,26 +158,26 @@ def _rows(name: str, positions: Any, sizes: Sizes, length: Any, least: int) -> j
 
 
 def is_indexed_by_slot(node: Any) -> bool:
-    """Whether a mask or a score has an array along the queries or the keys, as its AXES say."""
+    """Whether a mask or a score has an array along queries or keys, according to its `AXES`."""
     return any("q" in axes or "k" in axes for axes in leaf_axes(node))
 
 
-# Which number of a token a mask or a score may read, beside padding or where documents are packed.
+# Which index of a token a mask or a score reads, with padding or packed documents.
 READS = ("nothing", "slot", "sequence", "distance", "order", "position", "query position")
 
 
 def check_reads(node: Any) -> None:
-    """ValueError for a mask or a score whose `reads` is none of these."""
+    """Raises ValueError for a mask or a score with an unknown `reads`."""
     check_choice(f"{type(node).__name__}.reads", node.reads, *READS)
 
 
 def with_end(node: Any, end: Any) -> Any:
-    """A mask or a score with `end` in the place of `offset="end"`, which counts slots."""
+    """Replaces `offset="end"`, which counts slots, by `end` in a mask or a score."""
     return replace(node, offset=end) if isinstance(getattr(node, "offset", None), str) else node
 
 
 def refuse_end(node: Any) -> None:
-    """ValueError for a mask or a score with `offset="end"`, which counts slots."""
+    """Raises ValueError for a mask or a score with `offset="end"`, which counts slots."""
     if isinstance(getattr(node, "offset", None), str):
         name = type(node).__name__
         instead = "Causal(), which is CAUSAL" if name == "Causal" else f"{name} with offset=0"

@@ -1,4 +1,4 @@
-"""Keys and values in eight bits, as a cache may store them: one scale for a token and head.
+"""8-bit quantization of cached keys and values, with one scale per token and head.
 
 scale = max |x| / most                     *B K S, where most is 127, or 448 in float8
 values = round(x / scale)                  *B K S H
@@ -51,16 +51,16 @@ class Quantized:
 
 
 class Store:
-    """The base of the ways to store keys and values in eight bits."""
+    """Base class of 8-bit formats for keys and values."""
 
     dtype: ClassVar[Any]
     most: ClassVar[float]
 
     def quantize(self, x: Float[Array, "... H"]) -> Quantized:
-        """`x` by its nearest multiples of a token's scale.
+        """Rounds x to the nearest multiples of each token's scale.
 
-        Zeros, and what is too small for a scale, come back as zeros. A head of a token that holds
-        NaN or an infinity comes back as NaN, all of it: its scale is then not finite.
+        Zeros, and values too small for a scale, become zeros. If a head of a token contains NaN or
+        infinity, all of it becomes NaN, since its scale is not finite.
 
         Raises:
           TypeError: if `x` is not floating.
@@ -80,7 +80,7 @@ class Store:
 
 @frozen
 class Int8(Store):
-    """Whole numbers up to 127 times the scale: the error is at most half a scale.
+    """Integers in [-127, 127] times the scale, with an error of at most half a scale.
 
     Also called: INT8 KV cache.
 
@@ -100,12 +100,12 @@ class Int8(Store):
 
 @frozen
 class Float8(Store):
-    """float8_e4m3fn: four bits of mantissa with the leading one, numbers up to 448.
+    """float8_e4m3fn: four significant bits, values up to 448.
 
     Also called: FP8 KV cache, E4M3.
 
-    It is for memory: on a CPU attention to it takes several times as long as to float32, since XLA
-    widens it by many steps.
+    It saves memory, not time: on a CPU attention takes several times as long as in float32, since
+    XLA's conversion is slow.
 
     Raises:
       TypeError: by `quantize`, for arrays that are not floating.

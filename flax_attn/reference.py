@@ -1,12 +1,12 @@
-"""Attention by the plain formula: the law that every other backend is measured against.
+"""Attention by the plain formula: the reference for all other backends.
 
     logits  = scale * q.k                      B N T S
-    scores  = mask(score(logits))              -inf where a query may not look
+    scores  = mask(score(logits))              -inf where masked
     weights = exp(scores) / (sum over S + exp(sink))
     output  = dropout(weights) . v             B T N h
 
-Softmax and accumulation run in `promote_types(dtype, float32)`. A row that may look at nothing has
-zero weights, zero gradients and, without a sink, an lse of -inf.
+Softmax and accumulation run in `promote_types(dtype, float32)`. A fully masked row has zero
+weights, zero gradients and, without a sink, an lse of -inf.
 """
 
 from functools import lru_cache
@@ -25,10 +25,10 @@ from .taps import listening, tap
 
 
 class Stats(NamedTuple):
-    """Of each row the maximum m of its scores, and l, the sum of exp(score - m); both finite.
+    """Softmax statistics per row: the maximum score m, and l = sum(exp(score - m)); both finite.
 
-    A row that sees nothing has l = 0. Attention over parts of the keys is put together from these;
-    the log-sum-exp m + log(l) would lose log(l) beside an m of -1e9.
+    A fully masked row has l = 0. Attention over parts of the keys is combined from these, since the
+    log-sum-exp m + log(l) would lose log(l) for an m of -1e9.
     """
 
     m: Float[Array, "*B N T"]
@@ -49,8 +49,8 @@ def softmax(
     give NaN for a row that is all -inf.
 
     Args:
-      scores: logits, -inf where a query may not look.
-      sinks: one more logit a row, in the denominator alone, or None.
+      scores: logits, -inf where masked.
+      sinks: one more logit per row, only in the denominator, or None.
 
     Raises:
       TypeError: if `sinks` does not broadcast to the rows.
@@ -72,9 +72,9 @@ def softmax_and_lse(
     return weights, stats.lse
 
 
-# Scores as they are, but rounded, by their row's maximum m, which none exceeds. Where one ends in a
-# product, XLA may subtract m before it rounds the product, as it did for m: that is off by the last
-# place of the scores, of which exp is infinite beyond 3e9.
+# `minimum(scores, m)` with the derivative of the identity. No score exceeds m, the maximum of its
+# row, in exact arithmetic. But XLA may fuse the subtraction of m into a product that computes the
+# score, with another rounding than in m: for scores beyond 3e9 exp of the difference is infinite.
 at_most = jax.custom_jvp(lambda scores, m: jnp.where(scores > m, m, scores))
 at_most.defjvp(lambda primals, tangents: (at_most(*primals), tangents[0]))
 
@@ -85,9 +85,9 @@ def softmax_and_stats(
     sinks: Float[Array, "*#B #T"] | None = None,
     visible: Bool[Array, "*#B #T #S"] | None = None,
 ) -> tuple[Float[Array, "*B T S"], Stats]:
-    """The softmax over what is seen of the last axis, and its parts; float32 or wider.
+    """The masked softmax over the last axis, and its statistics; float32 or wider.
 
-    What is not seen weighs nothing, and no gradient comes back from there, be it infinite.
+    Masked scores have zero weight and zero gradient, even if their gradient would be infinite.
     """
     scores = scores.astype(wide(scores.dtype))
     if visible is not None:
@@ -110,7 +110,7 @@ def softmax_and_stats(
 def weights_and_stats(
     q: Float[Array, "B T N H"], k: Float[Array, "B S K H"], rules: Rules
 ) -> tuple[Float[Array, "B N T S"], Stats]:
-    """The weights before dropout and their parts, by bound rules; head n reads key head n // G."""
+    """The weights before dropout and their statistics; head n uses key head n // G."""
     sizes = sizes_of(q, k)
     visible = None if isinstance(rules.mask, Full) else rules.mask.grid(sizes)
     scores = modify_logits(rules.score, scaled_logits(q, k, rules.scale), visible, sizes)
@@ -123,7 +123,7 @@ def weights_and_stats(
 def scaled_logits(
     q: Float[Array, "B T N H"], k: Float[Array, "B S K H"], scale: Any
 ) -> Float[Array, "B N T S"]:
-    """`scale * q.k` in float32 or wider; head n reads key head n // G."""
+    """`scale * q.k` in float32 or wider; head n uses key head n // G."""
     sizes, kind = sizes_of(q, k), wide(q.dtype)
     groups = (k.shape[2], sizes.N // k.shape[2])  # K, G
     q = q.reshape(*q.shape[:2], *groups, q.shape[3])  # B T K G H
@@ -132,9 +132,9 @@ def scaled_logits(
 
 
 def modify_logits(score: Score, logits: jax.Array, visible: Any, sizes: Sizes) -> jax.Array:
-    """The logits changed by the score; what is hidden, NaN included, reaches no gradient.
+    """Applies the score to the logits; masked logits, including NaN, do not reach gradients.
 
-    A score whose derivative is one brings no gradient to where it is hidden.
+    Scores with derivative one need no special handling for this.
     """
     if visible is None or isinstance(score, Identity | Additive | Alibi | T5Bias):
         return score.grid(logits, sizes)
@@ -153,14 +153,14 @@ def _finite_where_hidden(score: Score, visible: Any) -> Score:
 
 
 def zero_nonfinite_where_masked(visible: Any, x: jax.Array) -> jax.Array:
-    """`x`, as wide as `visible`, with zeros in place of NaN and Inf where it is not seen."""
+    """Broadcasts x to `visible`, and replaces masked NaN and Inf by zeros."""
     return jnp.where(visible | jnp.isfinite(x), x, jnp.zeros((), x.dtype))
 
 
 def forward(
     q: Float[Array, "B T N H"], k: Float[Array, "B S K H"], v: Float[Array, "B S K h"], rules: Rules
 ) -> tuple[Float[Array, "B T N h"], Float[Array, "B N T"]]:
-    """The output, in the dtype of q, and the lse, in float32 or wider, by bound rules."""
+    """The output, in the dtype of q, and the lse, in float32 or wider; rules are bound."""
     o, stats = attention(q, k, v, rules)
     return o, stats.lse
 
@@ -168,7 +168,7 @@ def forward(
 def attention(
     q: Float[Array, "B T N H"], k: Float[Array, "B S K H"], v: Float[Array, "B S K h"], rules: Rules
 ) -> tuple[Float[Array, "B T N h"], Stats]:
-    """The output, in the dtype of q, and the parts of the weights, by bound rules."""
+    """The output, in the dtype of q, and the softmax statistics; rules are bound."""
     q, k, v = zero_masked(q, k, v, rules)
     weights, stats = weights_and_stats(q, k, rules)
     hides = not (isinstance(rules.mask, Full) and isinstance(rules.score, Identity))
@@ -178,7 +178,7 @@ def attention(
         keep = jnp.broadcast_to(rules.dropout.grid(sizes_of(q, k)), weights.shape)
         weights = rules.dropout.apply(weights, tap("keep", keep))
     o = weighted_sum(weights, v).astype(q.dtype)
-    if dead is not None:  # no cotangent comes in there, be it NaN
+    if dead is not None:  # blocks cotangents, including NaN, of these rows
         o = jnp.where(dead[..., None], 0, o)
     return o, stats
 
@@ -186,7 +186,7 @@ def attention(
 def weighted_sum(
     weights: Float[Array, "B N T S"], v: Float[Array, "B S K h"]
 ) -> Float[Array, "B T N h"]:
-    """`weights . v` in the dtype of the weights; head n reads value head n // G."""
+    """`weights . v` in the dtype of the weights; head n uses value head n // G."""
     B, N, T, S = weights.shape
     weights = weights.reshape(B, v.shape[2], N // v.shape[2], T, S)  # B K G T S
     o = jnp.einsum("bkgts,bskh->btkgh", weights, v.astype(weights.dtype))
@@ -196,9 +196,9 @@ def weighted_sum(
 def zero_masked(
     q: Float[Array, "B T N H"], k: Float[Array, "B S K H"], v: Float[Array, "B S K h"], rules: Rules
 ) -> tuple[Float[Array, "B T N H"], Float[Array, "B S K H"], Float[Array, "B S K h"]]:
-    """Zeros in place of queries that see nothing and of keys and values that nobody sees.
+    """Zeros fully masked queries, keys and values.
 
-    NaN and Inf that stand there then reach neither outputs nor gradients.
+    NaN and Inf in them then reach neither outputs nor gradients.
     """
     sizes, masked = sizes_of(q, k), None
     if isinstance(rules.mask, Full):
@@ -225,16 +225,16 @@ def _known(x: Float[Array, "B L M W"], visible: np.ndarray) -> Float[Array, "B L
 
 @lru_cache(maxsize=64)
 def static_visible_rows_and_keys(mask: Mask, sizes: Sizes) -> tuple[np.ndarray, np.ndarray] | None:
-    """Which queries see a key, T, and which keys are seen, S; None where it would take long.
+    """Queries that are not fully masked, T, and keys that are not, S; None for large T x S.
 
-    XLA would fold a mask of T x S, known while it compiles, for seconds.
+    Computed in numpy, since XLA would take seconds to constant-fold a mask of T x S.
     """
     if sizes.T * sizes.S > 2**26:
         return None
     sees, keys = np.zeros(sizes.T, bool), np.zeros(sizes.S, bool)
     for start in range(0, sizes.T, 256):
         q = np.arange(start, min(start + 256, sizes.T), dtype=np.int32)[:, None]
-        with jax.ensure_compile_time_eval():  # a user's class may ask in jax.numpy
+        with jax.ensure_compile_time_eval():  # a user's class may compute in jax.numpy
             visible = np.asarray(mask(0, 0, q, np.arange(sizes.S, dtype=np.int32)[None]))
         visible = np.broadcast_to(visible, (len(q), sizes.S))
         sees[start : start + 256], keys = visible.any(1), keys | visible.any(0)

@@ -1,4 +1,4 @@
-"""A request: one attention as it was asked, checked where it is made."""
+"""`Request`: the validated arguments of one attention."""
 
 from typing import Any
 
@@ -17,15 +17,15 @@ from .scores import IDENTITY, Score
 
 @frozen
 class Request:
-    """Queries, keys and values, and the rules as they were asked: not bound to any sizes.
+    """Queries, keys and values, and unbound rules.
 
-    `Request.of` makes one and checks it. What is rebuilt of its leaves, as inside `jax.jit`, is
-    checked no more. Shapes (`jax.ShapeDtypeStruct`) may stand in place of arrays.
+    `Request.of` creates and validates one. Unflattening, as inside `jax.jit`, does not validate
+    again. `jax.ShapeDtypeStruct`s may replace arrays.
 
     Attributes:
       q, k, v: `*B T N H`, `*B S K H`, `*B S K h`.
-      rules: as they were asked.
-      places: inside a caller's `jax.shard_map`, where this shard stands in the whole, or None.
+      rules: not bound to sizes.
+      places: inside a caller's `jax.shard_map`, the global indices of this shard, or None.
     """
 
     q: Any
@@ -36,7 +36,7 @@ class Request:
 
     @classmethod
     def of(cls, q: Any, k: Any, v: Any, rules: Rules, places: Places | None = None) -> "Request":
-        """The request for these arrays, or shapes.
+        """Validates arrays, or shapes, and returns their request.
 
         Raises:
           ValueError, TypeError: as `attend` does, but for rules that do not fit the sizes.
@@ -53,10 +53,10 @@ class Request:
 
 
 def bind_rules(q: jax.Array, k: jax.Array, rules: Rules, places: Places | None = None) -> Rules:
-    """The rules for the sizes of these arrays; `places` tells where a shard stands in the whole.
+    """Binds rules to the sizes of these arrays; `places` are the shard's global indices.
 
     Raises:
-      ValueError: where a part of them does not fit.
+      ValueError: if a part of them does not fit.
     """
     sizes = sizes_of(q, k)
     if places is not None:
@@ -74,10 +74,10 @@ def rules_of(
     q_positions: Any = None,
     kv_positions: Any = None,
 ) -> Rules:
-    """What was asked in one object; None stands for what leaves everything as it is.
+    """Collects the arguments of `attend` in `Rules`; None means the default.
 
     Raises:
-      TypeError: for what is no mask, no score, no dropout or no number.
+      TypeError: for an argument that is not a mask, score, dropout or number.
     """
     mask = FULL if mask is None else as_mask(mask)
     score = IDENTITY if score is None else score
@@ -101,7 +101,7 @@ def rules_of(
 
 
 def _check_frozen(*nodes: Any) -> None:
-    """TypeError for a mask or a score of a user's class that no jitted function can take."""
+    """Raises TypeError for a mask or a score of a user's class that is not `frozen`."""
     for node in nodes:
         if not isinstance(node, Mask | Score):
             continue

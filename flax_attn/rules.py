@@ -1,4 +1,4 @@
-"""Rules: the whole "how" of one attention in one frozen object."""
+"""`Rules`: mask, score, scale, sinks, dropout and positions of one attention."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -18,21 +18,21 @@ from .scores import IDENTITY, Score
 
 @frozen
 class Rules:
-    """`softmax(mask(score(scale * q.k)), with sinks)`, then dropout: what a backend is given.
+    """`softmax(mask(score(scale * q.k)), with sinks)`, then dropout: the input of a backend.
 
-    `attend` and `explain` take the parts by name; a backend of your own takes them together.
+    `attend` and `explain` take the parts by name; a custom backend takes them as one object.
 
     Attributes:
-      mask: which query may look at which key.
+      mask: which query may attend to which key.
       score: a change of the scaled logits before the mask.
       scale: the factor of q.k; None means `H ** -0.5`, 1.0 means unscaled.
       sinks: one logit per query head that joins the softmax's denominator, shape N, or None.
       dropout: `Dropout`, `DropoutMask` or None.
-      positions: those of queries and keys, or None if they equal the indices. `bind`
-        hands them to the mask, the score and the dropout, which backends then ask by slot.
+      positions: positions of queries and keys, or None if they equal the indices. `bind` passes
+        them to the mask, the score and the dropout, which backends then evaluate at slots.
 
     Raises:
-      ValueError: by `bind`, where a part does not fit the sizes.
+      ValueError: by `bind`, if a part does not fit the sizes.
 
     >>> from flax_attn import CAUSAL, Softcap
     >>> Rules(CAUSAL, Softcap(30.0)) == Rules(CAUSAL, Softcap(30.0))
@@ -49,12 +49,12 @@ class Rules:
     AXES: ClassVar = {"sinks": "n"}
 
     def at(self, places: Places) -> "Rules":
-        """These rules for a shard whose batch entries and heads stand at `places` in the whole."""
+        """These rules for a shard with global indices `places` of batch entries and heads."""
         drop = None if self.dropout is None else self.dropout.at(places)
         return replace(self, mask=self.mask.at(places), score=self.score.at(places), dropout=drop)
 
     def bind(self, sizes: Sizes, width: int) -> "Rules":
-        """These rules for one attention: shapes checked, batch axes as one, the scale a number."""
+        """These rules for one attention: checks shapes, flattens batch axes, sets the scale."""
         if self.sinks is not None and jnp.shape(self.sinks) != (sizes.N,):
             raise ValueError(
                 f"sinks needs one logit a query head, shape ({sizes.N},); "
@@ -76,9 +76,9 @@ class Rules:
 
 
 def nan_beyond(rules: Rules, result: Any) -> Any:
-    """`result`, all NaN if a traced position or id of a document lies beyond what JAX's ints hold.
+    """Returns `result`, or NaN if a traced position or document id overflows JAX's int dtype.
 
-    A known one has raised; the program alone can tell of a traced one.
+    Concrete values raise an error earlier; traced ones are only known at run time.
     """
     if rules.mask.is_static and rules.positions is None:
         return result

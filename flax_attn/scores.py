@@ -1,7 +1,7 @@
-"""Scores: changes of the logits between scaled dot product and mask. Data, chained by `>>`.
+"""Scores: modifications of the scaled logits before the mask, as pytrees, chained by `>>`.
 
 `Softcap(30.0) >> Alibi(slopes)` caps first, then adds the bias. The arrays of a score are leaves
-with gradients. Backends in blocks call it on a block's indices and make no array of T x S for it.
+with gradients. Blockwise backends evaluate it on a block's indices, without an array of T x S.
 """
 
 import math
@@ -32,12 +32,12 @@ from .positions.relative import t5_buckets
 
 
 class Score:
-    """The base of all scores. A subclass changes logits at index arrays; the rest has defaults.
+    """Base class of scores. A subclass defines `__call__`; all other methods have defaults.
 
     Decorate your own subclass with `flax_attn.frozen`, which makes it a dataclass, a pytree
-    whose arrays receive gradients, and equal by value. Every backend in plain JAX takes it. Where
-    the mask hides it must be finite too: see `ScoreFn`. `reads` is as of `Mask`, or "query
-    position" if it reads positions of queries alone.
+    whose arrays receive gradients, and equal by value. Every backend in plain JAX takes it. It must
+    be finite at masked positions too: see `ScoreFn`. `reads` is as in `Mask`, or "query position"
+    if it reads only the positions of queries.
 
     Raises:
       NotImplementedError: in use, by a subclass that does not define `__call__`.
@@ -58,31 +58,31 @@ class Score:
     reads: str = "order"
 
     def __call__(self, logits: jax.Array, b: Any, n: Any, q: Any, k: Any) -> jax.Array:
-        """The logits of queries q and keys k of head n in batch entry b, changed."""
+        """Returns the modified logits of queries q and keys k of head n in batch entry b."""
         raise NotImplementedError
 
     def bind(self, sizes: Sizes) -> "Score":
-        """This score for these sizes: shapes checked, batch axes as one, `"end"` as a number."""
+        """This score for these sizes: checks shapes, flattens batch axes, resolves `"end"`."""
         is_users = is_frozen(type(self)) and not hasattr(self, "AXES")
         return jax.tree.map(jnp.asarray, self) if is_users else self
 
     def at(self, places: Places) -> "Score":
-        """This score for a shard whose batch entries and heads stand at `places` in the whole.
+        """This score for a shard whose batch entries and heads have global indices `places`.
 
-        A class with `AXES` is given its own part of its arrays and asked by the shard's numbers;
-        any other keeps its arrays whole and is asked by the numbers of the whole.
+        A class with `AXES` gets its shard of its arrays and local indices; any other keeps its
+        arrays replicated and gets global indices.
         """
         return self if hasattr(self, "AXES") else Placed(self, places)
 
     def at_positions(self, positions: Positions) -> "Score":
-        """This score, asked at bound positions; by slot if it has an array along q or k."""
+        """This score evaluated at bound positions, or at slots if it has an array along q or k."""
         if is_indexed_by_slot(self):
             return self
         refuse_end(self)
         return AtPositions(self, positions)
 
     def grid(self, logits: jax.Array, sizes: Sizes) -> jax.Array:
-        """All logits, B N T S, changed. The score must be bound."""
+        """Modifies all logits, B N T S. The score must be bound."""
         return self(logits, *sizes.iotas())
 
     def __rshift__(self, then: "Score") -> "Score":
@@ -91,7 +91,7 @@ class Score:
 
 @frozen
 class Placed(Score):
-    """A score that knows nothing of shards, asked by the numbers of the whole."""
+    """A score without `AXES` in a shard, evaluated at global indices."""
 
     score: Score
     places: Places
@@ -108,7 +108,7 @@ class Placed(Score):
 
 @frozen
 class AtPositions(Score):
-    """A score that is asked at positions in place of slots; at 0 for what is absent, if any is."""
+    """A score evaluated at positions instead of slots, and at 0 if absent."""
 
     score: Score
     positions: Positions
@@ -127,7 +127,7 @@ class AtPositions(Score):
         return self.evaluate(logits, b, n, *self.positions.grid)
 
     def evaluate(self, logits: jax.Array, b: Any, n: Any, q: Any, k: Any) -> jax.Array:
-        """The logits at these positions, changed."""
+        """Modifies the logits at these positions."""
         if not self.positions.all_present:
             q, k = jnp.maximum(q, 0), jnp.maximum(k, 0)
         return self.score(logits, b, n, q, k)
@@ -135,7 +135,7 @@ class AtPositions(Score):
 
 @frozen
 class Identity(Score):
-    """The logit as it is; `IDENTITY` is one. Raises nothing.
+    """Leaves logits unchanged; `IDENTITY` is an instance. Raises nothing.
 
     Source: Vaswani et al., "Attention Is All You Need", 2017, which changes no logit.
 
@@ -158,7 +158,7 @@ class Identity(Score):
 
 @frozen
 class Chain(Score):
-    """`first`, then `then`."""
+    """Applies `first`, then `then`."""
 
     first: Score
     then: Score
@@ -231,7 +231,7 @@ class Alibi(Score):
     Args:
       slopes: one slope per query head, shape N, or `*B N`; `alibi_slopes(N)` gives the paper's.
       offset: the distance of the first query from the first key; `"end"` aligns the last ones. An
-        array of integers that broadcasts to `*B` gives every batch entry its own.
+        array of integers that broadcasts to `*B` sets it per batch entry.
 
     Raises:
       ValueError: if `offset` is neither of integers nor "end"; in use, unless the shapes fit.
@@ -279,7 +279,7 @@ class Alibi(Score):
 
 @frozen
 class T5Bias(Score):
-    """`logit + table[bucket of k - q - offset, n]`: a learned bias for ranges of distances.
+    """`logit + table[bucket of k - q - offset, n]`: a learned bias by distance bucket.
 
     Also called: relative position bias (RPB).
 
@@ -287,9 +287,9 @@ class T5Bias(Score):
 
     Args:
       table: one row per bucket and one column per query head, shape `buckets N`.
-      buckets, max_distance, bidirectional: as of `positions.relative.t5_buckets`.
+      buckets, max_distance, bidirectional: as in `positions.relative.t5_buckets`.
       offset: the distance of the first query from the first key; `"end"` aligns the last ones. An
-        array of integers that broadcasts to `*B` gives every batch entry its own.
+        array of integers that broadcasts to `*B` sets it per batch entry.
 
     Raises:
       TypeError: if `table` is not floating.
@@ -319,7 +319,7 @@ class T5Bias(Score):
         kind = dtype_of(self.table)
         if not jnp.issubdtype(kind, jnp.floating):
             raise TypeError(f"T5Bias.table must be floating; got {kind}.")
-        self._rows(np.asarray(0))  # refuses buckets that T5 has not
+        self._rows(np.asarray(0))  # raises ValueError for invalid buckets
 
     def bind(self, sizes):
         table = jnp.asarray(self.table)
@@ -338,7 +338,7 @@ class T5Bias(Score):
         return self._biased(logits, n, saturating_add(k - q, -expand_per_entry(self.offset)))
 
     def _biased(self, logits, n, distance):
-        table = self.table.astype(logits.dtype)  # first, so that gradients add up in it
+        table = self.table.astype(logits.dtype)  # gradients accumulate in this dtype
         return logits + table[self._rows(jnp.asarray(distance)), n]
 
     def _rows(self, distance):
@@ -396,16 +396,16 @@ class ScoreFn(Score):
 
     Also called: `score_mod` of FlexAttention.
 
-    `fn` is computed where the mask hides too. A NaN or an infinite derivative there reaches neither
-    outputs nor the gradients of q, k and v, but makes those of `params` NaN: `jnp.log(q - k)` under
-    a causal mask, say. Keep it finite everywhere: `jnp.log(jnp.maximum(q - k, 1))`.
+    `fn` is evaluated at masked positions too. NaN or an infinite derivative there does not reach
+    outputs or the gradients of q, k and v, but makes those of `params` NaN, as `jnp.log(q - k)`
+    does under a causal mask. Keep it finite everywhere: `jnp.log(jnp.maximum(q - k, 1))`.
 
     Args:
-      fn: from logits and four integer arrays that broadcast against them to logits of the same
+      fn: maps logits and four integer arrays that broadcast against them to logits of the same
         shape and dtype. Functions are compared by identity: define `fn` once, outside the call.
       params: a pytree of arrays that should receive gradients: `fn(params, logits, b, n, q, k)`.
-      reads: as of `Score`.
-      places: positions of batch entries and heads in the whole array; `attend` sets it for shards.
+      reads: as in `Score`.
+      places: global indices of batch entries and heads; `attend` sets it for shards.
 
     Raises:
       TypeError: if `fn` is not a function.
@@ -436,7 +436,7 @@ class ScoreFn(Score):
 
     def __call__(self, logits, b, n, q, k):
         fn = self.fn if self.params is None else lambda *xs: self.fn(self.params, *xs)
-        with jax.numpy_dtype_promotion("standard"):  # indices may be mixed with anything
+        with jax.numpy_dtype_promotion("standard"):  # `fn` may mix indices with any dtype
             changed = fn(logits, *in_whole(self.places, b, n), q, k)
         if changed.shape != logits.shape or changed.dtype != logits.dtype:
             raise ValueError(

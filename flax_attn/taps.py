@@ -1,4 +1,4 @@
-"""Named points inside a forward: the identity, unless a `listen` block records them.
+"""Named taps inside a forward pass: identities, unless a `listen` block records them.
 
 >>> import jax.numpy as jnp
 >>> with listen() as heard:
@@ -15,7 +15,7 @@ import jax
 from jax.core import Tracer
 from jax.extend.core import get_opaque_trace_state
 
-# The points inside attention. They hold no weights; a rule may say where Flax taps them.
+# Tap points inside attention, which have no parameters; a porting rule may map them to Flax taps.
 __all__ = ["POINTS", "listen", "listening", "tap"]
 POINTS = ("query", "key", "value", "scores", "weights", "context")
 
@@ -24,7 +24,7 @@ _listener: ContextVar[TapHook | None] = ContextVar("listener", default=None)
 
 
 def tap(name: str, value: jax.Array) -> jax.Array:
-    """`value`, unchanged, unless the `hear` of a `listen` block replaces it."""
+    """Returns `value`, or what the `hear` of an enclosing `listen` block returns."""
     hear = _listener.get()
     if hear is None:
         return value
@@ -33,7 +33,7 @@ def tap(name: str, value: jax.Array) -> jax.Array:
 
 
 def listening() -> bool:
-    """Whether this runs inside a `listen` block."""
+    """Whether the caller runs inside a `listen` block."""
     return _listener.get() is not None
 
 

@@ -489,11 +489,11 @@ assert not report.ok
 #
 # * **DIFFERENT at** names the first tap that computes something else, and gives a hint what it
 #   looks like. Here it is `scores`, and the hint is the slip that we made.
-# * **so far** is the error after all steps up to this one. It is large for `weights` and everything
-#   after it too.
-# * **made here** is the error if the step is given PyTorch's own values to work on. `weights` turns
-#   right scores into right weights: it passes an error on and makes none. So only one line has the
-#   mark `>`.
+# * **accumulated** is the error after all steps up to this one. It is large for `weights` and
+#   everything after it too.
+# * **local error** is the error if the step is given PyTorch's own values to work on. `weights`
+#   turns right scores into right weights: it passes an error on and makes none. So only one line
+#   has the mark `>`.
 # * **[b, n, t, s]**, the four numbers after the limit, is the worst element (its sentence, head,
 #   query and key), with both values.
 # * **what it does** is the error at the end, in outputs and gradients.

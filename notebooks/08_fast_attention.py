@@ -561,11 +561,11 @@ with assume_platform("cpu"), use_backend("cudnn"):
 import time
 
 
-def quickest(contenders, inputs, rounds):
+def quickest(competitors, inputs, rounds):
     """The least time of each function, in seconds; they take turns."""
-    found = {name: [] for name in contenders}
+    found = {name: [] for name in competitors}
     for turn in range(rounds + 1):
-        for name, function in contenders.items():
+        for name, function in competitors.items():
             start = time.perf_counter()
             jax.block_until_ready(function(*inputs))
             if turn:  # the first call compiles
@@ -602,8 +602,8 @@ for T in lengths_timed:
     inputs = jax.random.normal(jax.random.key(T), (3, T, 8, 64))
     results = [f(*inputs) for f in steps_timed["forward"].values()]
     np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-5)  # equal before they are timed
-    for kind, contenders in steps_timed.items():
-        clock[kind].append(quickest(contenders, inputs, rounds=max(7, 16_384 // T)))
+    for kind, competitors in steps_timed.items():
+        clock[kind].append(quickest(competitors, inputs, rounds=max(7, 16_384 // T)))
 
 # %%
 for kind, found in clock.items():
@@ -633,7 +633,7 @@ figure.tight_layout()
 #
 # ### The benchmark
 #
-# The command `flax-attn bench` measures with more care: all contenders are proven equal in float64
+# The command `flax-attn bench` measures with more care: all competitors are proven equal in float64
 # first, and they take turns in another order in each round. These are figures that it gave on two
 # cores of a CPU: causal, two heads of width 64, float32. How many times as long as this library do
 # JAX's own `jax.nn.dot_product_attention` and PyTorch take? Where a line ends, a call would have

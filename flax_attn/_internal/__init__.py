@@ -1,1 +1,1 @@
-"""What stands below everything: frozen types, arrays, checks, and printing."""
+"""Internal utilities: frozen types, arrays, checks, and printing."""

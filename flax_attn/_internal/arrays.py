@@ -1,4 +1,4 @@
-"""Arrays handed in by users, checked and brought to the shape in which backends read them."""
+"""Helpers for arrays: validation, broadcasting, index arithmetic and shardings."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +15,7 @@ from .types import Sizes
 
 
 def to_grid(what: str, array: Any, sizes: Sizes) -> jax.Array:
-    """`array`, that broadcasts to `*B N T S`, as `B|1 N|1 T|1 S|1` with the batch axes as one."""
+    """Reshapes an array that broadcasts to `*B N T S` to `B|1 N|1 T|1 S|1`."""
     array, whole = jnp.asarray(array), sizes.shape
     fits = array.ndim <= len(whole) and all(
         a in (1, w) for a, w in zip(array.shape[::-1], whole[::-1], strict=False)
@@ -43,10 +43,10 @@ def per_entry(what: str, array: Any, sizes: Sizes, *length: int) -> jax.Array:
 
 
 def ids_per_entry(who: str, sizes: Sizes, **ids: Any) -> tuple[jax.Array, ...]:
-    """Ids of queries, `B T`, and of keys if given, `B S`, in one dtype to be compared.
+    """Ids of queries, `B T`, and of keys if given, `B S`, in a common dtype.
 
     Raises:
-      ValueError: if their shapes do not fit, or for known ids that the dtype does not hold.
+      ValueError: if their shapes do not fit, or for concrete ids out of the dtype's range.
     """
     for name, x in ids.items():
         outside = out_of_range(x, ids_dtype())
@@ -64,33 +64,33 @@ def ids_per_entry(who: str, sizes: Sizes, **ids: Any) -> tuple[jax.Array, ...]:
 
 
 def ids_dtype() -> np.dtype:
-    """The widest dtype of whole numbers that JAX has now: int32, or int64 where x64 is enabled."""
+    """The widest enabled integer dtype: int32, or int64 with x64."""
     return jax.dtypes.canonicalize_dtype(np.int64)
 
 
 def out_of_range(x: Any, dtype: Any) -> np.ndarray:
-    """Those of known whole numbers that a dtype does not hold."""
+    """The values of a concrete integer array that are out of a dtype's range."""
     unsure = not isinstance(x, Tracer) and not np.can_cast(dtype_of(x), dtype)
     known, limits = np.asarray(x if unsure else ()), jnp.iinfo(dtype)
     return known[(known < limits.min) | (known > limits.max)]
 
 
 def lists_to_arrays(node: Any, *names: str) -> None:
-    """Makes lists of numbers arrays, since a list is several leaves of a pytree."""
+    """Converts list fields to arrays in place, since a list is several leaves of a pytree."""
     for name in names:
         if isinstance(getattr(node, name), list | tuple):
             object.__setattr__(node, name, np.asarray(getattr(node, name)))
 
 
 def aligned(x: jax.Array, like: jax.Array) -> jax.Array:
-    """`x` in the dtype of `like` and with its rank, its axes the last ones."""
+    """Casts x to the dtype of `like`, and prepends axes of size 1 up to its rank."""
     return x.astype(like.dtype).reshape((1,) * (like.ndim - x.ndim) + x.shape)
 
 
 def for_each_row(x: jax.Array, rows: jax.Array) -> jax.Array:
-    """`x` `T D` for each entry of the batch axes of `rows` `*B S E`, and sharded along these alike.
+    """Broadcasts x `T D` to the batch axes of `rows` `*B S E`, with the same batch sharding.
 
-    So over Explicit axes a gradient of x is summed on each device, and then over devices.
+    With Explicit axes a gradient of x is then summed on each device first, and then over devices.
     """
     mesh, spec = jax.typeof(rows).sharding.mesh, jax.typeof(rows).sharding.spec
     batch = spec[: rows.ndim - 2]
@@ -99,9 +99,9 @@ def for_each_row(x: jax.Array, rows: jax.Array) -> jax.Array:
 
 
 def reshaped(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """`x.reshape(shape)`, where the first and the last axes that stay keep their sharding.
+    """`x.reshape(shape)` that keeps the sharding of the unchanged first and last axes.
 
-    JAX cannot tell by itself how an array over Explicit axes is sharded once others are merged.
+    JAX cannot infer the sharding over Explicit axes if other axes are merged.
     """
     sharding = jax.typeof(x).sharding
     spec = [*sharding.spec, *[None] * (x.ndim - len(sharding.spec))]
@@ -115,28 +115,28 @@ def reshaped(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _common_prefix(a: tuple[int, ...], b: tuple[int, ...]) -> int:
-    """How many of the first sizes are the same."""
+    """Length of the common prefix."""
     least = min(len(a), len(b))
     return next((i for i in range(least) if a[i] != b[i]), least)
 
 
 def iota(length: Any) -> Any:
-    """0 ... length - 1: by numpy, or by jax where `jax.export` left the length open."""
+    """0 ... length - 1 in numpy, or in jax if the length is symbolic (`jax.export`)."""
     return jnp.arange(length) if is_symbolic_dim(length) else np.arange(length)
 
 
 def vmap_leading(fn: Callable[..., Any], axes: int) -> Callable[..., Any]:
-    """`fn`, mapped over so many first axes of all that it is given."""
+    """Applies `jax.vmap` to `fn` once for each of `axes` leading axes."""
     for _ in range(axes):
         fn = jax.vmap(fn)
     return fn
 
 
 def bounded_loop(first: Any, end: Any, most: int, body: Callable, carry: Any) -> Any:
-    """`carry = body(i, carry)` for i from `first` to `end`, in no more than `most` turns.
+    """`carry = body(i, carry)` for i from `first` to `end`, with at most `most` iterations.
 
-    Differentiable in reverse, as no loop of unknown length is: the derivative is that of `most`
-    turns, of which those from `end` on do nothing.
+    Reverse-mode differentiable, unlike a loop of traced length: the derivative is that of a scan of
+    `most` iterations, of which those from `end` on do nothing.
     """
     if not (isinstance(first, Tracer) or isinstance(end, Tracer)):
         return jax.lax.fori_loop(np.int32(first), np.int32(end), body, carry)
@@ -162,7 +162,7 @@ def bounded_loop(first: Any, end: Any, most: int, body: Callable, carry: Any) ->
 
 
 def look_up(array: jax.Array, *indices: Any) -> jax.Array:
-    """`array[indices]`, where an axis of length one answers for every index."""
+    """`array[indices]`, where an axis of size 1 broadcasts over its index."""
     return jnp.asarray(array)[
         tuple(0 * i if n == 1 else i for i, n in zip(indices, array.shape, strict=True))
     ]
@@ -177,7 +177,7 @@ def check_integers(what: str, **arrays: Any) -> None:
 
 
 def check_boolean(array: Any) -> None:
-    """Raises TypeError unless `array` is boolean, and says where other masks belong."""
+    """Raises TypeError unless `array` is boolean, with hints for other kinds of masks."""
     kind = getattr(array, "dtype", None)
     if kind != np.dtype(bool):
         kind_name = type(array).__name__ if kind is None else kind
@@ -189,31 +189,31 @@ def check_boolean(array: Any) -> None:
 
 
 def clip(x: Any, most: int) -> Any:
-    """`x` within 0 and `most`; a Python number stays one."""
+    """Clips x to [0, most]; a Python int stays one."""
     return min(max(x, 0), most) if isinstance(x, int) else jnp.clip(x, 0, most)
 
 
-INT32_MAX = 2**31 - 1  # the end of int32: no key stands further
+INT32_MAX = 2**31 - 1  # largest index of a key
 
 
 def saturate(x: Any, lowest: int = -INT32_MAX) -> Any:
-    """A distance within +-`lowest`, beyond which it hides or shows all the same; arrays in int32.
+    """Clips a distance to +-`lowest`, beyond which masks do not change; arrays become int32.
 
-    Cut off in the array's own dtype, before a cast could wrap, and inside what that dtype holds.
-    The offset of a mask may be -2**31, by which the query at `INT32_MAX` sees no key; such an array
-    must not be negated, since int32 would wrap.
+    Clipped in the array's own dtype and its range, before a cast could overflow. The offset of a
+    mask may be -2**31, with which the query at `INT32_MAX` is fully masked; such an array must not
+    be negated, since int32 would overflow.
     """
     if is_integer(x):
         return min(max(int(x), lowest), -lowest)
-    x = x if isinstance(x, jax.Array) else np.asarray(x)  # jax would narrow it first
+    x = x if isinstance(x, jax.Array) else np.asarray(x)  # jax would narrow it before the clip
     least, most = (int(n) for n in (jnp.iinfo(x.dtype).min, jnp.iinfo(x.dtype).max))
     return jnp.asarray(x.clip(max(least, lowest), min(most, INT32_MAX)).astype(np.int32))
 
 
 def saturating_add(a: Any, b: Any, lowest: int = -INT32_MAX) -> Any:
-    """`a + b`, clipped to `lowest` and `INT32_MAX` where an array would wrap; numpy's stay numpy's.
+    """`a + b`, saturated at `lowest` and `INT32_MAX` for arrays; numpy arrays stay numpy.
 
-    Where one is a number, those elements of the array that could wrap are looked for, if any can.
+    If one is a Python int, the array is clipped first so that the sum cannot overflow.
     """
     number = int | np.integer
     if isinstance(a, number):
@@ -229,12 +229,12 @@ def saturating_add(a: Any, b: Any, lowest: int = -INT32_MAX) -> Any:
 
 
 def is_integer(x: Any) -> bool:
-    """Whether `x` is a whole number, Python's or numpy's; no array, neither True nor False."""
+    """Whether `x` is a Python or numpy integer scalar, not an array or a bool."""
     return isinstance(x, int | np.integer) and not isinstance(x, bool)
 
 
 def select(condition: Any, a: Any, b: Any) -> Any:
-    """`a` if the condition holds, else `b`; Python's own values stay Python's."""
+    """`a` if the condition holds, else `b`; Python values stay Python values."""
     if isinstance(condition, bool | np.bool_):
         return a if condition else b
     return jnp.where(condition, a, b)
@@ -256,12 +256,12 @@ def dtype_of(array: Any) -> np.dtype:
 
 
 def is_count(n: Any, least: int) -> bool:
-    """Whether `n` is a whole number of at least `least`; True and False are none."""
+    """Whether `n` is an integer of at least `least`, not a bool."""
     return is_integer(n) and n >= least
 
 
 def check_offset(who: str, offset: Any) -> None:
-    """Raises ValueError unless `offset` is "end" or of integers, which may be traced."""
+    """Raises ValueError unless `offset` is "end" or integers, which may be traced."""
     if isinstance(offset, str) or offset is None:
         fits = offset == "end"
     else:
@@ -274,7 +274,7 @@ def check_offset(who: str, offset: Any) -> None:
 
 
 def bound_offset(who: str, offset: Any, sizes: Sizes, lowest: int = -INT32_MAX) -> Any:
-    """An offset for these sizes: a number, a traced number, or one for each batch entry, B."""
+    """An offset for these sizes: an int, a traced scalar, or an array B, one per batch entry."""
     if isinstance(offset, str):  # "end"
         return sizes.S - sizes.T
     if is_integer(offset) or jnp.ndim(offset) == 0:
@@ -283,17 +283,17 @@ def bound_offset(who: str, offset: Any, sizes: Sizes, lowest: int = -INT32_MAX) 
 
 
 def is_float(x: Any) -> bool:
-    """Whether it is an array of floating numbers, which may have a gradient; None is none."""
+    """Whether x is a floating array, which may have a gradient; False for None."""
     return x is not None and jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def expand_per_entry(x: Any) -> Any:
-    """A number that all batch entries share, or an array `B` as `B 1 1 1`."""
+    """Returns a scalar as it is, and an array `B` as `B 1 1 1`."""
     return x.reshape(-1, 1, 1, 1) if jnp.ndim(x) else x
 
 
 def take_entry(x: Any, b: Any) -> Any:
-    """A number that all batch entries share, or the part of an array `B` that belongs to b."""
+    """Returns a scalar as it is, and of an array `B` the entry b."""
     return jnp.asarray(x)[b] if jnp.ndim(x) else x
 
 
@@ -307,7 +307,7 @@ def check_number(what: str, x: Any) -> None:
 
 
 def unify_varying(tree: Any) -> Any:
-    """All leaves as arrays that vary over the same axes of a `shard_map`; nothing outside one."""
+    """Makes all leaves vary over the same manual mesh axes of a `shard_map`."""
     tree = jax.tree.map(jnp.asarray, tree)
     axes = frozenset().union(
         *(jax.typeof(x).manual_axis_type.varying for x in jax.tree.leaves(tree))
@@ -316,6 +316,6 @@ def unify_varying(tree: Any) -> Any:
 
 
 def as_varying(x: jax.Array, axes: frozenset) -> jax.Array:
-    """`x`, varying over these axes of a `shard_map` too."""
+    """Makes x vary over these manual mesh axes of a `shard_map` too."""
     more = tuple(axes - jax.typeof(x).manual_axis_type.varying)
     return jax.lax.pcast(x, more, to="varying") if more else x

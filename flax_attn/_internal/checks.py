@@ -1,4 +1,4 @@
-"""The checks at the door of every layer: one sentence each, before any arithmetic."""
+"""Validation of the arguments of layers."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from jax.core import Tracer
 
 
 def check_input(name: str, x: Any, width: int | None = None) -> jax.Array:
-    """`x` as an array, if it is floating with axes (*batch, length, width).
+    """Converts x to an array, and checks that it is floating with axes (*batch, length, width).
 
     Raises:
       TypeError: if `x` is not floating.
@@ -26,7 +26,7 @@ def check_input(name: str, x: Any, width: int | None = None) -> jax.Array:
 
 
 def check_image(name: str, x: Any, width: int) -> jax.Array:
-    """`x` as an array, if it is floating with axes (*batch, height, width, channels).
+    """Converts x to an array, and checks its axes (*batch, height, width, channels).
 
     Raises:
       TypeError: if `x` is not floating.
@@ -39,10 +39,10 @@ def check_image(name: str, x: Any, width: int) -> jax.Array:
 
 
 def check_context(length: int, context_length: int) -> None:
-    """ValueError if a sequence is longer than the layer's context."""
+    """Raises ValueError if a sequence is longer than the layer's context."""
     try:
         is_longer = length > context_length
-    except jax.errors.InconclusiveDimensionOperation:  # an open length of `jax.export`
+    except jax.errors.InconclusiveDimensionOperation:  # a symbolic length of `jax.export`
         raise ValueError(
             f"The layer was built for at most context_length={context_length} tokens; got the open "
             f"length {length}: say that it fits by "
@@ -55,21 +55,21 @@ def check_context(length: int, context_length: int) -> None:
 
 
 def check_divides(part: str, by: int, whole: str, of: int) -> int:
-    """`of // by`; ValueError, naming both arguments, unless `by` divides `of`."""
+    """Returns `of // by`; raises ValueError unless `by` divides `of`."""
     if by < 1 or of < 1 or of % by:
         raise ValueError(f"{part} must divide {whole}; got {whole}={of}, {part}={by}.")
     return of // by
 
 
 def check_positive(**counts: int) -> None:
-    """ValueError, naming the argument, unless every count is a whole number of at least 1."""
+    """Raises ValueError unless every count is an int of at least 1."""
     for name, count in counts.items():
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ValueError(f"{name} must be a whole number of at least 1; got {count!r}.")
 
 
 def check_rate(name: str, rate: Any) -> float:
-    """`rate`, if it lies in [0, 1]; ValueError, naming the argument, if not."""
+    """Returns `rate`; raises ValueError unless it lies in [0, 1]."""
     if isinstance(rate, Tracer):
         raise ValueError(f"{name} must be known while jax traces: make it static; got {rate!r}.")
     rate = rate.item() if getattr(rate, "shape", None) == () else rate
@@ -79,13 +79,13 @@ def check_rate(name: str, rate: Any) -> float:
 
 
 def check_choice(name: str, value: Any, *choices: Any) -> None:
-    """ValueError, listing the choices, unless `value` is one of them."""
+    """Raises ValueError unless `value` is one of the choices."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}.")
 
 
 def valid_tokens(name: str, valid: Any, shape: tuple[int, ...]) -> jax.Array:
-    """Which tokens are there, of shape `*B T`; None stands for all.
+    """Broadcasts a padding mask to `*B T`; None means that all tokens are real.
 
     Raises:
       TypeError: if `valid` is not boolean.
@@ -103,7 +103,7 @@ def valid_tokens(name: str, valid: Any, shape: tuple[int, ...]) -> jax.Array:
 
 
 def per_token(name: str, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """`x` for each token, of shape `*B T`; ValueError if it does not broadcast to that shape."""
+    """Broadcasts x to `*B T`; raises ValueError if it does not fit."""
     sizes = zip(x.shape[::-1], shape[::-1], strict=False)
     if x.ndim > len(shape) or any(n not in (1, of) for n, of in sizes):
         raise ValueError(f"{name} must broadcast to *B T = {shape}; got shape {x.shape}.")

@@ -1,8 +1,8 @@
-"""Devices that one CPU stands for."""
+"""Simulated CPU devices."""
 
 
 def fake_devices(count: int) -> dict[str, str]:
-    """The environment in which a new process has so many, where it has no accelerator.
+    """Environment variables with which a CPU-only process has `count` devices.
 
     >>> fake_devices(8)
     {'JAX_NUM_CPU_DEVICES': '8'}

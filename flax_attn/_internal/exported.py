@@ -1,7 +1,7 @@
-"""How frozen pytrees are written to the files of `jax.export`: as JSON text, never as a pickle.
+"""Serialization of frozen pytrees for `jax.export`: as JSON text, never as a pickle.
 
-A file of `jax.export` says of what the arguments and results are made. For a frozen object that is
-its class, which of its fields hold arrays, and the plain values of the others:
+A file of `jax.export` contains the pytree structure of arguments and results. For a frozen object
+that is its class, the fields that hold arrays, and the plain values of the others:
 
     {"format": 1, "arrays": ["keys", "values"], "values": {"window": 4, "store": null}}
 """
@@ -21,14 +21,14 @@ _AS_JSON = (type(None), bool, int, str)
 
 
 def register(cls: type) -> None:
-    """Lets `jax.export` write objects of a class that `frozen` made, and read them again.
+    """Registers a class made by `frozen` for serialization by `jax.export`.
 
-    The file names the class by its module and its name. A class that is defined again, as by
-    `importlib.reload`, takes the name over.
+    The file identifies the class by module and name. A class that is defined again, as by
+    `importlib.reload`, replaces the registered one.
     """
     name = _name(cls)
     _unregister(name)
-    with contextlib.suppress(ValueError):  # of a name that jax did not forget
+    with contextlib.suppress(ValueError):  # if the name could not be unregistered
         export.register_pytree_node_serialization(
             cls,
             serialized_name=name,
@@ -38,17 +38,17 @@ def register(cls: type) -> None:
 
 
 def _unregister(name: str) -> None:
-    """Takes a name out of jax's own table, for which there is no public way, if it is there."""
+    """Removes a name from jax's registry, for which there is no public API."""
     with contextlib.suppress(ImportError):
         table = import_module("jax._src.export._export")
         getattr(table, "deserialization_registry", {}).pop(name, None)
 
 
 def written_structure(cls: type, aux: tuple) -> bytes:
-    """What is static in an object of a frozen class, as JSON.
+    """The static fields of an object of a frozen class, as JSON.
 
     Raises:
-      TypeError: for a function, or another value that is not plain.
+      TypeError: for a function, or another value that JSON cannot represent.
     """
     arrays, plain = aux
     values = {name: _encoded(cls, name, value) for name, value in plain}
@@ -56,10 +56,10 @@ def written_structure(cls: type, aux: tuple) -> bytes:
 
 
 def read_structure(cls: type, text: bytes) -> tuple:
-    """The opposite of `written_structure`.
+    """The inverse of `written_structure`.
 
     Raises:
-      ValueError: for another format, or other fields than the class has now.
+      ValueError: for another format, or fields that differ from the class's.
     """
     file = json.loads(text)
     if file.get("format") != FORMAT:
@@ -82,7 +82,7 @@ def _name(cls: type) -> str:
 
 
 def _encoded(cls: type, name: str, value: Any) -> Any:
-    """A plain value as JSON: numbers that JSON lacks, tuples and numpy's scalars by their kind."""
+    """A plain value as JSON; floats, tuples and numpy scalars as tagged dicts."""
     if type(value) in _AS_JSON:
         return value
     if type(value) is float:

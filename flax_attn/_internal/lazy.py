@@ -1,16 +1,16 @@
-"""Packages that import what they export on first use, so that importing them costs nothing."""
+"""Lazily importing packages, for a fast `import flax_attn`."""
 
 import sys
 from importlib import import_module
 
 
-class Lazy(type(sys)):  # ModuleType; a name for it would cost another import
-    """A package that imports each name of its table `_HOMES` when it is first asked for.
+class Lazy(type(sys)):  # ModuleType, without importing `types`
+    """A package that imports each name in its table `_HOMES` on first access.
 
-    `_HOMES` says by name the module that defines it, as an import would: ".attend", "..errors"; "."
-    means the submodule of that name itself. The package's imports under TYPE_CHECKING say the same
-    to type checkers and editors. `_RENAMED` says by old name the new one; an old name works, with a
-    DeprecationWarning. A submodule that is in neither table is imported on first use too.
+    `_HOMES` maps a name to its module, as in an import: ".attend", "..errors"; "." means the
+    submodule of that name. The package's imports under TYPE_CHECKING repeat it for type checkers
+    and editors. `_RENAMED` maps old names to new ones; an old name works, with a
+    DeprecationWarning. A submodule that is in neither table is imported on first access too.
 
     Set as the class of a package: `sys.modules[__name__].__class__ = Lazy`.
     """
@@ -36,7 +36,7 @@ class Lazy(type(sys)):  # ModuleType; a name for it would cost another import
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: object) -> None:
-        # The import system binds a submodule to its name here, which may be that of a function.
+        # The import system sets submodules as attributes, which must not replace a function.
         if not (self._HOMES.get(name, ".") != "." and isinstance(value, type(sys))):
             super().__setattr__(name, value)
 

@@ -1,11 +1,11 @@
-"""Markdown: tables, written and read, and pages with generated parts, each between two marks."""
+"""Markdown tables, and pages with generated parts between two marks."""
 
 import re
 from collections.abc import Iterable, Sequence
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table, each row a line.
+    """Formats a table.
 
     >>> table(["layer", "verdict"], [["A", "equal"]])
     '| layer | verdict |\\n| --- | --- |\\n| A | equal |\\n'
@@ -15,7 +15,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def cells(text: str) -> list[list[str]]:
-    """The cells of a table's rows, its headings first.
+    """Parses a table to rows of cells, the headings first.
 
     >>> cells("| layer | verdict |\\n| --- | --- |\\n| A | equal |\\n")
     [['layer', 'verdict'], ['A', 'equal']]
@@ -25,12 +25,12 @@ def cells(text: str) -> list[list[str]]:
 
 
 def text_between(first: str, last: str) -> re.Pattern[str]:
-    """Finds what stands between two marks, each a pattern, as the group "table"."""
+    """Pattern of the text between two marks (regular expressions), as the group "table"."""
     return re.compile(rf"{first}\n(?P<table>.*?){last}", re.DOTALL)
 
 
 def fill(page: str, marks: re.Pattern[str], text: str) -> str:
-    """The page with `text` between these marks, which it must have.
+    """Replaces the text between the marks; raises ValueError if the page lacks them.
 
     >>> fill("<!-- a -->\\nold\\n<!-- b -->", text_between("<!-- a -->", "<!-- b -->"), "new\\n")
     '<!-- a -->\\nnew\\n<!-- b -->'

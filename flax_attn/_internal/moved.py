@@ -1,4 +1,4 @@
-"""Old import paths: for one release they lead to the modules' new places, with a warning."""
+"""Old import paths, which work for one release with a DeprecationWarning."""
 
 from importlib import import_module
 
@@ -38,7 +38,7 @@ MOVED = {
 
 
 class MovedModules:
-    """A finder, the last of `sys.meta_path`, and the loader of what it finds."""
+    """Finder, last in `sys.meta_path`, and loader of modules under their old names."""
 
     def find_spec(
         self, fullname: str, path: object = None, target: object = None, /
@@ -63,6 +63,6 @@ class MovedModules:
         return module
 
     def exec_module(self, module: "ModuleType") -> None:
-        # The import system has given the module the spec of its old name.
+        # The import system replaced the module's spec by that of the old name.
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state

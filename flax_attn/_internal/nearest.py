@@ -1,19 +1,19 @@
-"""What is said of a name that means nothing: what it may have been meant for, ten names at most."""
+"""Suggestions for unknown names in error messages."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 MAX_NAMES = 10
-MIN_SIMILARITY = 0.7  # the least likeness of two names, of 1
+MIN_SIMILARITY = 0.7  # lowest similarity ratio of a suggestion, at most 1
 
 
 def did_you_mean(name: str, known: Iterable[str], what: str) -> str:
-    """The end of a sentence: the nearest names, or the first of all of them.
+    """The end of a sentence: the most similar names, or a list of known ones.
 
     Args:
-      name: that means nothing.
-      known: the names that would serve.
-      what: these names together, as in "the presets are".
+      name: the unknown name.
+      known: the valid names.
+      what: introduction of the list, as in "the presets are".
 
     Example:
       >>> did_you_mean("bok", ["book", "flash"], "the presets are")
@@ -33,7 +33,7 @@ def did_you_mean(name: str, known: Iterable[str], what: str) -> str:
 
 
 def listed(names: Iterable[str], most: int = MAX_NAMES) -> str:
-    """At most ten names, or so many, and how many more there are.
+    """The first `most` names, and the number of remaining ones.
 
     >>> listed("abc"), listed("abcdefghijklmn")
     ('a, b, c', 'a, b, c, d, e, f, g, h, i, j and 4 more')

@@ -1,4 +1,4 @@
-"""What a long command is at: a bar on a terminal, and a plain line every ten seconds in a pipe."""
+"""Progress of long commands: a bar on a terminal, or a plain line every ten seconds."""
 
 import sys
 import threading
@@ -9,17 +9,17 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.progress import TextColumn, TimeElapsedColumn
 
-SECONDS_BETWEEN_LINES = 10.0  # seconds between two lines where nobody sees a bar
+SECONDS_BETWEEN_LINES = 10.0  # when there is no bar
 
 
 class Progress:
-    """Says how much is done while a command runs; its results go elsewhere.
+    """Reports progress while a command runs, separately from its results.
 
-    The bar is drawn on whichever of stdout and stderr is a terminal, and is gone at the end. Where
-    neither is one, lines go to stderr, so that a piped result holds nothing else.
+    The bar is drawn on whichever of stdout and stderr is a terminal, and removed at the end. If
+    neither is one, lines go to stderr, so that piped results contain nothing else.
 
     Args:
-      name: the command, with which each line begins.
+      name: the command, the prefix of each line.
       console: where the command prints its results.
 
     Example:
@@ -38,7 +38,7 @@ class Progress:
         self._start, self._ended = time.monotonic(), threading.Event()
         shown = console if console.is_terminal else Console(stderr=True)
         columns = TextColumn("{task.description}", style="none", markup=False), TimeElapsedColumn()
-        # Only what the bar shares a terminal with may be printed through it.
+        # Redirect stdout through the bar only if both use the same terminal.
         shares: dict[str, Any] = {"redirect_stdout": shown is console}
         self._bar = Bar(*columns, console=shown, transient=True, **shares)
         self._shows_bar = shown.is_terminal
@@ -60,28 +60,28 @@ class Progress:
             self._thread.join()
 
     def begin(self, total: int) -> None:
-        """So many pieces of work begin; those before them are over."""
+        """Starts a phase of `total` tasks."""
         self.done, self.total = 0, total
         self._draw()
 
     def at(self, task: str) -> None:
-        """What is being done now."""
+        """Sets the description of the current task."""
         self.task = task
         self._draw()
 
     def advance(self, task: str = "") -> None:
-        """One piece is done: this one, if it is named only now."""
+        """Marks one task as done, optionally with its description."""
         self.task = task or self.task
         self.done += 1
         self._draw()
 
     def write_line(self, line: str) -> None:
-        """A line of the result, above the bar."""
+        """Prints a line of the result, above the bar."""
         self.console.out(line, highlight=False)
 
     @property
     def text(self) -> str:
-        """What is being done, and how many pieces of how many are."""
+        """The current task, and the number of finished and total tasks."""
         count = f", {self.done} of {self.total}" if self.total else ""
         return f"{self.task}{count}"
 

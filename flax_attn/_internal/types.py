@@ -1,8 +1,8 @@
-"""The alphabet of every signature, and the frozen pytrees that masks, scores and rules are made of.
+"""Axis names of all signatures, and `frozen` pytrees, the base of masks, scores and rules.
 
 B batch, T query length, S key length, N query heads, K key/value heads, G = N // K, H head width,
-h value width, D model width, L latent width. Arrays lie as `B T N H`; `*B` is any number of batch
-axes, none included. One-name shapes are written with a leading space.
+h value width, D model width, L latent width. Arrays have the layout `B T N H`; `*B` is any number
+of batch axes, none included. One-name shapes are written with a leading space.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class Sizes(NamedTuple):
 
     @property
     def B(self) -> int:
-        """Number of batch entries, all batch axes taken as one."""
+        """Number of batch entries, over all batch axes."""
         return math.prod(self.batch)
 
     @property
@@ -40,11 +40,11 @@ class Sizes(NamedTuple):
         return (*self.batch, self.N, self.T, self.S)
 
     def grid(self) -> tuple[Any, ...]:
-        """Open numpy arrays b, n, q, k of indices, which broadcast to B N T S."""
+        """Index arrays b, n, q, k in numpy, which broadcast to B N T S."""
         return tuple(x.astype(np.int32) for x in np.ogrid[: self.B, : self.N, : self.T, : self.S])
 
     def iotas(self) -> tuple[jax.Array, ...]:
-        """The same, counted inside a program: known numbers would be folded while it compiles."""
+        """`grid` as jax iotas, since XLA would constant-fold expressions of numpy arrays."""
         shapes = [(-1, 1, 1, 1), (1, -1, 1, 1), (1, 1, -1, 1), (1, 1, 1, -1)]
         counts = (self.B, self.N, self.T, self.S)
         axes = zip(counts, shapes, strict=True)
@@ -52,7 +52,7 @@ class Sizes(NamedTuple):
 
 
 def wide(dtype: Any) -> Any:
-    """`promote_types(dtype, float32)`, for floating dtypes and under strict promotion too."""
+    """`promote_types(dtype, float32)` for floating dtypes, also under strict promotion."""
     return jnp.dtype(dtype) if jnp.finfo(dtype).bits >= 32 else jnp.dtype(jnp.float32)
 
 
@@ -62,13 +62,13 @@ def frozen(cls: C) -> C:
 
     Arrays (and pytrees of them) are leaves; plain Python values, tuples of them and functions are
     structure, so a jitted function that takes such an object is traced once per structure, not once
-    per object. `jax.export` writes them to its files, unless a field is a function.
+    per object. `jax.export` can serialize them, unless a field is a function.
 
     Args:
       cls: a class whose fields are annotated, such as a subclass of `Mask` or `Score`.
 
     Raises:
-      TypeError: where an object is made that holds an `nnx.Variable`, which nobody would train.
+      TypeError: on construction with an `nnx.Variable`, which nnx would not train there.
 
     >>> @frozen
     ... class Scaled:
@@ -92,9 +92,9 @@ def frozen(cls: C) -> C:
 
 
 def _show_in_tables(cls: type) -> None:
-    """Lets `nnx.tabulate` write objects of this class, which it knows by no public way."""
+    """Registers the class with `nnx.tabulate`, which has no public API for it."""
     dumper = getattr(summary, "NoneDumper", None)
-    if dumper is not None:  # a flax that writes its tables otherwise needs no help, or has none
+    if dumper is not None:  # other versions of flax need no registration
         dumper.add_representer(cls, lambda dumper, self: dumper.represent_str(repr(self)))
 
 
@@ -134,16 +134,16 @@ def _hash(self: Any) -> int:
 
 
 def _state(self: Any) -> dict[str, Any]:
-    """What is pickled: not the hash, which is another in each process."""
+    """The pickled state, without the hash, which differs between processes."""
     return {name: value for name, value in vars(self).items() if name != "_hash"}
 
 
 def leaf_axes(node: Any) -> list[str]:
-    """For each leaf the axes of the weights that it lies along, aligned at its last axis.
+    """For each leaf, the axes of the attention weights that it has, aligned at its last axis.
 
-    A class says so in `AXES`: "b" stands for all batch axes, "n" for the heads, "q" for the
-    queries, "k" for the keys and "." for another axis, such as the rows of a table. What is not
-    named there belongs to the whole attention.
+    A class declares them in `AXES`: "b" for all batch axes, "n" for the heads, "q" for the queries,
+    "k" for the keys and "." for another axis, such as the rows of a table. Leaves not named there
+    have none of these axes.
     """
     if not is_frozen(type(node)):
         return [""] * len(jax.tree.leaves(node))
@@ -155,14 +155,14 @@ def leaf_axes(node: Any) -> list[str]:
 
 
 def _is_plain_value(value: Any) -> bool:
-    if isinstance(value, tuple):  # of sizes, say
+    if isinstance(value, tuple):  # such as sizes
         return all(map(_is_plain_value, value))
     return isinstance(value, _PLAIN) or (callable(value) and not dataclasses.is_dataclass(value))
 
 
 def _flatten(self: Any) -> tuple[list[tuple[Any, Any]], tuple]:
     fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-    names = vars(self).get("_children")  # of a rebuilt object, whose leaves may be anything
+    names = vars(self).get("_children")  # set on unflattened objects, whose leaves may be anything
     if names is None:
         names = tuple(name for name, value in fields.items() if not _is_plain_value(value))
     plain = tuple((name, value) for name, value in fields.items() if name not in names)

@@ -1,4 +1,4 @@
-"""Backends: the ways one attention can be computed, in the order in which "auto" tries them."""
+"""Backends: implementations of attention, in the order in which "auto" tries them."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -17,11 +17,10 @@ Refusal = Callable[[jax.Array, jax.Array, jax.Array, Rules], str | None]
 class Backend(NamedTuple):
     """`attention(q, k, v, rules) -> (o, stats)` on B T N H arrays and bound rules.
 
-    `refusal` gives, from static facts alone, the reason why it cannot serve a request of known
-    lengths, or None;
-    `passed_over` the reason why "auto" passes it over although it could, or None; None in place of
-    either never has a reason. "auto" asks the backend on these `platforms` alone, if any
-    are named.
+    `refusal` returns, from static facts alone, why it cannot serve a request of static lengths, or
+    None. `passed_over` returns why "auto" skips it although it could serve, or None. Without either
+    function there is never a reason. If `platforms` are named, "auto" considers the backend only on
+    these.
     """
 
     attention: Attention
@@ -31,7 +30,7 @@ class Backend(NamedTuple):
 
 
 def _by_lse(forward: Any) -> Attention:
-    """A kernel that gives the log-sum-exp alone, as the others give m and l."""
+    """Adapts a kernel that returns only the log-sum-exp to one that returns m and l."""
 
     def attention(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
         o, lse = forward(q, k, v, rules)

@@ -1,4 +1,4 @@
-"""The choice among backends: what each says of a request, and when "auto" has only a slow one."""
+"""Choice among backends: their verdicts, and a warning when "auto" has only a slow one."""
 
 import functools
 import warnings
@@ -10,16 +10,16 @@ import jax
 from .platform import platform_of
 from .protocol import MAX_REFERENCE_PAIRS
 
-KERNELS = {"gpu": ("cudnn", "tokamax"), "tpu": ("splash",)}  # the fast ways, by platform
+KERNELS = {"gpu": ("cudnn", "tokamax"), "tpu": ("splash",)}  # fast backends by platform
 
 
 class Verdict(NamedTuple):
-    """What one backend says of a request.
+    """A backend's verdict on a request.
 
     Attributes:
       backend: its name.
-      refusal: the reason why it cannot serve the request, or None.
-      passed_over: the reason why "auto" passes it over although it could, or None.
+      refusal: why it cannot serve the request, or None.
+      passed_over: why "auto" skips it although it could serve, or None.
     """
 
     backend: str
@@ -33,11 +33,11 @@ class Verdict(NamedTuple):
 
 
 class Explanation(tuple[Verdict, ...]):
-    """All backends' verdicts, in the order "auto" tries them; shown and printed as a table.
+    """All backends' verdicts, in the order in which "auto" tries them; prints as a table.
 
     Attributes:
-      sequence: how attention goes over a length that lies on several devices, or None.
-      work: how many blocks each of them then has to do, or None.
+      sequence: context-parallel strategy of a sharded length, or None.
+      work: blocks that each device then computes, or None.
 
     >>> Explanation([Verdict("cudnn", "needs float16 or bfloat16"), Verdict("reference", None)])
     backend    verdict
@@ -55,30 +55,30 @@ class Explanation(tuple[Verdict, ...]):
 
     @property
     def chosen(self) -> str | None:
-        """The backend that "auto" takes; None if the only one asked for refuses."""
+        """The backend that "auto" takes; None if the requested one refuses."""
         fit = (v.backend for v in self if v.refusal is None and v.passed_over is None)
         return next(fit, None)
 
     def __str__(self) -> str:
-        verdict_text = ("chosen" if v.backend == self.chosen else str(v) for v in self)
-        rows = [("backend", "verdict"), *zip((v.backend for v in self), verdict_text, strict=True)]
+        verdicts = ("chosen" if v.backend == self.chosen else str(v) for v in self)
+        rows = [("backend", "verdict"), *zip((v.backend for v in self), verdicts, strict=True)]
         if self.sequence is not None:
-            rows += [("length", str(self.sequence)), ("sends", self.sequence.sends)]
+            rows += [("length", str(self.sequence)), ("sends", self.sequence.traffic)]
         if self.work is not None:
             rows.append(("blocks", str(self.work)))
         width = max(len(name) for name, _ in rows)
-        return "\n".join(f"{name:<{width}}  {verdict_text}" for name, verdict_text in rows)
+        return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
 
     __repr__ = __str__
 
 
 def slow_path_message(platform: str, verdicts: Explanation, pairs: int) -> str | None:
-    """The sentence that tells of a slow choice where the platform has kernels, or None.
+    """The warning about a slow backend on a platform that has kernels, or None.
 
     Args:
       platform: "cpu", "gpu" or "tpu"; a CPU has no kernels.
-      found: what the backends say.
-      pairs: T * S; up to `PAIRS` of them the plain formula is a good choice.
+      verdicts: of all backends.
+      pairs: T * S; up to `MAX_REFERENCE_PAIRS` the plain formula is a good choice.
 
     >>> found = Explanation([Verdict("splash", "the mask is not static"), Verdict("plain", None)])
     >>> slow_path_message("tpu", found, 4096 * 4096)
@@ -99,9 +99,9 @@ the mask is not static); backend='plain' asks for it without this warning."
 
 
 def warn_if_slow(q: jax.Array, k: jax.Array, verdicts: Explanation) -> None:
-    """Warns, once for each reason, if "auto" has but a slow path for these B T N H arrays."""
+    """Warns, once for each reason, if "auto" has only a slow backend for these B T N H arrays."""
     pairs = q.shape[-3] * k.shape[-3]
-    known = isinstance(pairs, int)  # else `jax.export` left a length open
+    known = isinstance(pairs, int)  # else `jax.export` left a length symbolic
     sentence = slow_path_message(
         platform_of(q), verdicts, pairs if known else MAX_REFERENCE_PAIRS + 1
     )
@@ -109,6 +109,6 @@ def warn_if_slow(q: jax.Array, k: jax.Array, verdicts: Explanation) -> None:
         _warn(sentence)
 
 
-@functools.cache  # which makes it once
+@functools.cache  # so that each message appears once
 def _warn(sentence: str) -> None:
     warnings.warn(sentence, stacklevel=6)  # where `attend` is called

@@ -1,12 +1,12 @@
-"""cuDNN's fused attention on NVIDIA GPUs, as jax brings it: float16 and bfloat16, bands of keys.
+"""cuDNN's fused attention on NVIDIA GPUs, through jax: float16 and bfloat16, bands of keys.
 
 `jax.nn.dot_product_attention(implementation="cudnn")` rounds the log-sum-exp to the dtype of q and
-drops its gradient, so the two calls under it are made from here: forward gives the lse in float32,
-backward takes the lse and the output that sinks have changed. What cuDNN cannot do is refused by
-name. Its dropout draws other elements than `Dropout` does, and dense masks would be biases of the
-size of all weights (whose gradients are NaN for some lengths). Packed documents are refused: with
-the offsets that jax can hand it, it ended in an illegal memory access on an H100 (jax 0.11.2), and
-its lse would take documents times tokens.
+drops its gradient, so this module binds the two primitives under it: forward returns the lse in
+float32, backward takes the lse and the output with the sinks applied. Requests that cuDNN cannot
+serve are refused by name. Its dropout draws other elements than `Dropout` does, and dense masks
+would be biases as large as the weights (whose gradients are NaN for some lengths). Packed documents
+are refused: with the offsets that jax can pass, cuDNN ended in an illegal memory access on an H100
+(jax 0.11.2), and its lse would take documents times tokens.
 """
 
 import importlib
@@ -40,9 +40,10 @@ DTYPES = (jnp.float16, jnp.bfloat16)
 
 
 def forward(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> tuple[jax.Array, jax.Array]:
-    """The output, in the dtype of q, and the lse, B N T in float32, by bound rules."""
+    """Output in the dtype of q and lse, B N T in float32, for bound rules."""
     if 0 in (*q.shape, *k.shape):
         return reference.forward(q, k, v, rules)
+    # cuDNN takes a length for every batch entry, or none at all.
     band, sizes = _band(rules), sizes_of(q, k)
     lengths = tuple(
         jnp.broadcast_to(
@@ -52,19 +53,20 @@ def forward(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> tuple[jax
     )
     padded = band.rows is not None or band.kv is not None
     causal = band.hi is not None
+    # Its window counts the query's own key.
     window = None if band.lo is None else saturate(1 - band.lo)
     kernel = Cudnn(float(rules.scale), padded, causal, window)
     return serve(kernel, q, k, v, rules, lengths if padded else ())
 
 
 class Cudnn(NamedTuple):
-    """One of cuDNN's masks.
+    """A cuDNN kernel with one of its masks.
 
     Attributes:
-      scale: the factor of q.k.
-      padded: whether lengths are given.
-      causal: whether keys after the query are hidden.
-      window: how many keys a query sees, its own counted, or None.
+      scale: factor of q.k.
+      padded: whether there are lengths.
+      causal: whether keys after the query are masked.
+      window: number of keys that a query sees, including its own, or None.
     """
 
     scale: float
@@ -87,8 +89,9 @@ class Cudnn(NamedTuple):
     def _call(
         self, phase: str, q: Any, k: Any, v: Any, extras: Any, *more: Any, **options: Any
     ) -> Any:
-        """jax's own call of cuDNN: bias, offsets and pages are none."""
+        """Binds jax's cuDNN primitive without bias, offsets and pages."""
         home = importlib.import_module(MODULE)
+        # The primitive marks absent operands by arrays of size zero.
         none = jnp.zeros(0, q.dtype)
         rows, kv = extras or (none, none)
         kind = ("PADDING_CAUSAL" if self.causal else "PADDING") if self.padded else "NO_MASK"
@@ -111,7 +114,7 @@ class Cudnn(NamedTuple):
 
 
 def refusal(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
-    """Why cuDNN cannot serve a request, or None; platform and dtype are looked at first."""
+    """Why cuDNN cannot serve a request, or None; platform and dtype are checked first."""
     capability = capability_of(q)
     if capability is None:
         return f"needs an NVIDIA GPU; the platform is {platform_of(q)}"

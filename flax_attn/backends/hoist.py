@@ -1,8 +1,8 @@
-"""Users' functions made pure: the arrays that they close over become leaves of the rules.
+"""Closure conversion of users' functions: arrays that they close over become leaves of the rules.
 
-A `custom_vjp` may not close over traced arrays, neither differentiated ones nor those of a trace
-that is over when the backward pass is made. So every function in the rules is traced once, on one
-logit and four indices, and runs on a block by mapping over its rows and columns.
+A `custom_vjp` must not close over traced arrays: neither differentiated ones nor those of a trace
+that has ended when the backward pass runs. So every function in the rules is traced once, for one
+logit and four indices, and evaluated on a block by vmap over its rows and columns.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,17 +25,17 @@ NO_MESH = jax.sharding.AbstractMesh((), ())
 
 
 class Run:
-    """A traced function of one element; told apart by what was traced, so that it compiles once.
+    """A traced function of one element, compared by its trace, so that it compiles once.
 
-    The same function may close over other things the next time, so its trace counts as well.
+    The same function may close over other values at the next call, so its identity is not enough.
     """
 
     def __init__(self, fn: Callable[..., jax.Array], trace: Callable, *element: Any):
         self.fn = fn
         self.axes = jax.typeof(jax.tree.leaves(element)[-1]).manual_axis_type.varying
-        # A program keeps the mesh in which it was traced; a shard_map made later has another.
+        # A jaxpr is bound to the mesh in which it was traced; a later shard_map has another one.
         mesh = nullcontext() if self.axes else jax.sharding.use_abstract_mesh(NO_MESH)
-        # Indices are numpy arrays in the reference, which may be mixed with anything.
+        # In the reference backend indices are numpy arrays, which promote with any dtype.
         with jax.numpy_dtype_promotion("standard"), mesh:
             closed = jax.make_jaxpr(lambda *xs: trace(*xs))(*element)
         self.jaxpr, self.consts = closed.jaxpr, tuple(closed.consts)
@@ -61,9 +61,9 @@ class Run:
 
 
 def _constants_inside(jaxpr: Any) -> Iterator[bytes]:
-    """What jitted functions inside a program close over, of which its text says nothing.
+    """Constants that jitted functions inside a program close over; its text does not show them.
 
-    What is traced is no constant there: it becomes one of the whole program.
+    Traced values are not among them: they become constants of the whole program.
     """
     for equation in jaxpr.eqns:
         for inner in jax.tree.leaves(list(equation.params.values())):
@@ -73,14 +73,14 @@ def _constants_inside(jaxpr: Any) -> Iterator[bytes]:
 
 
 def _bits(x: Any) -> bytes:
-    """A constant by its bits, which may be compared where there is NaN."""
+    """A constant's bytes: NaN compares equal to itself."""
     is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     return (jax.random.key_data(x) if is_key else x).tobytes()
 
 
 @frozen
 class Traced(Mask):
-    """A mask function, traced."""
+    """A traced mask function."""
 
     run: Callable[..., jax.Array]
     consts: tuple
@@ -99,15 +99,15 @@ class Traced(Mask):
 
 
 def hoist(rules: Any, logit: Any, axes: frozenset = frozenset()) -> Any:
-    """Rules whose functions close over no array; `logit` is the dtype of a logit.
+    """Rules whose functions close over no arrays; `logit` is the dtype of the logits.
 
-    `axes` are those of a `jax.shard_map` around, over which indices and logits vary.
+    `axes` are the manual axes of an enclosing `jax.shard_map`, over which indices and logits vary.
     """
     return _as_pure_function(rules, as_varying(jnp.zeros((), logit), axes))
 
 
 def has_functions(rules: Any) -> bool:
-    """Whether hoisted rules hold a function of the user's."""
+    """Whether hoisted rules contain a user's function."""
     if isinstance(rules, Traced | _BlockScore):
         return True
     return is_dataclass(rules) and any(has_functions(getattr(rules, f.name)) for f in fields(rules))
@@ -146,7 +146,7 @@ def _(node: ScoreFn, logit):
 
 
 class _BlockScore:
-    """A score function, traced, as `ScoreFn` calls it: on a block's logits and open indices."""
+    """A traced score function with the signature of `ScoreFn`, for a block's logits and indices."""
 
     def __init__(self, run: Run):
         self.run = run
@@ -163,18 +163,17 @@ class _BlockScore:
 
 
 def _over_block(run: Any, consts: tuple, index: tuple, *arrays: Any) -> jax.Array:
-    """`run` on every (n, q, k) of a block, or (b, n, q, k) of all.
+    """`run` on every (n, q, k) of a block, or on every (b, n, q, k).
 
-    The index arrays are open, each long along its own axis alone, but for positions, which may also
-    be long along the batch entries. `arrays` are the parameters of a score and its logits; a mask
-    has neither.
+    Each index array is an open grid, long along its own axis alone; positions may also be long
+    along the batch. `arrays` are the parameters of a score and its logits, empty for a mask.
     """
     axes = (3, 2, 1, 0) if jnp.ndim(index[3]) == 4 else (3, 2, 1)
     index = tuple(jnp.asarray(x) for x in index)
-    expand_per_entry = [i > 1 and 0 in axes and x.shape[0] != 1 for i, x in enumerate(index)]
+    has_batch = [i > 1 and 0 in axes and x.shape[0] != 1 for i, x in enumerate(index)]
     flat = [
         x.reshape((x.shape[0], -1) if deep else -1 if i in axes else ())
-        for i, (x, deep) in enumerate(zip(index, expand_per_entry, strict=True))
+        for i, (x, deep) in enumerate(zip(index, has_batch, strict=True))
     ]
     consts, arrays, flat = jax.tree.map(
         lambda x: as_varying(x, run.axes), unify_varying((consts, arrays, flat))
@@ -183,7 +182,8 @@ def _over_block(run: Any, consts: tuple, index: tuple, *arrays: Any) -> jax.Arra
     def one(index: list, *logits: jax.Array) -> jax.Array:
         return run(consts, *arrays[:1], *logits, *index)
 
+    # One vmap an axis, innermost first; an index is mapped along its own axis only.
     for axis in axes:
-        along = [0 if i == axis or (axis == 0 and expand_per_entry[i]) else None for i in range(4)]
+        along = [0 if i == axis or (axis == 0 and has_batch[i]) else None for i in range(4)]
         one = jax.vmap(one, (along, *(0,) * len(arrays[1:])))
     return one(flat, *arrays[1:])

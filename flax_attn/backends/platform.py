@@ -1,4 +1,4 @@
-"""The machine that a request is for: the one at hand, unless another is assumed."""
+"""The target platform of a request: the current machine, unless another is assumed."""
 
 import os
 from contextlib import AbstractContextManager
@@ -9,7 +9,7 @@ from jax.core import Tracer
 
 
 class Assumed(NamedTuple):
-    """A machine to compile for: "cpu", "gpu" or "tpu", and of a GPU its compute capability."""
+    """A compilation target: "cpu", "gpu" or "tpu", and a GPU's compute capability."""
 
     platform: str
     capability: tuple[int, int] | None = None
@@ -21,11 +21,11 @@ _assumed = jax.make_user_context(None)
 def assume_platform(
     platform: str, capability: tuple[int, int] | None = None
 ) -> AbstractContextManager[None]:
-    """A context in which `attend` chooses and refuses as on another machine.
+    """A context in which `attend` chooses a backend as on another platform.
 
-    The choice of a backend is made while a function is traced, for the machine at hand. What is
-    traced inside, by `jax.jit(f).lower(...)`, by `jax.export` or ahead of time for a topology, is
-    traced for `platform` instead; `jax.jit` traces anew for every assumed platform.
+    Backends are chosen at trace time, for the current machine. Functions traced in this context, by
+    `jax.jit(f).lower(...)`, `jax.export` or ahead-of-time compilation for a topology, are traced
+    for `platform` instead; `jax.jit` retraces for every assumed platform.
 
     Args:
       platform: "cpu", "gpu" or "tpu".
@@ -45,14 +45,14 @@ def assume_platform(
 
 
 def mesh_of(x: Any) -> Any:
-    """The mesh on which `x` lies, or of size 1; of an array, traced or not, or its shape alone."""
+    """The mesh of an array, traced array or ShapeDtypeStruct; an empty mesh if it has none."""
     if isinstance(x, jax.ShapeDtypeStruct):
         return getattr(x.sharding, "mesh", None) or jax.sharding.AbstractMesh((), ())
     return jax.typeof(x).sharding.mesh
 
 
 def platform_of(x: jax.Array) -> str:
-    """Where `x` lies; of a traced array, the assumed platform, or what is compiled for."""
+    """Platform of `x`; for a traced array the assumed platform or the default device's."""
     if _assumed.value is not None:
         return _assumed.value.platform
     if not isinstance(x, Tracer | jax.ShapeDtypeStruct):
@@ -64,7 +64,7 @@ def platform_of(x: jax.Array) -> str:
 
 
 def capability_of(x: jax.Array) -> tuple[int, int] | None:
-    """The compute capability of the NVIDIA GPU that `x` is for; None if it is for none."""
+    """Compute capability of the NVIDIA GPU that `x` is for; None for other platforms."""
     if platform_of(x) != "gpu":
         return None
     if _assumed.value is not None:
@@ -77,7 +77,7 @@ def capability_of(x: jax.Array) -> tuple[int, int] | None:
 
 
 def cores() -> int:
-    """The processor's cores that this process may use."""
+    """Number of CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

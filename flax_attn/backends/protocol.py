@@ -1,12 +1,12 @@
-"""What the kernels of other libraries share, so that each keeps every promise of `attend`.
+"""Shared wrapper of other libraries' kernels, so that each keeps every guarantee of `attend`.
 
-A kernel here is two functions: one gives output and each row's maximum m and sum l, one the
-gradients of q, k and v from these and the output's cotangent. A kernel that knows lse = m + log(l)
-alone gives lse for m and 1 for l. The rest is done around it, once for all kernels:
+A kernel here is two functions: one returns the output and each row's maximum m and sum l, the other
+the gradients of q, k and v from these and the output's cotangent. A kernel that returns only
+lse = m + log(l) uses lse as m and 1 as l. The wrapper adds, once for all kernels:
 
-    sinks       joined to m and l afterwards (see `sinks`); the gradients are made from these
-    dlse        ds = p * (do.v - (rowsum(do * o) - dlse)): `with_dlse`, where a kernel takes no dlse
-    unseen      zeros in place of what sees nothing and what nobody sees, so that NaN stays there
+    sinks       added to m and l afterwards (see `sinks`); gradients are computed from these
+    dlse        ds = p * (do.v - (rowsum(do * o) - dlse)): `with_dlse`, if a kernel takes no dlse
+    masked      zeros for fully masked queries and keys, so that NaN in them does not spread
 """
 
 import math
@@ -29,10 +29,10 @@ from ..rules import Rules, sizes_of
 from .platform import mesh_of
 from .sinks import add_sinks, gradient, output_share
 
-MAX_REFERENCE_PAIRS = 256 * 256  # queries times keys of a head, for which no kernel is quicker
-MAX_COPIED_BYTES = 2**20  # bytes of keys and values a query, which the plain formula copies
-MAX_DECODE_ROWS = 64  # queries of all heads that share a key head
-MASK_ROWS = 256  # queries that are asked at once what they see
+MAX_REFERENCE_PAIRS = 256 * 256  # queries times keys of a head, up to which no kernel is faster
+MAX_COPIED_BYTES = 2**20  # of keys and values a query, up to which the plain formula may copy them
+MAX_DECODE_ROWS = 64  # queries of all heads that share a key head, in decoding
+MASK_ROWS = 256  # queries for which a mask is evaluated at once
 NO_POSITIONS = "takes no q_positions and kv_positions; blockwise and reference do"
 Grads = tuple[jax.Array, jax.Array, jax.Array]
 
@@ -45,10 +45,10 @@ def passed_over(
     pairs: int = MAX_REFERENCE_PAIRS,
     copied: int = MAX_COPIED_BYTES,
 ) -> str | None:
-    """Why the plain formula is the better choice although a backend could serve, or None.
+    """Why "auto" prefers the plain formula although a backend could serve, or None.
 
-    Up to `pairs` weights a head it is as fast, unless there are more than `copied` bytes of keys
-    and values a query, and it alone has weights to show.
+    The plain formula is as fast up to `pairs` weights a head, unless it would copy more than
+    `copied` bytes of keys and values a query; and only it has weights that `listen` can record.
     """
     if taps.listening():
         return "somebody listens to the weights"
@@ -58,31 +58,33 @@ def passed_over(
 
 
 def is_long_cache(q: jax.Array, k: jax.Array, v: jax.Array, copied: int = MAX_COPIED_BYTES) -> bool:
-    """Whether so few queries look at so many keys and values that a copy of these is what costs.
+    """Whether copying keys and values would dominate the cost: few queries, a long cache.
 
     >>> cache, queries = (jax.ShapeDtypeStruct((1, n, 8, 64), "float32") for n in (4096, 1))
     >>> is_long_cache(queries, cache, cache), is_long_cache(cache, cache, cache)
     (True, False)
     """
-    counts = ([n for n in x.shape if isinstance(n, int)] for x in (k, v))  # the rest is left open
+    counts = (
+        [n for n in x.shape if isinstance(n, int)] for x in (k, v)
+    )  # jax.export may leave sizes symbolic
     size = sum(math.prod(n) * x.dtype.itemsize for n, x in zip(counts, (k, v), strict=True))
     return size > copied * q.shape[-3]
 
 
 def is_decode_step(sizes: Sizes, key_heads: int) -> bool:
-    """Whether so few queries share a key head that reading the keys is what costs."""
+    """Whether reading the keys dominates the cost: few queries share a key head."""
     return isinstance(sizes.T, int) and sizes.T * (sizes.N // key_heads) <= MAX_DECODE_ROWS
 
 
 def is_number(x: Any) -> bool:
-    """Whether `x` is known while a function is traced: a number, no array."""
+    """Whether `x` is static at trace time: a number, not an array."""
     return isinstance(x, int | float | np.number)
 
 
 def of_mesh(x: jax.Array) -> str | None:
-    """Why a Pallas kernel cannot run on the devices on which `x` lies, or None.
+    """Why a Pallas kernel cannot run on the devices of `x`, or None.
 
-    It does not say over which axes its output varies, and XLA does not know how to cut it.
+    A Pallas call declares no varying axes for its output, and XLA cannot partition it.
     """
     mesh = mesh_of(x)
     if mesh.size > 1 and jax.sharding.AxisType.Auto in mesh.axis_types and named_for(x) is None:
@@ -95,14 +97,15 @@ def of_mesh(x: jax.Array) -> str | None:
     return "needs check_vma=False in the shard_map around it" if varies else None
 
 
-# Who is alive.
+# Fully masked queries and keys.
 
 
 def visible_rows_and_keys(mask: Mask, sizes: Sizes) -> tuple[Any, Any]:
-    """Which queries see a key, `B|1 T`, and which keys are seen, `B|1 S`; None where all.
+    """Queries that see a key, `B|1 T`, and keys that some query sees, `B|1 S`; None for all.
 
-    For a bound mask that asks neither for the head nor for an array of weights.
+    For a bound mask that depends neither on the head nor on an array of weights.
     """
+    # A band or ranges have a closed form; any other mask is evaluated in pieces.
     band = as_known_band(mask)
     if band is None:
         runs = runs_of(mask, np.arange(sizes.T, dtype=np.int32)[None])
@@ -117,11 +120,12 @@ def visible_rows_and_keys(mask: Mask, sizes: Sizes) -> tuple[Any, Any]:
 
 
 def _visible_by_rows(mask: Mask, sizes: Sizes) -> tuple[jax.Array, jax.Array]:
-    """The same for any mask, a few queries at a time: never an array of T x S."""
+    """The same for any mask, `MASK_ROWS` queries at a time: never an array of T x S."""
     b, n, _, k = sizes._replace(N=1).iotas()
     rows = min(MASK_ROWS, sizes.T)
 
     def step(keys: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
+        # The last piece overlaps the one before it; `any` over keys does not mind.
         q = jnp.minimum(at * rows, sizes.T - rows) + jnp.arange(rows, dtype=jnp.int32)
         visible = jnp.asarray(mask(b, n, q.reshape(1, 1, rows, 1), k))
         visible = jnp.broadcast_to(visible, (sizes.B, 1, rows, sizes.S))[:, 0]
@@ -131,16 +135,16 @@ def _visible_by_rows(mask: Mask, sizes: Sizes) -> tuple[jax.Array, jax.Array]:
     keys = unify_varying((jnp.zeros((sizes.B, sizes.S), bool), mask))[0]
     keys, seeing = jax.lax.scan(step, keys, jnp.arange(count, dtype=jnp.int32))
     whole = jnp.moveaxis(seeing[:-1], 0, 1).reshape(sizes.B, (count - 1) * rows)
-    last = seeing[-1][:, count * rows - sizes.T :]  # which reaches back into the one before
+    last = seeing[-1][:, count * rows - sizes.T :]  # without its overlap
     return jnp.concatenate([whole, last], axis=1), keys
 
 
 def _visible_in_runs(
     mask: Mask, runs: tuple[Any, Any], sizes: Sizes
 ) -> tuple[jax.Array, jax.Array]:
-    """The same where each query sees one run of keys, if any: asked at its first key.
+    """The same if each query sees one contiguous range of keys, if any.
 
-    The keys that are seen are counted: 1 where runs begin, less 1 where they end.
+    Visible keys are counted by a cumulative sum: +1 where a range begins, -1 where it ends.
     """
     first, end = (
         jnp.asarray(most if x is None else jnp.clip(x, 0, sizes.S), jnp.int32)
@@ -148,6 +152,7 @@ def _visible_in_runs(
     )
     first, end = (x + jnp.zeros((1, sizes.T), jnp.int32) for x in (first, end))  # B|1 T
     first, end = (jnp.broadcast_to(x, (sizes.B, sizes.T)) for x in (first, end))
+    # A range may still be hidden by the rest of the mask: evaluate it at the range's first key.
     b, n, q, _ = sizes._replace(N=1).iotas()
     sees = jnp.asarray(mask(b, n, q, jnp.minimum(first, sizes.S - 1)[:, None, :, None]))
     rows = (first < end) & jnp.broadcast_to(sees, (sizes.B, 1, sizes.T, 1))[:, 0, :, 0]
@@ -158,9 +163,10 @@ def _visible_in_runs(
 
 
 def visible_in_band(band: Band, sizes: Sizes) -> tuple[Any, Any]:
-    """The same for a band: numpy arrays where it has no lengths."""
+    """The same for a band; numpy arrays if it has no lengths."""
     q, k = (np.arange(n, dtype=np.int32)[None] for n in (sizes.T, sizes.S))
     rows, kv = (_column(n, most) for n, most in ((band.rows, sizes.T), (band.kv, sizes.S)))
+    # A query sees keys from q + lo to q + hi; a key is seen by queries from k - hi to k - lo.
     first, last = _shifted(q, band.lo, 0), _shifted(q, band.hi, sizes.S)
     sees = (q < rows) & (np.maximum(first, 0) <= _least(last, kv - 1))
     first, last = _shifted(k, band.hi, 0, -1), _shifted(k, band.lo, sizes.T, -1)
@@ -185,7 +191,7 @@ def _least(a: np.ndarray, b: Any) -> Any:
 
 
 def of_lse(lse: jax.Array) -> Stats:
-    """What a kernel knows that gives the log-sum-exp alone."""
+    """Softmax statistics from a log-sum-exp alone: m = lse, l = 1."""
     return Stats(lse, jnp.ones_like(lse))
 
 
@@ -201,20 +207,21 @@ class Kernel(Protocol):
     def fully_masked(self) -> bool: ...
 
     def run(self, q: Any, k: Any, v: Any, extras: Any) -> tuple[jax.Array, "Stats"]:
-        """The output in the dtype of q, and m and l of each row."""
+        """Output in the dtype of q, and m and l of each row."""
         ...
 
     def backward(
         self, q: Any, k: Any, v: Any, extras: Any, o: Any, stats: "Stats", do: Any, dlse: Any
     ) -> tuple[jax.Array, jax.Array, jax.Array, Any]:
-        """The gradients of q, k, v and of `extras`; `dlse` is None where there is none."""
+        """Gradients of q, k, v and `extras`; `dlse` is None if nothing depends on the lse."""
         ...
 
 
 def serve(
     kernel: Kernel, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules, extras: Any = ()
 ) -> tuple[jax.Array, jax.Array]:
-    """Output and lse by a kernel, as `attend` promises them; sinks and silence are added here."""
+    """Output and lse of a kernel, with sinks and with zeros in fully masked rows."""
+    # Kernels compute 0 * x for masked x, so NaN in it is replaced before they run.
     rows, keys = visible_rows_and_keys(rules.mask, sizes_of(q, k))
     if rows is not None:
         q = jnp.where(rows[:, :, None, None], q, 0)
@@ -234,6 +241,7 @@ def _serve(kernel: Kernel, *args: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def _forward(kernel: Kernel, q, k, v, extras, sinks, rows) -> Any:
+    # Kernels differ in what they return for fully masked rows: here they are zero, with lse -inf.
     o, stats = kernel.run(q, k, v, extras)  # B T N h, B N T
     dead = stats.m == -jnp.inf if kernel.fully_masked or rows is not None else None
     if rows is not None:
@@ -255,12 +263,14 @@ def _residuals(kernel: Kernel, *args: Any) -> Any:
 
 def _backward(kernel: Kernel, residuals: tuple, cotangents: tuple) -> tuple:
     q, k, v, extras, sinks, rows, dead, o, stats = residuals
+    # Symbolic zeros spare a second kernel call where nothing depends on the lse.
     do, dlse = cotangents
     dlse = None if isinstance(dlse, SymbolicZero) else dlse
     do = jnp.zeros_like(o) if isinstance(do, SymbolicZero) else do
     if dead is not None:
         do = jnp.where(_rows_last(dead), 0, do)
     dsinks = None if sinks is None else gradient(sinks, stats, _delta(o, stats, do, dlse))
+    # Finite statistics keep exp(score - m) / l finite; `do` is zero in these rows already.
     if dead is not None:
         dlse = None if dlse is None else jnp.where(dead, 0, dlse)
         stats = Stats(jnp.where(dead, 0, stats.m), jnp.where(dead, 1, stats.l))
@@ -272,15 +282,17 @@ _serve.defvjp(_residuals, _backward, symbolic_zeros=True)
 
 
 def with_dlse(vjp: Any, v: jax.Array, o: jax.Array, do: jax.Array, dlse: Any) -> Grads:
-    """`dq, dk, dv` of a kernel `vjp(v, o, do)` that takes no dlse: by a second call, if there is.
+    """`dq, dk, dv` of a kernel `vjp(v, o, do)` that takes no dlse, by a second call if needed.
 
-    With no values and a `do` of ones, do.v vanishes, and rowsum(do * o) is -dlse if that is what
-    stands in `o`: in several columns, whose sum has all of its bits in a narrow dtype too.
+    The second call passes v = 0 and do = 1, so that do.v = 0, and -dlse as o, so that
+    rowsum(do * o) = -dlse. o holds -dlse in several columns, whose sum has all of its bits even in
+    a narrow dtype.
     """
     dq, dk, dv = vjp(v, o, do)
     if dlse is None:
         return dq, dk, dv
     rest, parts = -jnp.swapaxes(dlse, 1, 2), []  # B T N
+    # Each column holds what rounding the ones before has left: three bfloat16 are one float32.
     info = jnp.finfo(o.dtype)
     for _ in range(min(3, o.shape[-1])):
         part = jax.lax.reduce_precision(rest, info.nexp, info.nmant)
@@ -293,10 +305,10 @@ def with_dlse(vjp: Any, v: jax.Array, o: jax.Array, do: jax.Array, dlse: Any) ->
 
 
 def zero_gradient(x: jax.Array) -> Any:
-    """The gradient of what has none."""
+    """A zero gradient: float0 for integers and booleans."""
     if jnp.issubdtype(x.dtype, jnp.floating):
         return jnp.zeros_like(x)
-    known = all(isinstance(n, int) for n in x.shape)  # else `jax.export` left a size open
+    known = all(isinstance(n, int) for n in x.shape)  # else `jax.export` left a size symbolic
     return np.zeros(x.shape, jax.dtypes.float0) if known else None
 
 
@@ -308,5 +320,5 @@ def _delta(o: Any, stats: Stats, do: Any, dlse: Any) -> jax.Array:
 
 
 def _rows_last(x: jax.Array) -> jax.Array:
-    """B N T as B T N 1."""
+    """B N T to B T N 1."""
     return jnp.swapaxes(x, 1, 2)[..., None]

@@ -1,4 +1,4 @@
-"""Sinks beside a kernel that knows none: one more logit a head, in the denominator alone.
+"""Attention sinks for kernels without them: one more logit a head, in the denominator alone.
 
 m' = max(m, sink)      l' = l * exp(m - m') + exp(sink - m')
 o' = o * l * exp(m - m') / l'
@@ -13,31 +13,31 @@ from ..reference import Stats
 
 
 def add_sinks(stats: Stats, sinks: Float[Array, " N"] | None) -> Stats:
-    """m' and l' of each row, `B N T`, with its head's sink; as they are if there is none."""
+    """m' and l' of each row, `B N T`, with its head's sink; unchanged without sinks."""
     if sinks is None:
         return stats
     sinks = broadcast_to_rows(sinks, stats)
     m = jnp.maximum(stats.m, sinks)
-    m = jnp.where(m == -jnp.inf, 0, m)  # a sink of -inf in a row that sees nothing
+    m = jnp.where(m == -jnp.inf, 0, m)  # a sink of -inf in a fully masked row
     return Stats(m, stats.l * jnp.exp(stats.m - m) + jnp.exp(sinks - m))
 
 
 def output_share(before: Stats, after: Stats) -> Float[Array, "B N T"]:
-    """What a row keeps of its output: `l * exp(m - m') / l'`."""
+    """Factor of a row's output, `l * exp(m - m') / l'`."""
     return before.l * jnp.exp(before.m - after.m) / zero_to_one(after.l)
 
 
 def gradient(sinks: Float[Array, " N"], after: Stats, delta: jax.Array) -> Float[Array, " N"]:
-    """The gradient of the sinks from each row's `delta`, `B N T`."""
+    """Gradient of the sinks from each row's `delta`, `B N T`."""
     weight = jnp.exp(broadcast_to_rows(sinks, after) - after.m) / zero_to_one(after.l)
     return -jnp.sum(weight * delta, axis=(0, 2)).astype(sinks.dtype)
 
 
 def broadcast_to_rows(sinks: Float[Array, " N"], stats: Stats) -> Float[Array, "B N T"]:
-    """Each row's sink, as wide as its m."""
+    """Each row's sink, in the dtype of its m."""
     return jnp.broadcast_to(sinks.astype(stats.m.dtype)[None, :, None], stats.m.shape)
 
 
 def zero_to_one(l: jax.Array) -> jax.Array:
-    """`l`, with 1 for rows that see nothing, so that they may be divided by it."""
+    """`l` with 1 in fully masked rows, as a divisor."""
     return jnp.where(l == 0, 1, l)

@@ -1,9 +1,9 @@
-"""Splash attention on TPUs, jax's own Pallas kernel: static masks, segments, lengths, softcap.
+"""Splash attention on TPUs, jax's Pallas kernel: static masks, segments, lengths, softcap.
 
-The static part of a mask is computed inside the kernel from indices, and blocks that it hides are
+The static part of a mask is computed from indices inside the kernel, and fully masked blocks are
 skipped; segments and lengths become segment ids. Lengths are padded to a multiple of 128. The
-kernel knows no scale, so q is multiplied by it beforehand, in its own dtype: in bfloat16 one more
-rounding, unless the scale is a power of two.
+kernel has no scale, so q is multiplied by it first, in its own dtype: one more rounding in
+bfloat16, unless the scale is a power of two.
 """
 
 import importlib
@@ -46,9 +46,9 @@ BLOCKS = (512, 384, 256, LANES)
 def forward(
     q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules, *, interpret: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """The output, in the dtype of q, and the lse, B N T in float32, by bound rules.
+    """Output in the dtype of q and lse, B N T in float32, for bound rules.
 
-    With `interpret` the kernel runs on any platform, slowly.
+    With `interpret` the kernel is emulated on any platform, slowly.
     """
     if 0 in (*q.shape, *k.shape, *v.shape):
         return reference.forward(q, k, v, rules)
@@ -65,14 +65,14 @@ def forward(
 
 
 class Splash(NamedTuple):
-    """One kernel: what is asked of it and is known before any array is.
+    """The static arguments of one kernel.
 
     Attributes:
       mask: the static part of the mask.
-      sizes: N, T and S, before they are padded.
-      cap: the bound of the logits, or None.
-      precision: of every product, as the caller had it when he asked.
-      interpret: whether it runs without a TPU.
+      sizes: N, T and S, before padding.
+      cap: softcap of the logits, or None.
+      precision: of every product: `jax_default_matmul_precision` at the call.
+      interpret: whether it is emulated without a TPU.
     """
 
     mask: Mask
@@ -97,6 +97,7 @@ class Splash(NamedTuple):
         return jnp.swapaxes(o, 1, 2)[:, : self.sizes.T], of_lse(lse[:, :, : self.sizes.T])
 
     def backward(self, q, k, v, extras, o, stats, do, dlse):
+        # The kernel takes no dlse, but it takes delta = rowsum(do * o), from which dlse subtracts.
         plan, T, lse = _plan(self.mask, self.sizes), self.sizes.T, stats.lse
         delta = jnp.sum(do.astype(lse.dtype) * o.astype(lse.dtype), axis=-1)
         delta = jnp.swapaxes(delta, 1, 2) - (0.0 if dlse is None else dlse)  # B N T
@@ -117,6 +118,7 @@ class Splash(NamedTuple):
         args = (q, k, v, ids, None, lse, do, di)
         block_options = self._block_options(plan)
         block_options |= {"q_layout": layout, "k_layout": layout, "v_layout": layout}
+        # The backward kernels take the block sizes by themselves.
         for unknown in ("block_sizes", "residual_checkpoint_name"):
             del block_options[unknown]
         block_options |= {"bq": plan.rows, "bkv": plan.cols}
@@ -142,7 +144,7 @@ class Splash(NamedTuple):
         }
 
     def _to_kernel_layout(self, x: jax.Array) -> jax.Array:
-        """B T N H as the kernel has it: B N, padded length, H."""
+        """B T N H to B N, padded length, H."""
         x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % LANES), (0, 0), (0, 0)))
         return jnp.swapaxes(x, 1, 2)
 
@@ -155,7 +157,7 @@ class Splash(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What splash attention makes of a static mask: which blocks run, and what they hide."""
+    """Splash attention's description of a static mask: blocks to run and their masks."""
 
     forward: Any
     backward: Any
@@ -182,9 +184,10 @@ def _plan(mask: Mask, sizes: Sizes) -> Plan:
 
 
 class VisibleMask(NamedTuple):
-    """The static part of a mask on indices, with the keys that pad hidden.
+    """The static part of a mask as a function of indices, with padded keys masked.
 
-    Each query must see one key, so those that see none see the first; the output hides them.
+    The kernel needs a visible key for every query, so fully masked queries see key 0; `serve`
+    zeroes their output.
     """
 
     mask: Mask
@@ -193,6 +196,7 @@ class VisibleMask(NamedTuple):
 
     def __call__(self, q: Any, k: Any) -> Any:
         visible = _evaluate_mask(self.mask, q, k)
+        # The kernel needs the full shape, which a mask of queries or keys alone does not have.
         if visible.shape != np.broadcast_shapes(q.shape, k.shape):
             visible = visible & (q >= 0) & (k >= 0)
         first, end = self.seeing
@@ -204,7 +208,7 @@ class VisibleMask(NamedTuple):
 
 
 def _computable_mask(shape: tuple[int, int], visible: VisibleMask) -> Any:
-    """A mask of splash attention that is computed, told apart by what computes it."""
+    """Lazily computed splash mask; hashed by the mask it wraps."""
 
     class Computed(_kernel_module("mask")._ComputableMask):
         def __eq__(self, other: Any) -> bool:
@@ -218,7 +222,7 @@ def _computable_mask(shape: tuple[int, int], visible: VisibleMask) -> Any:
 
 @cache
 def _visible_queries(mask: Mask, sizes: Sizes) -> tuple[int, int] | None:
-    """`first, end` of the queries that see a key, or None if they are no run."""
+    """`first, end` of the queries that see a key, or None if they are not contiguous."""
     seeing = _rows(mask, sizes)
     if not seeing.any():
         return 0, 0
@@ -227,15 +231,15 @@ def _visible_queries(mask: Mask, sizes: Sizes) -> tuple[int, int] | None:
 
 
 def _evaluate_mask(mask: Mask, q: Any, k: Any) -> Any:
-    """The static mask of these queries and keys; of numpy's indices in numpy."""
+    """The static mask at these indices; numpy in, numpy out."""
     if not isinstance(q, np.ndarray):  # inside the kernel
         return mask(0, 0, q, k)
-    with jax.ensure_compile_time_eval():  # a user's class may ask in jax.numpy
+    with jax.ensure_compile_time_eval():  # a user's class may compute in jax.numpy
         return np.asarray(mask(0, 0, q, k))
 
 
 def _rows(mask: Mask, sizes: Sizes) -> np.ndarray:
-    """Which queries see a key, T, by a static mask."""
+    """Queries that see a key of a static mask, T."""
     band = as_known_band(mask)
     if band is not None:
         return np.broadcast_to(visible_in_band(band, sizes)[0][0], sizes.T)
@@ -249,9 +253,9 @@ def _rows(mask: Mask, sizes: Sizes) -> np.ndarray:
 
 
 def _ids(mask: Mask, sizes: Sizes) -> tuple[jax.Array, jax.Array] | tuple[()]:
-    """Segment ids of queries and keys for the part of a mask that is not static, if there is any.
+    """Segment ids of queries and keys for the non-static part of a mask, if there is any.
 
-    Keys beyond a length have an id that no query has; queries beyond one are silenced outside.
+    Keys beyond a length get an id that no query has; `serve` zeroes queries beyond a length.
     """
     parts = [part for part in parts_of(mask) if not part.is_static]
     if not parts:
@@ -282,7 +286,7 @@ def _cap(score: Score) -> float | None:
 
 
 def refusal(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
-    """Why splash attention cannot serve a request, or None; the platform is looked at first."""
+    """Why splash attention cannot serve a request, or None; the platform is checked first."""
     platform = platform_of(q)
     if platform != "tpu":
         return f"needs a TPU; the platform is {platform}"
@@ -290,7 +294,7 @@ def refusal(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | Non
 
 
 def unsupported_reason(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
-    """Why it cannot serve a request wherever it runs, or None."""
+    """Why it cannot serve a request on any platform, or None."""
     if q.dtype not in DTYPES:
         return f"needs float32 or bfloat16; q is {q.dtype}"
     if rules.positions is not None:

@@ -1,8 +1,8 @@
-"""Tokamax's Mosaic kernels on Hopper and Blackwell: softcap, biases, runs of keys, h != H.
+"""Tokamax's Mosaic kernels on Hopper and Blackwell: softcap, biases, ranges of keys, h != H.
 
-For what cuDNN refuses. A mask must give each query one run of keys, which it is told by its ends:
-causal at any offset, windows, chunks, prefixes, lengths and what `&` makes of them. Where a bias
-is added and capped, Tokamax caps the sum.
+For requests that cuDNN refuses. The visible keys of each query must be contiguous and are passed as
+start and end: causal at any offset, windows, chunks, prefixes, lengths and their combinations by
+`&`. With a bias and a softcap, Tokamax caps the sum.
 """
 
 import contextlib
@@ -35,16 +35,17 @@ PRESETS = {
     "float16": jax.lax.DotAlgorithmPreset.F16_F16_F32,
 }
 MAX_HEAD_DIM = 256
-FINITE_MINUS_INF = -1e30  # stands for a bias of -inf, which would make a row NaN
+# Replaces a bias of -inf, which would make a fully masked row NaN.
+FINITE_MINUS_INF = -1e30
 Ends = tuple[Any, Any]
 
 
 def forward(
     q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules, *, kernel: Any = None
 ) -> tuple[jax.Array, jax.Array]:
-    """The output, in the dtype of q, and the lse, B N T in float32, by bound rules.
+    """Output in the dtype of q and lse, B N T in float32, for bound rules.
 
-    `kernel` stands in for Tokamax's own, where there is no GPU.
+    `kernel` replaces Tokamax's kernel in tests without a GPU.
     """
     if 0 in (*q.shape, *k.shape, *v.shape):
         return reference.forward(q, k, v, rules)
@@ -55,10 +56,7 @@ def forward(
 
 
 class Tokamax(NamedTuple):
-    """One kernel: the factor of q.k, the bound of the logits or None, and whose kernel it is.
-
-    With a bias, which may be -inf throughout a row, it is `fully_masked`.
-    """
+    """Scale, softcap or None, whether a bias may mask a whole row, and the kernel to call."""
 
     scale: float
     cap: float | None
@@ -75,6 +73,7 @@ class Tokamax(NamedTuple):
         )
 
     def backward(self, q, k, v, extras, o, stats, do, dlse):
+        # `with_dlse` may call the kernel twice; the gradients of the bias add up as well.
         bias, dbias = extras["bias"], []
 
         def backward(v, o, do):
@@ -116,11 +115,11 @@ class Tokamax(NamedTuple):
         }
 
 
-# The run of keys of each query.
+# The visible range of keys of each query.
 
 
 def _run_ends(mask: Mask, sizes: Sizes) -> Ends:
-    """The runs as Tokamax reads them, B|1 1 T; what no query sees is hidden around the kernel."""
+    """Start and end of each query's visible keys, B|1 1 T, in Tokamax's layout."""
     run = runs_of(mask, jnp.arange(sizes.T, dtype=jnp.int32)[None])
     assert run is not None, mask
     first, end = (
@@ -131,7 +130,7 @@ def _run_ends(mask: Mask, sizes: Sizes) -> Ends:
 
 
 def _bias_and_cap(score: Score) -> tuple[jax.Array | None, float | None] | None:
-    """A score as a bias that is added and a bound of the sum, or None if it is none."""
+    """A score as a bias and a softcap of the sum, or None if it is not of this form."""
     first, then = (score.first, score.then) if isinstance(score, Chain) else (score, IDENTITY)
     if isinstance(first, Softcap | Identity):
         first, then = (IDENTITY, first) if isinstance(then, Identity) else (first, then)
@@ -144,11 +143,11 @@ def _bias_and_cap(score: Score) -> tuple[jax.Array | None, float | None] | None:
     )
 
 
-# What is refused.
+# Refusals.
 
 
 def refusal(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
-    """Why Tokamax cannot serve a request, or None; whether it is there is looked at first."""
+    """Why Tokamax cannot serve a request, or None; whether it is installed is checked first."""
     if importlib.util.find_spec("tokamax") is None:
         return "tokamax is not installed: pip install flax-attn[tokamax]"
     capability = capability_of(q)
@@ -163,7 +162,7 @@ def refusal(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | Non
 
 
 def unsupported_reason(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
-    """Why it cannot serve a request wherever it runs, or None."""
+    """Why it cannot serve a request on any platform, or None."""
     if any(x.shape[-1] % 8 or x.shape[-1] > MAX_HEAD_DIM for x in (q, v)):
         return (
             f"needs widths that are multiples of 8 and at most {MAX_HEAD_DIM}; "
@@ -196,14 +195,14 @@ def _of_version() -> str | None:
         return f"needs tokamax {'.'.join(map(str, MIN_VERSION))} or later; {installed} is installed"
     try:
         known = hasattr(_kernel_module("pallas_mosaic_gpu"), "PallasMosaicGpuFlashAttention")
-    except ImportError as error:  # of what it needs itself, xprof say, or of a file that has moved
+    except ImportError as error:  # of a dependency such as xprof, or of a file that has moved
         return f"cannot import tokamax {installed}: {error}"
     return None if known else f"does not know this version of tokamax, {installed}"
 
 
 @contextlib.contextmanager
 def _implicit_promotion() -> Iterator[None]:
-    """The promotion of ranks and dtypes that tokamax's code counts on, whatever the caller's."""
+    """A context with the implicit promotion that tokamax's code needs, whatever the caller's."""
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         yield
 
@@ -211,5 +210,5 @@ def _implicit_promotion() -> Iterator[None]:
 def _kernel_module(part: str) -> Any:
     flags = importlib.import_module("absl.flags").FLAGS
     if not flags.is_parsed():
-        flags.mark_as_parsed()  # or tokamax reads the program's own arguments as its flags
+        flags.mark_as_parsed()  # else tokamax would parse the program's own arguments
     return importlib.import_module(MODULE + part)

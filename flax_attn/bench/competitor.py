@@ -1,4 +1,4 @@
-"""Contenders: who runs, whether it is there, and how it is built for a workload."""
+"""Competitors: who runs, whether it is there, and how it is built for a workload."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

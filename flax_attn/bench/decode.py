@@ -1,7 +1,7 @@
-"""The contenders for one step of decoding: a whole layer, projections included, and its cache.
+"""The competitors for one step of decoding: a whole layer, projections included, and its cache.
 
 Every step is the same one: the lengths are set back before it, so that the token is written to the
-same slot again and looks at as many tokens. Caches are donated. Before it is timed, a contender's
+same slot again and looks at as many tokens. Caches are donated. Before it is timed, a competitor's
 output is judged on these very sizes, against the plain formula over all tokens in float64.
 """
 
@@ -27,7 +27,7 @@ from .settings import available_memory
 from .workload import Workload
 
 RECOMPUTED = 2**11  # tokens: a prefix of more takes seconds a step
-COPIES = 5  # of all tokens and their keys and values, while a contender is made and proven
+COPIES = 5  # of all tokens and their keys and values, while a competitor is made and proven
 ONES = 1024  # columns of the matrix whose product with a vector reads as many bytes as a cache
 
 

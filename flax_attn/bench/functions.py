@@ -1,4 +1,4 @@
-"""The contenders for one attention of q, k and v: this library's backends and everybody else's."""
+"""The competitors for one attention of q, k and v: this library's backends and everybody else's."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial

@@ -1,4 +1,4 @@
-"""The contenders for a whole layer: the nine torch implementations of one multi-head attention.
+"""The competitors for a whole layer: the nine torch implementations of one multi-head attention.
 
 They are those that Raschka compares in the bonus material of "Build a Large Language Model (From
 Scratch)", 2024, chapter 3; beside them this library's layers, flax.nnx, equinox and jax.nn. All

@@ -1,4 +1,4 @@
-"""The contenders for the gated delta rule: chunks, steps, torch's two chunked forms, and softmax.
+"""The competitors for the gated delta rule: chunks, steps, torch's two chunked forms, and softmax.
 
 All take q, k of unit length, v, and of each token and head a log decay g and a strength beta; q is
 scaled by `H**-0.5` in each. Softmax attention is another function of q, k and v alone: it shows

@@ -17,8 +17,8 @@ def add_to(commands: Any) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         "bench",
         help="time attention against others, each proven equal first",
-        description="Proves every contender equal on the very shapes, then times them in turns. "
-        "The ratios come first: a contender's time over that of flax_attn. Without a preset it "
+        description="Proves every competitor equal on the very shapes, then times them in turns. "
+        "The ratios come first: a competitor's time over that of flax_attn. Without a preset it "
         "ends in about a minute on a small machine. Ctrl-C keeps what has been measured.",
     )
     add = parser.add_argument
@@ -43,10 +43,10 @@ def add_to(commands: Any) -> argparse.ArgumentParser:
     masks.add_argument("--causal", action="store_true", help="the causal mask alone")
     masks.add_argument("--full", action="store_true", help="no mask alone")
     add("--with", metavar="NAMES", help=f"{','.join(EXTRAS)}, each apart; default plain")
-    add("--against", metavar="NAMES", help="contenders: jax.nn,flax.nnx,equinox,torch,... or none")
+    add("--against", metavar="NAMES", help="competitors: jax.nn,flax.nnx,equinox,torch,... or none")
     add("--backend", metavar="NAMES", help='of this library: names, "auto" (default) or "all"')
     add("--rounds", metavar="N", help="how often each is timed, at most")
-    add("--seconds", metavar="S", help="how long each row of contenders is timed, about")
+    add("--seconds", metavar="S", help="how long each row of competitors is timed, about")
     _add_files(add)
     return parser
 
@@ -63,7 +63,7 @@ def _add_files(add: Callable[..., Any]) -> None:
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What was asked for, checked as far as it can be without knowing the contenders."""
+    """What was asked for, checked as far as it can be without knowing the competitors."""
 
     preset: str = ""
     variant: str | None = None

@@ -9,7 +9,7 @@ from .._internal import markdown as _markdown
 from .result import Results
 from .table import Table, remarks, split, tables
 
-HEADING = "# Benchmarks\n\nRatios first: a contender's time over that of flax_attn.\n"
+HEADING = "# Benchmarks\n\nRatios first: a competitor's time over that of flax_attn.\n"
 
 
 def markdown(results: Results, more: list[Table] | None = None) -> str:

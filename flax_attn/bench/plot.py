@@ -56,7 +56,7 @@ def _figure(rows: Sequence[Row], label: str, of: Callable, results: Results) -> 
     size = (max(5.6, 4.8 * len(across) + 0.4), 3.7 * len(down) + 1.1)
     figure = figure_module.Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(down), len(across), squeeze=False, sharex="col")
-    names = list(dict.fromkeys(row.contender for row in rows))
+    names = list(dict.fromkeys(row.competitor for row in rows))
     lines: dict[str, Any] = {}
     bars = len({row.workload.length for row in rows}) == 1
     for y, name in enumerate(down):
@@ -75,7 +75,7 @@ def _figure(rows: Sequence[Row], label: str, of: Callable, results: Results) -> 
 def _lines(axis: Any, rows: Sequence[Row], names: Sequence[str], of: Callable) -> dict[str, Any]:
     lines = {}
     for i, name in enumerate(names):
-        points = sorted((row.workload.length, of(row)) for row in rows if row.contender == name)
+        points = sorted((row.workload.length, of(row)) for row in rows if row.competitor == name)
         if points:
             style: dict[str, Any] = {"marker": MARKERS[i % len(MARKERS)], "markersize": 5}
             style |= {"color": COLOURS[i % len(COLOURS)], "linewidth": 2.2 if i == 0 else 1.3}
@@ -95,7 +95,7 @@ def _bars(axis: Any, rows: Sequence[Row], names: Sequence[str], of: Callable) ->
     """One length alone: nothing to draw against, so bars, the shortest on top."""
     order = sorted(rows, key=of, reverse=True)
     colours = [COLOURS[0] if row.family == "flax_attn" else "#9aa5b1" for row in order]
-    bars = axis.barh([row.contender for row in order], [of(row) for row in order], color=colours)
+    bars = axis.barh([row.competitor for row in order], [of(row) for row in order], color=colours)
     axis.bar_label(bars, fmt="%.3g", padding=3, fontsize=7)
     axis.tick_params(axis="y", labelsize=7)
     axis.margins(x=0.15)

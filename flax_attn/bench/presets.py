@@ -19,7 +19,7 @@ class Preset:
       title: what it shows, in a sentence.
       lengths, widths, masks: what varies.
       shape: from a length and a width to heads and batch.
-      against: the contenders, or None for all; torch.compile takes seconds a shape to start.
+      against: the competitors, or None for all; torch.compile takes seconds a shape to start.
       settings: the limits.
       forward: whether the forward pass alone is run too.
       window, layer: as in a workload.

@@ -1,4 +1,4 @@
-"""Programs: one contender on one workload in one pass, compiled, placed, run and waited for."""
+"""Programs: one competitor on one workload in one pass, compiled, placed, run and waited for."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Program(Protocol):
-    """What the race needs of a contender."""
+    """What the race needs of a competitor."""
 
     compile_seconds: float | None
     temporary: int | None

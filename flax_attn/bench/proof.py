@@ -1,6 +1,6 @@
-"""The proof before the race: what a contender gives is judged, on the very shapes it is timed on.
+"""The proof before the race: what a competitor gives is judged, on the very shapes it is timed on.
 
-The truth is the plain formula in float64, on inputs rounded to the working dtype; a contender's
+The truth is the plain formula in float64, on inputs rounded to the working dtype; a competitor's
 error may be what the parity judge allows over the plain formula's own error in that dtype. Where
 there are too many weights for that, some rows are judged, with a cotangent that asks for these
 rows alone, and all rows of a smaller workload.

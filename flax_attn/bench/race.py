@@ -1,4 +1,4 @@
-"""The race: contenders proven, then timed in turns, in another order each round."""
+"""The race: competitors proven, then timed in turns, in another order each round."""
 
 import random
 import time
@@ -24,7 +24,7 @@ Notify = Callable[[str], None]
 
 @dataclass
 class Entry:
-    """A proven contender at the start: its row, its program and the sets of inputs."""
+    """A proven competitor at the start: its row, its program and the sets of inputs."""
 
     row: Row
     program: Program
@@ -64,10 +64,10 @@ class Entry:
 
 
 class Race:
-    """Runs workloads, remembering what was proven and how fast each contender was.
+    """Runs workloads, remembering what was proven and how fast each competitor was.
 
     Args:
-      contenders: those that are there.
+      competitors: those that are there.
       settings: the limits.
     """
 
@@ -79,16 +79,16 @@ class Race:
     def run(
         self, w: Workload, which: str, rows: list[Row], notify: Notify = lambda _: None
     ) -> None:
-        """Adds a row for each contender to `rows`, first proven, then timed; tells what it does.
+        """Adds a row for each competitor to `rows`, first proven, then timed; tells what it does.
 
         What is timed before an interrupt stays.
         """
         entries = []
-        for contender in self.competitors:
-            row = Row(w, which, contender.name, contender.family)
+        for competitor in self.competitors:
+            row = Row(w, which, competitor.name, competitor.family)
             rows.append(row)
-            notify(f"{contender.name}: proving")
-            entry = self._start(contender, row)
+            notify(f"{competitor.name}: proving")
+            entry = self._start(competitor, row)
             if entry is not None:
                 entries.append(entry)
         if self.settings.timed:
@@ -97,23 +97,23 @@ class Race:
             for entry in entries:
                 self.rate[_kind_of_row(entry.row)] = (entry.row.median or 0.0) / w.cells
 
-    def _start(self, contender: Competitor, row: Row) -> Entry | None:
-        """The contender compiled and proven; None, and the reason in its row, if it cannot be."""
+    def _start(self, competitor: Competitor, row: Row) -> Entry | None:
+        """The competitor compiled and proven; None, and the reason in its row, if it cannot be."""
         try:
-            row.reason = self._refusal_of_row(contender, row) or ""
-            return None if row.reason else self._proven(contender, row)
+            row.reason = self._refusal_of_row(competitor, row) or ""
+            return None if row.reason else self._proven(competitor, row)
         except Exception as error:  # somebody else's code may raise anything
             row.status, row.reason = LEFT_OUT, first_line(error)
             return None
 
-    def _refusal_of_row(self, contender: Competitor, row: Row) -> str | None:
-        """Why this row is not for this contender, known before anything runs."""
+    def _refusal_of_row(self, competitor: Competitor, row: Row) -> str | None:
+        """Why this row is not for this competitor, known before anything runs."""
         w, which = row.workload, row.which
-        reason = contender.refusal(w, which)
+        reason = competitor.refusal(w, which)
         if reason is not None:
             return reason
-        row.backend = contender.backend(w)
-        weights = contender.quadratic[which == BOTH] * w.cells * 4
+        row.backend = competitor.backend(w)
+        weights = competitor.quadratic[which == BOTH] * w.cells * 4
         if self.settings.timed and weights > available_memory():
             return f"its weights would take {weights / 2**30:.0f} GiB"
         expected = self.rate.get(_kind_of_row(row), 0.0) * w.cells
@@ -121,17 +121,17 @@ class Race:
             return f"a call would take about {expected:.0f} s"
         return None
 
-    def _proven(self, contender: Competitor, row: Row) -> Entry | None:
+    def _proven(self, competitor: Competitor, row: Row) -> Entry | None:
         w, which = row.workload, row.which
-        prover = contender.prove
-        small = prover(w, which) if prover is not None else self._small(contender, w, which)
+        prover = competitor.prove
+        small = prover(w, which) if prover is not None else self._small(competitor, w, which)
         if small is not None and not self._right(small, row):
             return None
-        program = contender.build(w, which)
+        program = competitor.build(w, which)
         placed = program.place(w.arrays())
         program.compile(placed)
         row.compile_seconds, row.temporary = program.compile_seconds, program.temporary
-        runs = small is None or (contender.is_ours and row.backend != "reference")
+        runs = small is None or (competitor.is_ours and row.backend != "reference")
         if not self.settings.timed and not runs:
             return self._measured(row)
         if row.temporary is not None and row.temporary > available_memory():
@@ -153,20 +153,20 @@ class Race:
         row.status = MEASURED if row.temporary is not None else LEFT_OUT
         row.reason = "" if row.temporary is not None else "it does not tell its memory"
 
-    def _small(self, contender: Competitor, w: Workload, which: str) -> Proof | None:
+    def _small(self, competitor: Competitor, w: Workload, which: str) -> Proof | None:
         """The proof of all rows on a smaller workload.
 
         On an accelerator at "highest" too if the dtype is wider than what its products round to.
         """
         cut = w.cut()
-        key = contender.name, cut, which
+        key = competitor.name, cut, which
         if key not in self.cut:
             precisions = ["highest"] if platform() != "cpu" and w.dtype == "float32" else []
             precisions += [None] if cut != w else []
             proofs = []
             for precision in precisions:
                 with jax.default_matmul_precision(precision):
-                    proofs.append(prove(contender.build(cut, which), cut, which)[0])
+                    proofs.append(prove(competitor.build(cut, which), cut, which)[0])
             self.cut[key] = next((p for p in proofs if not p.ok), proofs[-1] if proofs else None)
         return self.cut[key]
 
@@ -194,4 +194,4 @@ def _time_is_up(entry: Entry) -> float:
 
 def _kind_of_row(row: Row) -> tuple:
     w = row.workload
-    return row.contender, row.which, w.describe_mask, w.dtype, w.width, w.layer
+    return row.competitor, row.which, w.describe_mask, w.dtype, w.width, w.layer

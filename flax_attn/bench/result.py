@@ -1,4 +1,4 @@
-"""Results: a row for each contender, workload and pass, told as JSON and read again."""
+"""Results: a row for each competitor, workload and pass, told as JSON and read again."""
 
 import json
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ TIMED, WRONG, LEFT_OUT, MEASURED = "timed", "wrong", "left out", "measured"
 
 @dataclass
 class Row:
-    """One contender on one workload in one pass.
+    """One competitor on one workload in one pass.
 
     Attributes:
       workload, which: what was run, and the pass.
-      contender: its name; `family` is what `--against` calls it.
+      competitor: its name; `family` is what `--against` calls it.
       backend: which of this library's backends ran, "" for others.
       status: "timed", "measured" (memory alone), "wrong" (and so not timed) or "left out".
       reason: why it was not timed, or a remark.
@@ -33,7 +33,7 @@ class Row:
 
     workload: Workload
     which: str
-    contender: str
+    competitor: str
     family: str
     backend: str = ""
     status: str = LEFT_OUT
@@ -49,7 +49,7 @@ class Row:
     @property
     def key(self) -> tuple[Workload, str, str]:
         """What tells rows apart."""
-        return self.workload, self.which, self.contender
+        return self.workload, self.which, self.competitor
 
     @property
     def median(self) -> float | None:
@@ -131,6 +131,8 @@ def read(path: Path) -> Results:
 
 
 def _row(fields: dict[str, Any]) -> Row:
+    if "contender" in fields:  # as the last release wrote it
+        fields = {**fields, "competitor": fields["contender"]}
     known = {name: fields[name] for name in Row.__dataclass_fields__ if name in fields}
     return Row(**{**known, "workload": Workload(**fields["workload"])})
 

@@ -130,7 +130,7 @@ class CountRace:
         for way in (ALONE,) if w.devices == 1 else WAYS:
             row = Row(w, which, ", ".join(way) if way != ALONE else way[0], OWN_FAMILY)
             rows.append(row)
-            notify(f"{w.devices} devices, {row.contender}")
+            notify(f"{w.devices} devices, {row.competitor}")
             try:
                 _fill_counts(way, row)
             except Exception as error:  # a sentence that says what would fit
@@ -226,7 +226,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
 def _cells(row: Row, alone: int | None) -> list[str]:
     n, counts = row.workload.devices, row.counts
     proof = "" if row.proof is None else f"{row.proof['error']:.1e} / {row.proof['limit']:.1e}"
-    cells = [str(n), row.contender, row.which, bytes_of(row.temporary)]
+    cells = [str(n), row.competitor, row.which, bytes_of(row.temporary)]
     cells += [times(row.temporary / alone) if row.temporary and alone else ""]
     cells += [f"{counts['blocks']:,.0f}", times(counts["blocks"] / counts["mean"])]
     hops = [bytes_of(int(counts["sent"] / part)) for part in (1, n - 1) if n > 1]

@@ -11,10 +11,10 @@ class Settings:
     """Limits of one run.
 
     Attributes:
-      rounds: how often each contender is timed, at most.
-      seconds: how long one row of contenders may be timed, about; the first three rounds are run
+      rounds: how often each competitor is timed, at most.
+      seconds: how long one row of competitors may be timed, about; the first three rounds are run
         in any case.
-      call: the longest single call; a contender that is expected to take longer is left out.
+      call: the longest single call; a competitor that is expected to take longer is left out.
       sets: how many sets of inputs take turns.
       timed: whether anything is timed; else only the memory of the compiled program is asked.
     """
@@ -30,7 +30,7 @@ MIN_ROUNDS = 3
 
 
 def available_memory() -> float:
-    """Bytes that a contender may fill: most of what is free, of the accelerator if there is one."""
+    """Bytes that a competitor may fill: most of what is free, of the accelerator if there is one."""
     stats = jax.devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
     if stats and "bytes_limit" in stats:
         return 0.9 * (stats["bytes_limit"] - stats.get("bytes_in_use", 0))

@@ -30,7 +30,7 @@ def _ratio(row: Row | None, of: Row) -> str:
 
 def _races(rows: Sequence[Row]) -> list[tuple[Workload, dict[str, Row]]]:
     races = groupby(rows, key=lambda row: row.workload)
-    return [(w, {row.contender: row for row in race}) for w, race in races]
+    return [(w, {row.competitor: row for row in race}) for w, race in races]
 
 
 def _of_workload(w: Workload) -> list[str]:
@@ -43,7 +43,7 @@ HEADER = ["slots", "stored", "B", "K", "cache"]
 
 
 def _ratios(rows: Sequence[Row]) -> Table:
-    names = list(dict.fromkeys(row.contender for row in rows))
+    names = list(dict.fromkeys(row.competitor for row in rows))
     others = [name for name in names[1:] if name != LIMIT]
     header = [*HEADER, "ms a step", "tokens a second", "read a step", "limit / time", *others]
     lines = []
@@ -60,16 +60,16 @@ def _ratios(rows: Sequence[Row]) -> Table:
 
 
 def _figures(rows: Sequence[Row]) -> Table:
-    header = ["ratio", "contender", *HEADER, "ms a step", "median", "memory", "error / limit"]
+    header = ["ratio", "competitor", *HEADER, "ms a step", "median", "memory", "error / limit"]
     lines = []
     for w, race in _races(rows):
         of = next(iter(race.values()))
         timed = [row for row in race.values() if row.seconds]
         for row in sorted(timed, key=lambda row: least(row) or 0.0):
             time = least(row) or 0.0
-            cells = [_ratio(row, of), row.contender, *_of_workload(w)]
+            cells = [_ratio(row, of), row.competitor, *_of_workload(w)]
             cells += [f"{time * 1e3:.3g}", f"{1e3 * (row.median or 0.0):.3g}"]
             proof = f"{row.proof['error']:.1e} / {row.proof['limit']:.1e}" if row.proof else ""
-            proof = "" if row.contender == LIMIT else proof
+            proof = "" if row.competitor == LIMIT else proof
             lines.append([*cells, bytes_of(row.temporary), proof])
     return Table("every figure", header, lines)

@@ -7,7 +7,7 @@ from .result import Results
 from .table import split, tables
 
 SPACES = "   "  # between two columns
-LEFT = ("contender", "pass", "backend", "workload", "cache", "strategy, layout")
+LEFT = ("competitor", "pass", "backend", "workload", "cache", "strategy, layout")
 Say = Callable[[str], object]
 
 

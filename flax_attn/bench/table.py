@@ -41,7 +41,7 @@ def value(row: Row) -> float | None:
 def base(rows: Iterable[Row]) -> Row | None:
     """This library's row among those of one workload and pass: its own choice first."""
     mine = [row for row in rows if row.family == "flax_attn" and value(row)]
-    return next((row for row in mine if row.contender == "flax_attn"), mine[0] if mine else None)
+    return next((row for row in mine if row.competitor == "flax_attn"), mine[0] if mine else None)
 
 
 def ratio(row: Row, of: Row | None) -> str:
@@ -80,15 +80,15 @@ def races(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def _ratios(group: Sequence[Row], results: Results) -> list[Table]:
-    names = list(dict.fromkeys(row.contender for row in group))
+    names = list(dict.fromkeys(row.competitor for row in group))
     if len(names) > MAX_COLUMNS or not any(base(race) for race in races(group)):
         return []
-    bases = [reference.contender for race in races(group) if (reference := base(race))]
+    bases = [reference.competitor for race in races(group) if (reference := base(race))]
     shown = [name for name in names if name != bases[0]]
     rows = []
     for race in races(group):
         w, of = race[0].workload, base(race)
-        by_name = {row.contender: ratio(row, of) for row in race}
+        by_name = {row.competitor: ratio(row, of) for row in race}
         cells = [
             str(w.length),
             f"{w.batch} x {w.heads}",
@@ -123,7 +123,7 @@ def cell(row: Row | None) -> str:
 
 
 def _details(group: Sequence[Row], results: Results) -> Table:
-    header = ["ratio", "contender", "T", "pass", "median", "quartiles", "TFLOP/s", "of peak"]
+    header = ["ratio", "competitor", "T", "pass", "median", "quartiles", "TFLOP/s", "of peak"]
     limits = results.machine.get("limits")
     header += ["of limit", "of bandwidth"] if limits else []
     header += ["memory", "compile", "first call", "backend", "error / limit"]
@@ -140,7 +140,7 @@ def _detail(row: Row, by: str, results: Results) -> list[str]:
     w, machine = row.workload, results.machine
     flops = row.tflops
     quartiles = _between(*row.quartiles) if row.quartiles else ""
-    cells = [by, row.contender, str(w.length), row.which, time_of(row.median), quartiles]
+    cells = [by, row.competitor, str(w.length), row.which, time_of(row.median), quartiles]
     cells += [f"{flops:.3g}" if flops else "", _peak(row, results)]
     if machine.get("limits"):
         cells += [_share(flops and flops * 1e12, machine["limits"]["flops"])]
@@ -170,11 +170,11 @@ def remarks(results: Results) -> list[str]:
     unmeasured: dict[tuple, list[str]] = {}
     for row in results.rows:
         if value(row) is None:
-            key = row.contender, row.status, row.reason
+            key = row.competitor, row.status, row.reason
             unmeasured.setdefault(key, []).append(_where(row))
-    for (contender, status, reason), where in unmeasured.items():
+    for (competitor, status, reason), where in unmeasured.items():
         places = ", ".join(dict.fromkeys(where))
-        sentences.append(f"{contender}, {status} at {places}: {reason}.")
+        sentences.append(f"{competitor}, {status} at {places}: {reason}.")
     if not results.complete:
         sentences.append("The run was stopped: what was measured before is here.")
     load, cores = results.machine.get("load"), results.machine.get("cores")
@@ -186,9 +186,9 @@ def remarks(results: Results) -> list[str]:
     if results.machine.get("compilation_cache"):
         sentences.append("A compilation cache is set: compile times may be those of reading it.")
     for row in results.rows:
-        if row.contender == "flax_attn" and _kernel_warning(row, results.machine["platform"]):
+        if row.competitor == "flax_attn" and _kernel_warning(row, results.machine["platform"]):
             sentences.append(
-                f"{row.contender} at {row.workload}, {row.which}, reaches {row.tflops:.0f} TFLOP/s "
+                f"{row.competitor} at {row.workload}, {row.which}, reaches {row.tflops:.0f} TFLOP/s "
                 f"by the backend {row.backend!r}: the plain formula or blocks, and no kernel; "
                 "flax_attn.explain tells why."
             )
@@ -208,11 +208,11 @@ def compared(results: Results, old: Results) -> Table:
     for row in results.rows:
         then, now = before.get(row.key), value(row)
         if then is not None and now:
-            name = [times(then / now), row.contender, str(row.workload), row.which]
+            name = [times(then / now), row.competitor, str(row.workload), row.which]
             rows.append([*name, _amount_text(row, then), cell(row)])
     return Table(
         "old over new: more than 1 is better than before",
-        ["ratio", "contender", "workload", "pass", "old", "new"],
+        ["ratio", "competitor", "workload", "pass", "old", "new"],
         rows,
     )
 

@@ -1,4 +1,4 @@
-"""The contenders for any variant: this library's layer against its whiteboard twin in torch.
+"""The competitors for any variant: this library's layer against its whiteboard twin in torch.
 
 The weights are carried by `flax_attn.parity.port`, the proof is `flax_attn.parity.compare`.
 """

@@ -1,4 +1,4 @@
-"""A workload: the sizes, mask and dtype that all contenders share, its inputs and its costs."""
+"""A workload: the sizes, mask and dtype that all competitors share, its inputs and its costs."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -127,7 +127,7 @@ class Workload:
     def arrays(self, draw_index: int = 0) -> dict[str, np.ndarray]:
         """Normal inputs, weights (of a layer) and a cotangent, rounded to the dtype; by name.
 
-        They are read-only: every contender is given the same.
+        They are read-only: every competitor is given the same.
         """
         return dict(_arrays(self, draw_index))
 

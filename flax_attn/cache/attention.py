@@ -27,7 +27,7 @@ from .paged import PagedCache
 from .slots import Cache
 
 C = TypeVar("C", Cache, PagedCache)
-_Shape: Any = jax.ShapeDtypeStruct  # in place of an array, where nothing but its shape is asked
+_Shape: Any = jax.ShapeDtypeStruct  # where only the shape is needed
 
 
 def attend_cached(
@@ -48,23 +48,23 @@ def attend_cached(
 
     Also called: attention with a KV cache, incremental decoding, prefill and decode.
 
-    Outputs equal those of one `attend` over the whole sequence, however it is cut into calls, if
-    the cache keeps all that the mask shows. A mask, a score and a dropout are asked at the tokens'
-    positions, which count the stored tokens of a row from 0.
+    However the sequence is divided into calls, outputs equal those of one `attend` over all of it,
+    if the cache keeps every token that the mask shows. Mask, score and dropout are evaluated at the
+    tokens' positions, which count the stored tokens of a row from 0.
 
     Args:
       q, k, v: of the new tokens. Rotary embeddings are applied before, at the positions
         `cache.next_places(T, valid)`. v is None for a latent cache.
       cache: a `Cache` or a `PagedCache`.
-      mask: as of `attend`; None is FULL. What has an axis of S, such as a boolean array, goes by
-        slot and needs a static cache. `Lengths` and `Prefix` count tokens.
-      valid: which of the tokens are real. Padding is neither stored nor seen, and its outputs are
-        zero, so padding may be anywhere.
+      mask: as of `attend`; None is FULL. A mask with an axis of S, such as a boolean array, is
+        indexed by slot and needs a static cache. `Lengths` and `Prefix` count tokens.
+      valid: True for non-padding tokens. Padding is neither stored nor visible, and its outputs
+        are zero, so it may be anywhere.
       score, scale, sinks, dropout, backend: as of `attend`.
 
     Returns:
       The outputs, and the cache with these tokens. For a latent cache the values are the keys,
-      h = H, and the caller cuts off what is no value.
+      h = H, and the caller slices the values out.
 
     Raises:
       ValueError: if shapes, heads or rows do not fit the cache; if the cache has no room, outside
@@ -114,14 +114,14 @@ def attend_memory(
     q_positions: Int[Array, "*#B T"] | None = None,
     backend: str = "auto",
 ) -> Float[Array, "*B T N h"]:
-    """Attention over a memory: `attend(q, k, v)` with what `Memory.of(k, v, valid)` kept.
+    """Attention over a memory: `attend(q, k, v)` with the k and v of `Memory.of(k, v, valid)`.
 
     Also called: cross-attention with a KV cache.
 
     Args:
       q: queries.
-      memory: what is looked at; its tokens are numbered by their order among the real ones.
-      q_positions: numbers of the queries; None means 0, 1, 2, ...
+      memory: keys and values; positions count its non-padding tokens.
+      q_positions: positions of the queries; None means 0, 1, 2, ...
       mask, score, scale, dropout, backend: as of `attend`.
 
     Raises:
@@ -141,9 +141,9 @@ def attend_memory(
 def _attended(
     q: jax.Array, keys: Any, values: Any, backend: str, rules: Rules
 ) -> Float[Array, "*B T N h"]:
-    """Attention over what is stored, `*B K S H`, which is read as it lies where that can be.
+    """Attention over stored keys and values, `*B K S H`, read in place where possible.
 
-    That is in eight bits, and where few queries look at so many keys that blocks of them are best.
+    That is for eight-bit storage, and in decoding where the blockwise backend is best.
     """
     in_blocks = requested_backend(backend) in ("auto", "blockwise") and not listening()
     if isinstance(keys, Quantized):
@@ -163,10 +163,10 @@ def _attended(
 
 
 def _concat_ring(cache: Any, k: Any, v: Any, places: jax.Array) -> tuple[Any, Any, jax.Array]:
-    """What a ring holds and, behind it, tokens of which some would overwrite what others see."""
+    """A ring's contents followed by new tokens, some of which would overwrite visible ones."""
     *old, positions = cache.read()
     new = [k] if v is None else [k, v]
-    if cache.store is not None:  # so that a token is the same whoever looks at it
+    if cache.store is not None:  # so that a token has the same values for every query
         new = [cache.store.quantize(x) for x in new]
     current = [
         jnp.concatenate([_plain(a, k.dtype), jnp.swapaxes(_plain(b, k.dtype), -3, -2)], axis=-2)

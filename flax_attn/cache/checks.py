@@ -1,4 +1,4 @@
-"""Whether a cache serves a mask, a score and a dropout: how far they look, and by what."""
+"""Checks whether a cache can serve a mask, a score and a dropout."""
 
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -16,9 +16,9 @@ from .slots import Cache
 
 
 def check_kind(cache: Any) -> None:
-    """Raises unless this is a cache for self attention, each row of which lies on one device.
+    """Raises unless this is a self-attention cache whose length is not sharded.
 
-    How a traced array over axes of type Auto lies is not known: XLA then gathers the length.
+    The sharding of a traced array over Auto axes is unknown: XLA would gather a sharded length.
 
     Raises:
       TypeError: for another cache, or none.
@@ -35,7 +35,7 @@ def check_kind(cache: Any) -> None:
             f"{type(cache).__name__}."
         )
     batch = cache.length.ndim
-    lengths = {  # along which axes tokens of a row lie, behind those of batch, pages and heads
+    lengths = {  # the axes along which a row's tokens are stored
         "keys": (batch + 1,),
         "values": (batch + 1,),
         "positions": (batch,),
@@ -57,7 +57,7 @@ def check_kind(cache: Any) -> None:
 
 
 def refuse_later(mask: Mask) -> NoReturn:
-    """ValueError for the mask of a layer that shows a token later ones."""
+    """Raises ValueError for a layer's mask that shows tokens later ones."""
     raise ValueError(
         f"This layer's mask, {mask}, shows a token those that come after it, as in an encoder, "
         "and a cache does not hold them yet. Call it without a cache over all tokens. A mask= of "
@@ -66,7 +66,7 @@ def refuse_later(mask: Mask) -> NoReturn:
 
 
 def check_no_mean(empty: str) -> None:
-    """ValueError for the mean of all values, which a cache does not hold."""
+    """Raises ValueError for empty="mean": a cache stores no mean of all values."""
     if empty != "zero":
         raise ValueError(
             f'empty={empty!r} cannot be had with a cache, which holds no mean; leave empty="zero".'
@@ -74,7 +74,7 @@ def check_no_mean(empty: str) -> None:
 
 
 def check_mask(cache: Any, mask: Mask, score: Score, dropout: Any) -> None:
-    """ValueError where a mask, a score or a dropout means nothing beside this cache."""
+    """Raises ValueError for a mask, score or dropout that this cache cannot serve."""
     for part in (*_parts(mask), *_parts(score), dropout):
         if isinstance(getattr(part, "offset", None), str):
             raise ValueError(
@@ -102,7 +102,7 @@ def check_mask(cache: Any, mask: Mask, score: Score, dropout: Any) -> None:
 
 
 def _parts(node: Any) -> Iterator[Any]:
-    """A mask or a score, and the masks and scores that it is made of."""
+    """Yields a mask or a score and all its parts."""
     yield node
     for part in vars(node).values():
         if isinstance(part, Mask | Score):

@@ -1,4 +1,4 @@
-"""The memory of cross attention: keys and values made once, read by every step."""
+"""Memory of cross attention: keys and values computed once and read at every step."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,8 +17,8 @@ class Memory:
 
     Also called: cross-attention KV cache, encoder cache.
 
-    Made by `layer.remember(context, valid=None)`, and read by `layer(x, cache=memory)`, which gives
-    it back unchanged. It is a frozen pytree, as `Cache` is.
+    Made by `layer.remember(context, valid=None)`, and read by `layer(x, cache=memory)`, which
+    returns it unchanged. It is a frozen pytree, as `Cache` is.
 
     Attributes:
       keys, values: `*B K S H` and `*B K S h`.
@@ -45,7 +45,7 @@ class Memory:
         v: Float[Array, "*B S K h"],
         valid: Bool[Array, "*#B S"] | None = None,
     ) -> "Memory":
-        """The memory of these keys and values; tokens that are not valid are never seen.
+        """Builds a memory from keys and values; padding is never visible.
 
         Raises:
           TypeError: if `valid` is not boolean.
@@ -56,16 +56,16 @@ class Memory:
         return Memory(jnp.swapaxes(k, -3, -2), jnp.swapaxes(v, -3, -2), positions)
 
     def take(self, rows: Int[Array, " R"]) -> "Memory":
-        """These rows of the first batch axis, in this order, copied."""
+        """Selects rows along the first batch axis, in this order."""
         return taken(self, rows, self.positions.shape[0])
 
     def reset(self, rows: Bool[Array, "*#B"]) -> "Memory":
-        """The memory with these rows empty: queries see no key there."""
+        """Empties these rows: queries see no key there."""
         rows = rows_to_reset(rows, self.positions.shape[:-1])
         return replace(self, positions=jnp.where(rows[..., None], -1, self.positions))
 
     def insert(self, row: int | jax.Array, other: "Memory") -> "Memory":
-        """The memory with a row of the first batch axis replaced by `other`, of one row.
+        """Replaces a row of the first batch axis by `other`, of one row.
 
         Raises:
           ValueError: if `other` differs in anything but the number of rows, or has not one.
@@ -73,5 +73,5 @@ class Memory:
         return inserted(self, row, other, self.positions.shape[0])
 
     def check(self) -> "Memory":
-        """The memory itself, which cannot overflow."""
+        """Returns the memory; it cannot overflow."""
         return self

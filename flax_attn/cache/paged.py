@@ -1,7 +1,7 @@
-"""A cache in pages: rows of unequal lengths share one pool, and a table says whose page is whose.
+"""A paged cache: rows of unequal lengths share one pool of pages, assigned by a block table.
 
-The caller decides on the host which page belongs to which row: take a page when a row needs it, and
-return it when the row is done. This module allocates nothing.
+The caller allocates pages on the host: assign a page when a row needs it, and free it when the row
+is done. This module allocates nothing.
 """
 
 from dataclasses import replace
@@ -121,30 +121,30 @@ class PagedCache:
 
     @property
     def page(self) -> int:
-        """How many tokens a page holds."""
+        """Number of tokens of a page."""
         return self.pool_keys.shape[-2]
 
     @property
     def slots(self) -> int:
-        """How many tokens a row has room for if it has all pages, S."""
+        """Capacity of a row with all its pages, in tokens, S."""
         return self.table.shape[-1] * self.page
 
     @property
     def window(self) -> None:
-        """A paged cache is no ring."""
+        """None: a paged cache is not a ring."""
         return
 
     @property
     def by_slot(self) -> bool:
-        """Arrays with an axis of S are refused: the table decides how many slots a row has."""
+        """False: masks with an axis of S are refused, since pages decide a row's slots."""
         return False
 
     def next_places(self, T: int, valid: Bool[Array, "*#B T"] | None = None) -> Int[Array, "*B T"]:
-        """The positions of the next T tokens, -1 for those that are not valid."""
+        """Positions of the next T tokens, -1 for padding."""
         return next_places(self.length, T, valid)
 
     def holds_beside(self, T: int) -> bool:
-        """Whether T tokens can be written before any of them looks back: always."""
+        """True: T tokens can always be written before attending."""
         return True
 
     def append(
@@ -153,7 +153,7 @@ class PagedCache:
         v: Float[Array, "*B T K h"] | None,
         places: Int[Array, "*B T"],
     ) -> "PagedCache":
-        """The cache with T more tokens, at the positions that `next_places` gave.
+        """Appends T tokens at the positions that `next_places` returned.
 
         Raises:
           ValueError: outside jit, if a row has no page for one of them; nothing is written then.
@@ -179,7 +179,7 @@ class PagedCache:
         )
 
     def _pages_of(self, places: jax.Array) -> jax.Array:
-        """The page in the pool where each token stands, -1 where there is none."""
+        """Pool page of each token, -1 where the row has none."""
         at = places // self.page
         inside = (places >= 0) & (at < self.table.shape[-1])
         pages = jnp.take_along_axis(self.table, jnp.where(inside, at, 0), axis=-1)
@@ -187,7 +187,8 @@ class PagedCache:
 
     def _put(self, pool: Any, x: jax.Array, places: jax.Array) -> Any:
         tokens = x if self.store is None else self.store.quantize(x)
-        pages = self._pages_of(places).reshape(-1)  # of all rows' tokens, one after the other
+        # All rows' tokens are written by one scatter; page `P`, past the end, drops a write.
+        pages = self._pages_of(places).reshape(-1)
         pages = jnp.where(pages < 0, self.pool_keys.shape[0], pages)
         slots, axes = places.reshape(-1) % self.page, places.ndim
 
@@ -198,7 +199,7 @@ class PagedCache:
         return jax.tree.map(write, pool, tokens)
 
     def read(self) -> tuple[Any, Any, jax.Array]:
-        """Keys and values `*B K S H`, gathered from their pages, and the positions of tokens."""
+        """Keys and values `*B K S H`, gathered from their pages, and the tokens' positions."""
         axes = self.length.ndim
 
         def gathered(pool: jax.Array) -> jax.Array:
@@ -212,7 +213,7 @@ class PagedCache:
         return keys, values, jnp.where(token_mask, slot, -1)
 
     def truncate(self, length: int | Int[Array, "*#B"]) -> "PagedCache":
-        """The cache without the tokens from position `length` on; pages stay in the table.
+        """Removes the tokens from position `length` on; pages stay in the table.
 
         Raises:
           ValueError: outside jit, for a length below 0. Under jit the row counts as overflowed.
@@ -221,7 +222,7 @@ class PagedCache:
         return replace(self, length=length, overflowed=self.overflowed | bad)
 
     def take(self, rows: Int[Array, "*B"]) -> "PagedCache":
-        """As many rows as before, each a copy of the row that `rows` names, in pages of its own.
+        """Copies row `rows[i]` to row i for every i, into the pages that row i has.
 
         Raises:
           ValueError: outside jit, if a row lacks pages for what it would be given.
@@ -241,6 +242,7 @@ class PagedCache:
                 f"Row {first_row(lacking)} lacks pages for the tokens it would be given. Give it "
                 "pages: replace(cache, table=...)."
             )
+        # Whole pages are copied, as many as the source row needs.
         target_pages = jnp.where(needed & (table >= 0), table, self.pool_keys.shape[0])
         keys, values = (
             jax.tree.map(lambda x: x.at[target_pages].set(x[source_pages], mode="drop"), pool)
@@ -250,14 +252,14 @@ class PagedCache:
         return replace(self, pool_keys=keys, pool_values=values, length=length, overflowed=over)
 
     def reset(self, rows: Bool[Array, "*#B"]) -> "PagedCache":
-        """The cache with these rows empty; pages stay in the table until the caller takes them."""
+        """Empties these rows; their pages stay in the table until the caller frees them."""
         rows = rows_to_reset(rows, self.length.shape)
         return replace(
             self, length=jnp.where(rows, 0, self.length), overflowed=self.overflowed & ~rows
         )
 
     def insert(self, row: int | jax.Array, other: "Cache | PagedCache") -> "PagedCache":
-        """The cache with the tokens of `other`, a static or paged cache of one row, in a row.
+        """Copies the tokens of `other`, a static or paged cache of one row, to a row.
 
         Raises:
           ValueError: if `other` is a ring or has several rows or another store; outside jit, if
@@ -270,7 +272,7 @@ class PagedCache:
             table=self.table[row][None],
             length=jnp.zeros(1, jnp.int32),
             overflowed=other.overflowed,
-            store=None,  # what `other` holds is quantized already
+            store=None,  # the tokens of `other` are quantized already
         )
         new = mine.append(*_as_tokens(keys, values, self.pool_values), positions)
         return replace(
@@ -282,7 +284,7 @@ class PagedCache:
         )
 
     def _check_insert(self, row: Any, other: Any) -> None:
-        """ValueError unless `other` is a static or paged cache of one row, and fits."""
+        """Raises ValueError unless `other` is a static or paged cache of one row that fits."""
         wanted = (
             "insert into a paged cache takes a static or paged cache of one row with the same store"
         )
@@ -302,7 +304,7 @@ class PagedCache:
         check_row(row, self.length.shape[0])
 
     def check(self) -> "PagedCache":
-        """The cache itself, unless a row has overflowed.
+        """Returns the cache unless a row has overflowed.
 
         Raises:
           ValueError: naming the rows.
@@ -312,12 +314,12 @@ class PagedCache:
 
 
 def _token_of(cache: Any) -> list[tuple[Any, ...]]:
-    """Heads, width and dtype of what a cache keeps of one token."""
+    """Heads, width and dtype of one token's keys and values."""
     leaf = jax.tree.leaves(jax.eval_shape(lambda c: c.read()[:2], cache))
     return [(x.shape[1], *x.shape[3:], str(x.dtype)) for x in leaf]
 
 
 def _as_tokens(keys: Any, values: Any, pool_values: Any) -> tuple[Any, Any]:
-    """Keys and values `*B K S H` as `*B S K H`; no values for a latent cache."""
+    """Keys and values `*B K S H` to `*B S K H`; no values for a latent cache."""
     keys, values = (jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), y) for y in (keys, values))
     return keys, None if pool_values is None else values

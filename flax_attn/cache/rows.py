@@ -1,4 +1,4 @@
-"""What caches share: their axes, the places of new tokens, and operations on rows."""
+"""Shared by all caches: batch axes, positions of new tokens, and operations on rows."""
 
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ C = TypeVar("C")
 
 
 def batch_axes(batch: int | tuple[int, ...], layers: int | None) -> tuple[int, ...]:
-    """The axes before those of one row: of the layers, if several are stacked, and of the batch.
+    """Leading axes of a cache: the layers, if several are stacked, and the batch.
 
     Raises:
       ValueError: for a count that is no whole number of at least 1.
@@ -47,15 +47,15 @@ def next_places(
 
 
 def counted(count: int, rows: int) -> Int[Array, "... count"]:
-    """0, 1, 2, ... along the last axis, behind as many axes of length one as there are of rows."""
+    """0, 1, 2, ... along the last axis, after `rows` axes of length one."""
     return jnp.arange(count, dtype=jnp.int32).reshape((1,) * rows + (count,))
 
 
 def put(x: jax.Array, slots: jax.Array, new: jax.Array, heads: bool = True) -> jax.Array:
-    """`x`, `*B K S ...`, with `new`, `*B T K ...`, at `slots`, `*B T`; beyond the last: nowhere.
+    """Writes `new`, `*B T K ...`, to the `slots`, `*B T`, of `x`, `*B K S ...`.
 
-    Without heads both lack the axis K. Nothing is copied if `x` is donated, and nothing leaves its
-    device if rows and heads are sharded.
+    Slots beyond the last are dropped. Without heads both arrays lack the axis K. A donated `x` is
+    updated in place, and sharded rows and heads need no communication.
     """
 
     def row(x: jax.Array, slots: jax.Array, new: jax.Array) -> jax.Array:
@@ -67,7 +67,7 @@ def put(x: jax.Array, slots: jax.Array, new: jax.Array, heads: bool = True) -> j
 
 
 def check_room(slots: int, new: jax.Array) -> None:
-    """ValueError, where lengths are known, if a row would need more slots than there are."""
+    """Raises ValueError, for concrete lengths, if a row would need more slots than there are."""
     if not isinstance(new, Tracer) and (new > slots).any():
         row = first_row(new > slots)
         need = int(new.reshape(-1)[jnp.argmax((new > slots).reshape(-1))])
@@ -78,7 +78,7 @@ def check_room(slots: int, new: jax.Array) -> None:
 
 
 def check_overflow(overflowed: jax.Array, slots: int) -> None:
-    """ValueError that names the rows that have overflowed."""
+    """Raises ValueError, naming the rows, if any has overflowed."""
     if overflowed.any():
         rows = jnp.argwhere(overflowed).tolist()
         rows = [row[0] if len(row) == 1 else tuple(row) for row in rows]
@@ -89,7 +89,7 @@ def check_overflow(overflowed: jax.Array, slots: int) -> None:
 
 
 def check_like(cache: Any, other: Any) -> None:
-    """ValueError unless `other` is such a cache with one row."""
+    """Raises ValueError unless `other` is the same kind of cache with one row."""
     if jax.tree.structure(cache) != jax.tree.structure(other):
         raise ValueError(
             "insert takes a cache of the same kind, with the same window, keep_first, spare and "
@@ -104,18 +104,18 @@ def check_like(cache: Any, other: Any) -> None:
 
 
 def _kind(cache: Any) -> str:
-    """What must be alike in two caches, but for their sizes."""
+    """Description of a cache's type and settings, without its sizes."""
     names = ("window", "keep_first", "spare", "store")
     settings = [f"{n}={getattr(cache, n)}" for n in names if getattr(cache, n, None)]
     return f"{type(cache).__name__}({', '.join(settings)})"
 
 
 def rows_to_take(rows: Any, count: int) -> Int[Array, " R"]:
-    """Numbers of rows of the first batch axis.
+    """Validated row indices along the first batch axis.
 
     Raises:
-      TypeError: if they are no whole numbers.
-      ValueError: outside jit, for a number that no row has.
+      TypeError: if they are not integers.
+      ValueError: outside jit, for an index out of range.
     """
     rows = jnp.asarray(rows)
     if not jnp.issubdtype(rows.dtype, jnp.integer):
@@ -129,7 +129,7 @@ def rows_to_take(rows: Any, count: int) -> Int[Array, " R"]:
 
 
 def taken(cache: C, rows: Any, count: int) -> C:
-    """These of the `count` rows of the first batch axis, in this order, copied.
+    """Selects `rows` of the `count` rows along the first batch axis, in this order.
 
     Raises:
       TypeError, ValueError: as `rows_to_take` does.
@@ -152,10 +152,10 @@ def inserted(cache: C, row: Any, other: Any, count: int) -> C:
 
 
 def rows_to_reset(rows: Any, batch: tuple[int, ...]) -> Bool[Array, "*B"]:
-    """Which rows are to be emptied.
+    """Validated boolean mask of the rows to empty.
 
     Raises:
-      TypeError: if they are not boolean, such as numbers of rows.
+      TypeError: if they are not boolean, such as row indices.
       ValueError: if they do not broadcast to `*B`.
     """
     rows = jnp.asarray(rows)
@@ -169,7 +169,7 @@ def rows_to_reset(rows: Any, batch: tuple[int, ...]) -> Bool[Array, "*B"]:
 def truncated_lengths(
     requested: Any, length: Int[Array, "*B"]
 ) -> tuple[Int[Array, "*B"], Bool[Array, "*B"]]:
-    """How many tokens of each row stay, and the rows of which no such number can stay.
+    """New length of each row, and the rows whose requested length is invalid.
 
     Raises:
       ValueError: if the numbers do not broadcast to `*B`; outside jit, if one is below 0.
@@ -183,7 +183,7 @@ def truncated_lengths(
 
 
 def _of_rows(what: str, x: jax.Array, batch: tuple[int, ...]) -> jax.Array:
-    """`x` for each row; a number stands for all."""
+    """Broadcasts `x` to one value for each row."""
     try:
         return jnp.broadcast_to(x, batch)
     except ValueError:
@@ -193,12 +193,12 @@ def _of_rows(what: str, x: jax.Array, batch: tuple[int, ...]) -> jax.Array:
 
 
 def check_row(row: Any, count: int) -> None:
-    """ValueError, where it is known, for the number of a row that is not there."""
+    """Raises ValueError for a concrete row index out of range."""
     if not isinstance(row, Tracer) and not -count <= int(row) < count:
         raise ValueError(f"There are {count} rows, from 0 on; insert was given row {int(row)}.")
 
 
 def first_row(bad: jax.Array) -> Any:
-    """The index of the first row that is bad: a number, or a tuple for several batch axes."""
+    """Index of the first True row: a number, or a tuple for several batch axes."""
     row = jnp.argwhere(bad)[0].tolist() if bad.ndim else []
     return row[0] if len(row) == 1 else tuple(row)

@@ -1,8 +1,8 @@
 """A cache of keys and values in slots: static, or a ring that keeps a window of tokens.
 
-Masks and scores go by position, never by slot: `positions` holds the position of each slot's token,
-or -1 for an empty slot. So masks mean the same in a static cache and in a ring, with padding, and
-after `truncate`.
+Masks and scores are evaluated at positions, never at slots: `positions` holds the position of each
+slot's token, or -1 for an empty slot. So a mask means the same in a static cache and in a ring,
+with padding, and after `truncate`.
 """
 
 from dataclasses import replace
@@ -60,7 +60,7 @@ class Cache:
       ValueError: by its methods, which say why.
 
     Source: Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2024, for rings
-    that keep the first tokens; here without new numbers for positions.
+    that keep the first tokens; here tokens keep their original positions.
 
     >>> from flax_attn import Cache, attend_cached
     >>> cache = Cache.empty(2, 8, 3, 4)  # two rows, eight tokens, three key heads of width 4
@@ -96,7 +96,7 @@ class Cache:
         latent: bool = False,
         layers: int | None = None,
     ) -> "Cache":
-        """A cache that holds no token yet.
+        """An empty cache.
 
         Args:
           batch: the batch axes `*B`; a number stands for one axis, () for none.
@@ -139,7 +139,7 @@ class Cache:
 
     @property
     def slots(self) -> int:
-        """How many tokens a row has room for at one time, S."""
+        """Capacity of a row in tokens, S."""
         return self.positions.shape[-1]
 
     @property
@@ -149,15 +149,15 @@ class Cache:
 
     @property
     def by_slot(self) -> bool:
-        """Whether token p stands in slot p, so that arrays with an axis of S fit."""
+        """Whether token p is in slot p, so that masks with an axis of S apply."""
         return self.window is None
 
     def next_places(self, T: int, valid: Bool[Array, "*#B T"] | None = None) -> Int[Array, "*B T"]:
-        """The positions of the next T tokens, -1 for those that are not valid."""
+        """Positions of the next T tokens, -1 for padding."""
         return next_places(self.length, T, valid)
 
     def holds_beside(self, T: int) -> bool:
-        """Whether T tokens can be written before any of them looks back."""
+        """Whether T tokens can be written before attending, without overwriting visible tokens."""
         return self.window is None or T <= self.spare + 1
 
     def append(
@@ -166,11 +166,12 @@ class Cache:
         v: Float[Array, "*B T K h"] | None,
         places: Int[Array, "*B T"],
     ) -> "Cache":
-        """The cache with T more tokens, at the positions that `next_places` gave.
+        """Appends T tokens at the positions that `next_places` returned.
 
         Raises:
           ValueError: outside jit, if a row has no room for them; nothing is written then.
         """
+        # Padding has position -1, so the new length is one more than the largest position.
         new = jnp.maximum(self.length, jnp.max(places, axis=-1, initial=-1) + 1)
         over = self.overflowed
         if self.window is None:
@@ -188,12 +189,13 @@ class Cache:
         )
 
     def _slots_of(self, places: jax.Array, new: jax.Array) -> jax.Array:
-        """The slot of each token; one beyond the last, where writes are dropped, if it has none."""
+        """Slot of each token; past the end, where writes are dropped, for tokens without one."""
         slots = places
         if self.window is not None:
             first, round_ = self.keep_first, self.slots - self.keep_first
             slots = jnp.where(places < first, places, first + (places - first) % round_)
-            # Of two tokens for one slot the later one stays: the order of writes is not defined.
+            # Scatter order is undefined, so a token that a later one in the same call would replace
+            # is not written at all.
             gone = (places >= first) & (places < new[..., None] - round_)
             slots = jnp.where(gone, self.slots, slots)
         return jnp.where(places < 0, self.slots, slots)
@@ -203,11 +205,11 @@ class Cache:
         return jax.tree.map(lambda c, y: put(c, slots, y), stored, new)
 
     def read(self) -> tuple[Any, Any, jax.Array]:
-        """Keys and values as they lie, `*B K S H`, and the positions of their tokens."""
+        """Stored keys and values, `*B K S H`, and the positions of their tokens."""
         return self.keys, self.keys if self.values is None else self.values, self.positions
 
     def truncate(self, length: int | Int[Array, "*#B"]) -> "Cache":
-        """The cache without the tokens from position `length` on, such as rejected drafts.
+        """Removes the tokens from position `length` on, such as rejected drafts.
 
         Raises:
           ValueError: outside jit, for a length below 0, or if a ring no longer holds the window
@@ -219,6 +221,7 @@ class Cache:
         if self.window is not None:
             first = jnp.minimum(self.keep_first, length)  # which are stored in any case
             least = jnp.maximum(first, length - self.window)
+            # Tokens of the window that later ones have overwritten cannot come back.
             lost = (length < self.length) & (self._count(least, length) < length - least)
             if not isinstance(lost, Tracer) and lost.any():
                 raise ValueError(
@@ -230,16 +233,16 @@ class Cache:
         return replace(self, length=length, positions=positions, overflowed=over)
 
     def _count(self, start: jax.Array, stop: jax.Array) -> jax.Array:
-        """How many tokens are stored from one position to another."""
+        """Number of stored tokens with positions in [start, stop)."""
         inside = (self.positions >= start[..., None]) & (self.positions < stop[..., None])
         return inside.sum(axis=-1, dtype=jnp.int32)
 
     def take(self, rows: Int[Array, " R"]) -> "Cache":
-        """These rows of the first batch axis, in this order, copied: a beam's survivors."""
+        """Selects rows along the first batch axis, such as the surviving beams."""
         return taken(self, rows, self.length.shape[0])
 
     def reset(self, rows: Bool[Array, "*#B"]) -> "Cache":
-        """The cache with these rows empty, for other sequences."""
+        """Empties these rows, for new sequences."""
         rows = rows_to_reset(rows, self.length.shape)
         return replace(
             self,
@@ -249,7 +252,7 @@ class Cache:
         )
 
     def insert(self, row: int | jax.Array, other: "Cache") -> "Cache":
-        """The cache with a row of the first batch axis replaced by `other`, a cache of one row.
+        """Replaces a row of the first batch axis by `other`, a cache of one row.
 
         Raises:
           ValueError: if `other` differs in anything but the number of rows, or has not one.
@@ -257,7 +260,7 @@ class Cache:
         return inserted(self, row, other, self.length.shape[0])
 
     def check(self) -> "Cache":
-        """The cache itself, unless a row has overflowed.
+        """Returns the cache unless a row has overflowed.
 
         Raises:
           ValueError: naming the rows.
@@ -267,7 +270,7 @@ class Cache:
 
 
 def _ring(length: int, window: int | None, keep_first: int, spare: int) -> dict[str, int]:
-    """Window, first tokens and spare slots of a ring; nothing where as many slots hold all."""
+    """Window, first tokens and spare slots of a ring; empty if a static cache is no larger."""
     ring = {"keep_first": keep_first, "spare": spare}
     if window is None:
         if keep_first or spare:

@@ -1,4 +1,4 @@
-"""The state of a recurrent layer between two calls: what a cache is to attention."""
+"""State of a recurrent layer between calls, the counterpart of a KV cache."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ from .rows import inserted, rows_to_reset, taken
 
 @frozen
 class State:
-    """What a recurrent layer knows of the tokens so far, of one size however many they were.
+    """State of a recurrent layer after the tokens so far; its size does not depend on their number.
 
     Also called: recurrent state, SSM state, convolution state.
 
@@ -24,7 +24,7 @@ class State:
     Attributes:
       recurrent: the state of the recurrence, such as `*B N H h`; None where there is none.
       convolution: `*B V D`, the last tokens before a short convolution; None where there is none.
-      length: `*B`, how many tokens were taken in.
+      length: `*B`, number of tokens processed.
       segment: `*B`, the document of the last valid token, its id as int32. A call goes on with the
         state if its first token has this id or if it is given no ids, and else starts afresh.
       has_segment: `*B`, whether `segment` says anything: it does after a call with ids. Both may be
@@ -56,7 +56,7 @@ class State:
         segments: Int[Array, "*#B T"],
         valid: Bool[Array, "*#B T"] | None = None,
     ) -> Joined:
-        """How the documents of a call's tokens join the one before; arguments as of a layer."""
+        """Relates the documents of a call to the last one before it; arguments as of a layer."""
         if self.segment is None:
             none = jnp.zeros_like(self.length)
             return join_documents(x, segments, valid, none, none > 0)
@@ -69,12 +69,12 @@ class State:
         tokens: Int[Array, "*#B"] | int,
         documents: Joined | None = None,
     ) -> "State":
-        """The state after so many more tokens, in the dtypes of this one.
+        """The state after further tokens, in the dtypes of this one.
 
         Args:
-          recurrent, convolution: after them; None where there is none.
-          tokens: how many.
-          documents: theirs; None where all go on with the document before.
+          recurrent, convolution: states after them; None if the layer has none.
+          tokens: their number.
+          documents: of the tokens; None if all continue the last document.
         """
         recurrent_state, conv_state = self.recurrent, self.convolution
         if recurrent is not None:
@@ -88,11 +88,11 @@ class State:
         return replace(new, segment=documents.segment, has_segment=documents.has_segment)
 
     def take(self, rows: Int[Array, " R"]) -> "State":
-        """These rows of the first batch axis, in this order, copied."""
+        """Selects rows along the first batch axis, in this order."""
         return taken(self, rows, self.length.shape[0])
 
     def reset(self, rows: Bool[Array, "*#B"]) -> "State":
-        """The state with these rows as before their first token."""
+        """Resets these rows to the state before the first token."""
         rows = rows_to_reset(rows, self.length.shape)
 
         def reset_where(x: jax.Array) -> jax.Array:
@@ -102,7 +102,7 @@ class State:
         return jax.tree.map(reset_where, self)
 
     def insert(self, row: int | jax.Array, other: "State") -> "State":
-        """The state with a row of the first batch axis replaced by `other`, of one row.
+        """Replaces a row of the first batch axis by `other`, of one row.
 
         Raises:
           ValueError: if `other` differs in anything but the number of rows, or has not one.
@@ -110,12 +110,12 @@ class State:
         return inserted(self, row, other, self.length.shape[0])
 
     def truncate(self, length: int | Int[Array, "*#B"]) -> "State":
-        """Refused: what a recurrence has mixed in cannot be taken out again."""
+        """Always raises: a recurrence cannot remove tokens from its state."""
         raise ValueError(
             "A State cannot be truncated, since a recurrence mixes tokens into one sum. Keep the "
             f"State from before the tokens to take back, and go on from it; got length={length}."
         )
 
     def check(self) -> "State":
-        """The state itself, which cannot overflow."""
+        """Returns the state; it cannot overflow."""
         return self

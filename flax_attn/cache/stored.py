@@ -1,7 +1,8 @@
-"""Attention to keys and values as a cache stores them: `*B K S H`, also in eight bits.
+"""Attention to keys and values in a cache's layout, `*B K S H`, also quantised to eight bits.
 
-Few queries read them as they lie. In eight bits k's scale goes on the logits and v's on the
-weights, so that eight bits a number are read; the backward pass makes wide keys and values of them.
+In decoding they are read in place. For eight-bit keys and values, the scale of k multiplies the
+logits and that of v the weights, so that only eight bits a number are read; the backward pass
+dequantises them.
 """
 
 from typing import Any
@@ -34,17 +35,16 @@ def attention(
     rules: Rules,
     places: Places | None = None,
 ) -> tuple[Float[Array, "*B T N h"], Stats]:
-    """The output, in the dtype of q, and the parts of the weights, `*B N T`.
+    """Output in the dtype of q, and softmax statistics, `*B N T`.
 
     Args:
       q: queries; any number of batch axes.
       keys, values: `*B K S H` and `*B K S h`, both arrays in the dtype of q or both `Quantized`.
-      rules: as they were asked, not bound.
-      places: inside a `jax.shard_map`, where this shard stands in the whole.
+      rules: not bound.
+      places: inside a `jax.shard_map`, the global indices of this shard.
 
-    Gradients reach q and the rules, and keys and values that are arrays. None reaches `Quantized`
-    ones, which count as constants. Where more than 64 queries share a key head, wide keys and
-    values are made of them.
+    Gradients reach q, the rules, and keys and values that are arrays; `Quantized` ones are
+    constants. If more than 64 queries share a key head, they are dequantised first.
 
     Raises:
       ValueError: if the shapes do not fit.
@@ -77,7 +77,7 @@ def _check(q: jax.Array, keys: Stored, values: Stored) -> None:
 
 
 def _as_attended(q: jax.Array, keys: Stored, values: Stored, rules: Rules) -> Any:
-    """By keys and values in the layout of `attend`; no gradient reaches quantised ones."""
+    """Transposes and dequantises; no gradient reaches quantised arrays."""
     if isinstance(keys, Quantized):
         keys, values = (jax.lax.stop_gradient(x).dequantized(q.dtype) for x in (keys, values))
     k, v = (jnp.swapaxes(x, 1, 2) for x in (keys, values))

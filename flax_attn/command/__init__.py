@@ -1,1 +1,1 @@
-"""The command `flax-attn`, and the plugin of pytest; importing this package imports neither."""
+"""The `flax-attn` command and the pytest plugin; importing this package imports neither."""

@@ -1,4 +1,4 @@
-"""The command: what was asked, the race over it, and what is shown and written."""
+"""`flax-attn bench`: reads the options, runs the benchmark, shows and writes the results."""
 
 import argparse
 import shlex
@@ -29,10 +29,10 @@ from .options import check_file, made_folder
 
 
 def bench(options: argparse.Namespace, console: Console) -> int:
-    """Runs `flax-attn bench`: 0 if all contenders were equal, 1 if one was not, 130 if stopped.
+    """Runs `flax-attn bench`: 0 if all competitors were equal, 1 if not, 130 if interrupted.
 
     Raises:
-      ValueError: in a sentence, for what is asked but cannot be.
+      ValueError: for invalid options.
     """
     want = read_options(options)
     preset = _preset(want)
@@ -75,14 +75,14 @@ def bench(options: argparse.Namespace, console: Console) -> int:
 
 
 def _earlier(names: str | None, results: Results) -> list[Results]:
-    """The runs that are shown together with this one; refused before anything is measured."""
+    """Reads the runs to show together with this one, and checks them before measuring."""
     earlier = [read(Path(name)) for name in (names or "").split(",") if name]
     together([*earlier, results])
     return earlier
 
 
 def _without_files(args: Sequence[str]) -> list[str]:
-    """The options without those that name files, which are nobody else's."""
+    """The arguments without options that name files, which matter only to the current user."""
     options, files = [], ("--json", "--markdown", "--png", "--out", "--together", "--compare")
     for before, arg in zip(["", *args], args, strict=False):
         if before not in files and arg.split("=")[0] not in files:
@@ -97,7 +97,7 @@ def run(
     stream: Stream,
     progress: Progress,
 ) -> None:
-    """Adds the rows of every workload and pass to the results of `stream`, and shows them."""
+    """Runs every workload and pass, adding rows to the results of `stream` and showing them."""
     progress.begin(len(works) * len(passes))
     for w in works:
         for which in passes:
@@ -111,7 +111,7 @@ def _say_step(progress: Progress, w: Workload, step: str) -> None:
 
 
 def show(tables: Sequence[Table], sentences: Sequence[str], console: Console) -> None:
-    """Prints tables, and what they do not say."""
+    """Prints tables and remarks."""
     for table in tables:
         console.print(f"\n{table.title}", markup=False, highlight=False)
         shown = Shown(box=box.SIMPLE_HEAD)
@@ -127,7 +127,7 @@ def show(tables: Sequence[Table], sentences: Sequence[str], console: Console) ->
 def write(
     results: Results, whole: Results, files: dict[str, Path], preset: str, more: Sequence[Table]
 ) -> list[Path]:
-    """Writes what was asked for; returns the paths. The page is of the whole, of several runs."""
+    """Writes the requested files and returns their paths; the page shows all runs of `whole`."""
     written = []
     if "json" in files:
         results.write(files["json"])
@@ -142,7 +142,7 @@ def write(
 
 
 def _files(options: argparse.Namespace) -> dict[str, Path]:
-    """Where to write what; refused before anything runs if it cannot be."""
+    """Output files by kind; checks in advance that they can be written."""
     named = {k: v for k in ("json", "markdown", "png") if (v := getattr(options, k)) is not None}
     for name, file in named.items():
         check_file(f"--{name}", file)
@@ -155,7 +155,7 @@ def _files(options: argparse.Namespace) -> dict[str, Path]:
 
 
 def _in_folder(name: str) -> dict[str, Path]:
-    """The files of `--out`, whose folder is made."""
+    """Creates the folder of `--out` and returns its files."""
     out = made_folder("--out", name)
     files = {"json": out / "bench.json", "markdown": out / "bench.md"}
     if plot.absent() is None:
@@ -197,7 +197,7 @@ def _no_such(option: str, name: str, known: Iterable[str]) -> str:
 
 
 def _check_steps(want: BenchOptions) -> None:
-    """ValueError for options that mean nothing to a step of decoding."""
+    """Raises ValueError for options that do not apply to decoding steps."""
     forward = want.passes[0] == FORWARD
     _check_only(
         replace(want, passes=BenchOptions.passes if forward else want.passes),
@@ -209,7 +209,7 @@ def _check_steps(want: BenchOptions) -> None:
 
 
 def _check_models(want: BenchOptions) -> None:
-    """ValueError for options that would change layers which are taken as they were published."""
+    """Raises ValueError for options that would change published layers."""
     _check_only(
         want,
         ("lengths", "passes", "against", "rounds", "seconds"),
@@ -219,7 +219,7 @@ def _check_models(want: BenchOptions) -> None:
 
 
 def _device_counts(want: BenchOptions) -> tuple[int, ...] | None:
-    """Over how many devices; ValueError for options that mean nothing where nobody runs."""
+    """Numbers of devices; raises ValueError for options that do not apply without timing."""
     _check_only(
         want,
         ("lengths", "heads", "widths", "passes", "devices"),
@@ -233,7 +233,7 @@ def _device_counts(want: BenchOptions) -> tuple[int, ...] | None:
 
 
 def _check_only(want: BenchOptions, allowed: Sequence[str], sentence: str) -> None:
-    """ValueError with a sentence, if more is asked for than the preset and these."""
+    """Raises ValueError if other options than the preset and `allowed` are set."""
     if want != BenchOptions(**{name: getattr(want, name) for name in ("preset", *allowed)}):
         raise ValueError(sentence)
 
@@ -244,7 +244,7 @@ def _check_one_width(want: BenchOptions) -> None:
 
 
 def _arguments(options: argparse.Namespace) -> list[str]:
-    """The options as they are written."""
+    """Converts parsed options back to command-line arguments."""
     values = {name: value for name, value in vars(options).items() if name != "command"}
     arguments = []
     for name, value in values.items():
@@ -275,7 +275,7 @@ def _race_settings(want: BenchOptions, preset: Preset) -> Settings:
 
 
 def _competitors(want: BenchOptions, preset: Preset) -> tuple[list[Competitor], dict[str, str]]:
-    """Those that run, ours first, and the reasons of those that are not here."""
+    """Available competitors, with this library's first, and why others are absent."""
     families = preset.against if want.against is None else want.against
     families = FAMILIES if families is None else () if families == ("none",) else families
     unknown = [name for name in families if name not in FAMILIES]
@@ -316,8 +316,8 @@ def _competitors(want: BenchOptions, preset: Preset) -> tuple[list[Competitor], 
     return [c for c in every if c.family not in reasons], reasons
 
 
-def _wanted(contender: Competitor, variant: str | None) -> bool:
-    return variant is None or contender.name == f"flax_attn.{layers.OWN[variant][0]}"
+def _wanted(competitor: Competitor, variant: str | None) -> bool:
+    return variant is None or competitor.name == f"flax_attn.{layers.OWN[variant][0]}"
 
 
 def _known_backends(names: Sequence[str]) -> tuple[str, ...]:

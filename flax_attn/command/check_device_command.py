@@ -1,4 +1,4 @@
-"""The command: one part after another, each in its time, and a page of what they have left."""
+"""`flax-attn check-device`: runs each part within its time limit, and writes a report."""
 
 import argparse
 import os
@@ -19,25 +19,27 @@ if TYPE_CHECKING:
 
     from .._internal.progress import Progress
 
-MINUTES = {False: 8.0, True: 2.0}  # by whether it is small
-RESERVED = 5.0  # seconds for the page
-GRACE_SECONDS = 5.0  # seconds that a part may be late before it is ended
+MINUTES = {False: 8.0, True: 2.0}  # default duration, keyed by `small`
+RESERVED = 5.0  # seconds reserved for the report
+GRACE_SECONDS = 5.0  # seconds that a part may exceed its limit before it is killed
 FIRST = "machine"
 WORDS = {"refuses": "not served"}
 REPORT, LOG = "report.md", "check-device.log"
-# Several processes share one GPU, so none may take all of its memory at once.
+# Several processes share one GPU, so none may preallocate its memory.
 SETTINGS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-# XLA tries many programs for every product otherwise, which takes longer than all the rest.
+# Otherwise XLA autotunes every matrix product, which takes longer than everything else.
 QUICK = {"layers": "--xla_gpu_autotune_level=0", "requests": "--xla_gpu_autotune_level=0"}
 
 
 def check_device(options: argparse.Namespace, console: "Console", progress: "Progress") -> int:
-    """Runs every part; 0 if all that was tried is equal, 1 if something differs or failed.
+    """Runs every part.
 
-    2 if the time was over before anything was proven.
+    Returns:
+      0 if everything that was tried is equal, 1 if something differs or failed, 2 if the time ran
+      out before anything was proven.
 
     Raises:
-      ValueError: for a time of no length, or a folder that cannot be written or is in use.
+      ValueError: for a duration that is not positive, or an unwritable or non-empty folder.
     """
     minutes = MINUTES[options.small] if options.minutes is None else options.minutes
     if not minutes > 0:
@@ -61,7 +63,7 @@ def check_device(options: argparse.Namespace, console: "Console", progress: "Pro
 
 
 def proven(out: Path) -> int:
-    """How many rows say that something is equal, or was timed after a proof."""
+    """Number of rows that are equal, or were timed after a comparison."""
     from ..device_check.page import timed_rows
 
     rows = [row for part in PARTS for row in (*rows_of(out, part), *timed_rows(out, part))]
@@ -69,7 +71,7 @@ def proven(out: Path) -> int:
 
 
 def _write_page(out: Path) -> tuple[str, int]:
-    """Writes the report anew; its text, and how many rows are wrong."""
+    """Rewrites the report; returns its text and the number of wrong rows."""
     from ..device_check import page
 
     text, wrong = page.markdown(out), page.count_wrong(out)
@@ -78,7 +80,7 @@ def _write_page(out: Path) -> tuple[str, int]:
 
 
 def _folder(name: str) -> Path:
-    """The folder of `--out`, made if it is not there; ValueError if it holds something."""
+    """Creates the folder of `--out` if needed; raises ValueError if it is not empty."""
     out = made_folder("--out", name)
     check_folder("--out", out)
     if any(out.iterdir()):
@@ -87,10 +89,10 @@ def _folder(name: str) -> Path:
 
 
 def _chosen(only: str | None) -> list[str]:
-    """The parts that are asked for, and the first, which tells the others of the machine.
+    """The requested parts, and the first one, which describes the machine to the others.
 
     Raises:
-      ValueError: for a part that does not exist.
+      ValueError: for an unknown part.
     """
     names = [*PARTS] if only is None else only.split(",")
     for name in names:
@@ -102,7 +104,7 @@ def _chosen(only: str | None) -> list[str]:
 
 
 def _tasks(parts: Sequence[str], out: Path, until: float, small: bool) -> Iterator[Task]:
-    """The parts, each with its share of the time that is left when it begins."""
+    """Yields the parts, each with its share of the time left when it starts."""
     shares = {name: PARTS[name][1] for name in parts}
     for name in parts:
         share = shares[name] / sum(shares.values())
@@ -112,8 +114,8 @@ def _tasks(parts: Sequence[str], out: Path, until: float, small: bool) -> Iterat
 
 
 def _run(task: Task) -> None:
-    """Runs a part as a process, and ends it if it is late."""
-    from ..device_check.page import timed_rows  # which brings JAX, as in the functions below
+    """Runs a part in a process, and kills it if it exceeds its time."""
+    from ..device_check.page import timed_rows  # imports JAX, as in the functions below
 
     arguments = [task.part, str(task.out), str(task.until), *(["small"] if task.small else [])]
     command = [sys.executable, "-m", "flax_attn.device_check.part", *arguments]
@@ -139,7 +141,7 @@ def _run(task: Task) -> None:
 
 
 def _end(process: subprocess.Popen) -> None:
-    """Ends a process and all that it has started."""
+    """Kills a process and its children."""
     import signal
 
     if hasattr(os, "killpg"):
@@ -153,13 +155,13 @@ def _end(process: subprocess.Popen) -> None:
 
 
 def _settings(part: str) -> Mapping[str, str]:
-    """The environment of a part."""
+    """Environment variables of a part's process."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} {QUICK.get(part, '')}".strip()
     return {**SETTINGS, **os.environ, **({"XLA_FLAGS": flags} if flags else {})}
 
 
 def _summary(task: Task) -> str:
-    """One line on a part that is done."""
+    """One line about a finished part."""
     from ..device_check.page import timed_rows
 
     counts: dict[str, int] = {}

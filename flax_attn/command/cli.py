@@ -1,7 +1,7 @@
-"""The command: `flax-attn parity` proves variants, `bench` times, `explain` says which backend,
-`check-device` does all of it on one machine.
+"""The `flax-attn` command: `parity` compares, `bench` times, `explain` shows backends.
 
-Nothing slow is imported before it is needed.
+`record` saves torch's results, `check-device` runs everything on one machine. Slow modules are
+imported only when needed.
 """
 
 import argparse
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .proving import Proof, Results
 
 OWN = "parity_tests"  # the package of this library's cases
-WIDE = 192  # columns where nobody looks: a pipe, a file
+WIDE = 192  # columns if the output is not a terminal
 STARTED = time.monotonic()
 BENCH = "time attention against others, each proven equal first"
 
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command.
 
     Returns:
-      0 if all is equal, 1 if something differs or nothing is proven, 2 if the question is unclear.
+      0 if everything is equal, 1 if something differs or nothing is proven, 2 on bad arguments.
     """
     argv = sys.argv[1:] if argv is None else argv
     options = _parser(argv).parse_args(argv)
@@ -90,7 +90,7 @@ def _record(options: argparse.Namespace, console: "Console") -> int:
 
 
 class _Version(argparse.Action):
-    """Prints the version, which is looked up only then."""
+    """Prints the version; looks it up only when requested."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from importlib.metadata import version
@@ -108,7 +108,7 @@ def _parser(argv: Sequence[str]) -> Parser:
     _add_record(commands)
     _add_explain(commands)
     _add_check_device(commands)
-    if "bench" in argv:  # whose options are slow to import
+    if "bench" in argv:  # its options are slow to import
         from ..bench.options import add_to
 
         add_to(commands)
@@ -149,7 +149,7 @@ def _add_parity(commands: Any) -> None:
 
 
 def _add_ways(parity: argparse.ArgumentParser) -> None:
-    """Options that say against what, and how strictly, cases are proven."""
+    """Adds options for what cases are compared with, and how strictly."""
     parity.add_argument(
         "--record",
         action="store_true",
@@ -302,7 +302,7 @@ def _table(options: argparse.Namespace, outcome: "Results", console: "Console") 
 
 
 def _is_short(options: argparse.Namespace) -> bool:
-    """Whether nothing is asked for but a first proof."""
+    """Whether only the fixed set is requested."""
     others = options.real or options.families
     whole = options.all or others or options.record or options.markdown
     return not (options.names or whole)
@@ -331,12 +331,12 @@ def _proven(options: argparse.Namespace, live: bool, progress: "Progress") -> "R
 
 
 def _width(console: "Console") -> int:
-    """Columns of the terminal; many where there is none."""
+    """Width of the terminal in columns; `WIDE` if there is none."""
     return console.width if console.is_terminal or "COLUMNS" in os.environ else WIDE
 
 
 def _wide_console(console: "Console") -> "Console":
-    """A console that breaks no line, since the table is made for the width."""
+    """A console that does not wrap lines, since the table is laid out for the width."""
     from rich.console import Console
 
     return Console(width=max(console.width, WIDE), soft_wrap=True)
@@ -355,7 +355,7 @@ def _passes(report: "Report", strict: bool) -> bool:
 
 
 def _report_text(report: "Report") -> str:
-    """The report; in one line where nothing could be compared."""
+    """The report; a single line if nothing could be compared."""
     if report.rows or not report.notes:
         return str(report)
     notes = " ".join(report.notes)
@@ -405,7 +405,7 @@ def _check_devices(options: argparse.Namespace) -> None:
 
 
 def _check_outputs(options: argparse.Namespace) -> None:
-    """Refuses files that cannot be written, before an hour is spent on what they would hold."""
+    """Checks in advance that output files can be written."""
     for option in ("json", "html", "markdown"):
         name = getattr(options, option)
         if name is not None:
@@ -413,7 +413,7 @@ def _check_outputs(options: argparse.Namespace) -> None:
 
 
 def _write(options: argparse.Namespace, outcome: "Results", console: "Console") -> None:
-    """Writes the files that were asked for."""
+    """Writes the requested files."""
     from ..parity.cases import certificate, markdown
     from ..parity.report import plain
     from ..parity.show import pages
@@ -444,5 +444,5 @@ COMMANDS = {
 }
 
 
-if __name__ == "__main__":  # `python -m flax_attn.command.cli`, which had done nothing
+if __name__ == "__main__":  # for `python -m flax_attn.command.cli`
     raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""`flax-attn explain`: the backends' verdicts on a request that is written on the command line."""
+"""`flax-attn explain`: the backends' verdicts on a request given on the command line."""
 
 import argparse
 import ast
@@ -25,10 +25,10 @@ OPERATORS = {ast.BitAnd: operator.and_, ast.BitOr: operator.or_}
 
 
 def explained(options: argparse.Namespace) -> str:
-    """The table of verdicts.
+    """Returns the table of verdicts.
 
     Raises:
-      ValueError: for shapes, a dtype, a mask or a platform that do not exist or do not fit.
+      ValueError: for shapes, a dtype, a mask or a platform that are unknown or inconsistent.
     """
     dtype = _dtype(options.dtype)
     q = tuple(options.q)
@@ -64,7 +64,7 @@ def _check_sizes(**shapes: list[int] | None) -> None:
 
 
 def _over(shards: int | None) -> Any:
-    """A mesh of so many devices that are not here, over which the length is sharded."""
+    """An abstract mesh of `shards` devices, over which the length is sharded."""
     if shards is None:
         return None
     check_positive(shards=shards)
@@ -79,7 +79,7 @@ def _array(shape: tuple[int, ...], dtype: Any, mesh: Any) -> Any:
 
 
 def _sizes_read(**shapes: tuple[int, ...]) -> str:
-    """Which size is which axis, since `T N H` and `N T H` are told apart by nobody but the user.
+    """Lists the size of each axis, since `T N H` and `N T H` cannot be distinguished by shape.
 
     >>> _sizes_read(q=(2, 5, 6), v=(3, 2, 5, 7))
     'q: T 2, N 5, H 6; v: B 3, S 2, K 5, h 7'
@@ -94,9 +94,9 @@ def _sizes_read(**shapes: tuple[int, ...]) -> str:
 
 
 def mask_of(text: str) -> Mask:
-    """A mask from its expression: flax_attn's masks with numbers, lists of them, and `& | ~`.
+    """Parses a mask expression: flax_attn's masks with numbers, lists of numbers, and `& | ~`.
 
-    Nothing is executed but the masks' own constructors and operators.
+    Executes nothing but the masks' constructors and operators.
 
     Raises:
       ValueError: for anything else.
@@ -135,7 +135,7 @@ def _mask_of(node: ast.expr, text: str) -> Mask:
 
 
 def _literal(node: ast.expr, text: str) -> Any:
-    """A number, a text, or an array from a list."""
+    """A number, a string, or an array from a list."""
     try:
         value = ast.literal_eval(node)
     except ValueError as error:
@@ -145,12 +145,12 @@ def _literal(node: ast.expr, text: str) -> Any:
 
 
 def _named(name: str) -> Any:
-    """A public mask, or class of masks; None if it is none."""
+    """The public mask or mask class of this name, or None."""
     return getattr(masks, name) if name in _names() else None
 
 
 def _names() -> list[str]:
-    """The public masks that can be written down, so none that needs a function."""
+    """Public masks that can be written as expressions, i.e. those that take no function."""
     return [name for name, value in vars(masks).items() if _can_be_written(value)]
 
 

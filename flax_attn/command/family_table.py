@@ -1,4 +1,4 @@
-"""The table of `flax-attn parity --families`: one row for each model_type of published configs."""
+"""The table of `flax-attn parity --families`: one row per model_type of published configs."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,12 +13,12 @@ HEADINGS = ("model_type", "in transformers", "layer", "float64", "grads", "", "t
 
 
 def table(lines: Sequence[Line], about: Mapping[str, PageFacts], strict: bool = False) -> Table:
-    """All families, their model types in alphabetical order.
+    """The table of all families, sorted by model type.
 
     Args:
-      lines: of the certificate, one for each family.
-      about: by family, the name of its layer.
-      strict: whether what is equal only as far as its input can tell is shown as different.
+      lines: lines of the certificate, one per family.
+      about: facts by family, with the name of its layer.
+      strict: whether equality within rounding noise only is shown as different.
     """
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for heading in HEADINGS:
@@ -34,7 +34,7 @@ def table(lines: Sequence[Line], about: Mapping[str, PageFacts], strict: bool = 
 
 
 def aliases_of(family: str) -> list[str]:
-    """Other model types whose attention is that of this family.
+    """Other model types with the same attention as this family.
 
     >>> "mixtral" in aliases_of("mistral")
     True

@@ -1,4 +1,4 @@
-"""A parser of options that says which command or option may have been meant."""
+"""Argument parser that suggests similar commands or options, and checks of output paths."""
 
 import argparse
 import re
@@ -10,16 +10,16 @@ from typing import Any, NoReturn
 
 from .._internal.nearest import did_you_mean
 
-# What no command can do without; their distributions are called alike.
+# Packages that every command needs; their distributions have the same names.
 REQUIRED = ("einops", "flax", "jax", "jaxtyping", "numpy", "optax", "rich")
 CHOICE = re.compile(r"argument command: invalid choice: '([^']*)'")
 
 
 class Parser(argparse.ArgumentParser):
-    """As argparse's; an error is one sentence, and names what is nearest.
+    """An `ArgumentParser` whose errors are one sentence, with the nearest valid name.
 
     Attributes:
-      commands: the parsers of the commands, by name; none for a command's own.
+      commands: the parsers of the commands, by name; empty for a command's own parser.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -27,7 +27,7 @@ class Parser(argparse.ArgumentParser):
         self.commands: Mapping[str, argparse.ArgumentParser] = {}
 
     def parse_args(self, args: Sequence[str], namespace: Any = None) -> Any:  # type: ignore[override]
-        """As argparse's, but what nobody reads is told by the command that was asked for."""
+        """Parses as argparse does, but reports unknown arguments for the chosen command."""
         options, unread = self.parse_known_args(args, namespace)
         if unread:
             parser = self.commands.get(getattr(options, "command", ""), self)
@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def error(self, message: str) -> NoReturn:
-        """One sentence on stderr, and exit code 2."""
+        """Prints one sentence to stderr and exits with code 2."""
         choice = CHOICE.match(message)
         if choice is not None:
             suggestion = did_you_mean(choice[1], self.commands, "the commands are")
@@ -53,19 +53,19 @@ class Parser(argparse.ArgumentParser):
 
 
 def missing() -> str:
-    """One sentence on required packages that are not installed, or ""."""
+    """One sentence listing required packages that are not installed, or ""."""
     names = " ".join(name for name in REQUIRED if find_spec(name) is None)
     return f"flax-attn needs packages that are not installed: pip install {names}" if names else ""
 
 
 def check_file(option: str, name: str) -> None:
-    """Refuses a file that cannot be written, before an hour is spent on what it would hold.
+    """Checks in advance that a file can be written.
 
-    It is tried, since permissions alone do not tell: by opening the file, which stays as it is, or
-    if there is none by another in its folder, which is removed.
+    Tries it, since permissions are not conclusive: opens the file without changing it, or creates
+    and removes a temporary file in its folder.
 
     Raises:
-      ValueError: for a folder, a file in no folder, or one that cannot be written.
+      ValueError: for a folder, a file in a missing folder, or a file that cannot be written.
     """
     path = Path(name)
     if path.is_dir() or not name:
@@ -82,10 +82,10 @@ def check_file(option: str, name: str) -> None:
 
 
 def check_folder(option: str, folder: Path, name: str = "") -> None:
-    """The same for files that are to be made in a folder that is there; `name` is what was given.
+    """Checks that files can be created in an existing folder; `name` is used in the error.
 
     Raises:
-      ValueError: if no file can be made there.
+      ValueError: if no file can be created there.
     """
     try:
         tempfile.TemporaryFile(dir=folder).close()
@@ -94,10 +94,10 @@ def check_folder(option: str, folder: Path, name: str = "") -> None:
 
 
 def made_folder(option: str, name: str) -> Path:
-    """A folder, made if it is not there.
+    """Creates a folder if needed and returns it.
 
     Raises:
-      ValueError: if it cannot be made.
+      ValueError: if it cannot be created.
     """
     folder = Path(name)
     try:

@@ -1,4 +1,4 @@
-"""What `flax-attn parity` proves: asked for by name, a fixed set, or all; by workers."""
+"""Runs the cases of `flax-attn parity` in workers: selected by name, a fixed set, or all."""
 
 import os
 import time
@@ -22,32 +22,32 @@ from ..parity.cases.strict import strict
 from ..parity.cases.workers import Failure, Workers
 from ..parity.report import Report, plural
 
-if TYPE_CHECKING:  # importing them brings jax, which workers alone need
+if TYPE_CHECKING:  # importing these imports jax, which only workers need
     from ..parity.cases.case import Case
     from ..parity.cases.sharded import Split
 
-FULL_CASE_FACTOR = 2.0  # how much longer the whole of a case takes than one of the fixed set, about
-MIN_TIMED_CASES = 4  # cases of the fixed set after which the time for the others is estimated
-SLOW_SECONDS = 90.0  # the user is told if the others are to take more seconds
-NUM_BUNDLED = 2  # trained layers that come with the library
-PAGE_DEVICES = 8  # devices of which a page tells
+FULL_CASE_FACTOR = 2.0  # approximate ratio of the time for a full case to one of the fixed set
+MIN_TIMED_CASES = 4  # number of cases after which the remaining time is estimated
+SLOW_SECONDS = 90.0  # the user is warned if the remaining time is longer
+NUM_BUNDLED = 2  # number of trained layers included in the library
+PAGE_DEVICES = 8  # number of devices used for the page
 Proof = tuple[str, str, Report]
 
 
 @dataclass(frozen=True)
 class ParityOptions:
-    """What is to be proven, and how.
+    """What to compare, and how.
 
     Attributes:
       package: the package of this library's cases.
-      names: as the command was given them.
-      live: against torch, else against its record.
+      names: the command's arguments.
+      live: whether to compare with torch, else with its record.
       record: whether torch's results are recorded first.
-      page: the page on which the table is to be written, if any.
-      seed: in place of each case's own.
-      short: whether the fixed set is enough, in float64 under jit.
+      page: the page on which to write the table, if any.
+      seed: replaces each case's own.
+      short: whether to run only the fixed set, in float64 under jit.
       settings: environment variables of the workers.
-      devices: over how many the inputs are sharded, if they are.
+      devices: number of devices over which inputs are sharded, if any.
     """
 
     package: str
@@ -63,13 +63,13 @@ class ParityOptions:
 
 @dataclass
 class Results:
-    """What came of it.
+    """Results.
 
     Attributes:
-      proofs: variant, reference and report of all that was tried.
-      about: by variant, what its row of a page says beside the reports.
-      untried: what the fixed set leaves out, if that is what was asked for.
-      devices: by variant and reference, over how many the first case was sharded: batch x length.
+      proofs: variant, reference and report of every comparison.
+      about: by variant, facts of its page row that reports do not contain.
+      untried: what the fixed set leaves out, if only that was run.
+      devices: by variant and reference, the split of the first case: batch x length.
     """
 
     proofs: list[Proof] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Results:
 
 
 class Remaining(NamedTuple):
-    """What the fixed set leaves out: so many cases, of so many variants, for so many seconds."""
+    """What the fixed set leaves out: numbers of cases and variants, and the estimated time."""
 
     cases: int
     variants: int
@@ -87,11 +87,11 @@ class Remaining(NamedTuple):
 
 
 def proven(wanted: ParityOptions, progress: Progress) -> Results:
-    """All that is asked for.
+    """Runs everything that was requested.
 
     Args:
-      wanted: what it is.
-      progress: to say how far it is, and on what it is proven.
+      wanted: the request.
+      progress: reports progress, the mode and the machine.
     """
     more = fake_devices(wanted.devices) if wanted.devices else {}
     with Workers(settings={**wanted.settings, **more}) as workers:
@@ -116,7 +116,7 @@ def proven(wanted: ParityOptions, progress: Progress) -> Results:
 
 
 class Machine(NamedTuple):
-    """What JAX runs on."""
+    """The device that JAX runs on."""
 
     platform: str
     kind: str
@@ -124,14 +124,14 @@ class Machine(NamedTuple):
 
 
 def write_mode(live: bool, machine: Machine, progress: Progress) -> None:
-    """In one line against what is proven, and on what machine."""
+    """Writes one line about the reference and the machine."""
     mode = "live against torch" if live else "against recorded results, since torch is not used"
     many = f", {machine.devices} devices" if machine.devices > 1 else ""
     progress.write_line(f"{mode}, on {machine.platform} ({machine.kind}{many})")
 
 
 def _short(every: Sequence[Job], workers: Workers, progress: Progress) -> Results:
-    """The fixed set, however long it takes."""
+    """Runs the fixed set, and estimates the time for all other cases."""
     wanted, result, times = short(every), Results(), [time.monotonic()]
     for proof in _proofs(wanted, workers, progress):
         result.proofs.append(proof)
@@ -147,7 +147,7 @@ def _short(every: Sequence[Job], workers: Workers, progress: Progress) -> Result
 
 
 def _write_if_slow(times: Sequence[float], cases: int, progress: Progress) -> None:
-    """One line if the rest will take long; before the first of `times` the workers started."""
+    """Writes a line if the rest will take long; `times` exclude the start of the workers."""
     rest = (times[-1] - times[0]) / (len(times) - 1) * (cases - len(times))
     if rest > SLOW_SECONDS:
         progress.write_line(f"{cases} cases; this machine is slow or busy: {in_minutes(rest)} more")
@@ -160,7 +160,7 @@ def _whole(
     workers: Workers,
     progress: Progress,
 ) -> Results:
-    """All of every case."""
+    """Runs all comparisons of every case."""
     if options.page is not None:
         markdown.check(options.page, selection.cases, selection.known)
     failures = []
@@ -170,7 +170,7 @@ def _whole(
         else:
             progress.write_line(f"recorded {result}")
     proofs = list(_proofs(every, workers, progress))
-    if not options.names or options.page:  # a row of a page names its trained layer too
+    if not options.names or options.page:  # rows of a page include the trained layers
         variants = [case.variant for case in selection.cases if case.package == options.package]
         proofs += _bundled_layers(options.package, {*variants}, workers)
     proofs += [(n.rpartition(".")[2], "-", not_proven(n, why)) for n, why in failures]
@@ -181,7 +181,7 @@ def _whole(
 def _page_facts(
     every: Sequence[Job], selection: Selection, wanted: ParityOptions, workers: Workers
 ) -> dict[str, markdown.PageFacts]:
-    """By variant, what its row of a page says beside the reports."""
+    """By variant, the facts of its page row that reports do not contain."""
     first = [job for job in every if job.eager and wanted.live]
     backends = _backends(first, workers)
     with Workers(2, {**wanted.settings, **fake_devices(PAGE_DEVICES)}) as many:
@@ -194,7 +194,7 @@ def _page_facts(
 
 
 def _devices(first: Sequence[Job], workers: Workers) -> dict[str, str]:
-    """By variant, over how many devices its first case of each reference is equal."""
+    """By variant, the device split with which the first case of each reference is equal."""
     device_counts: dict[str, str] = {}
     for job, result in _sharded(first, PAGE_DEVICES, workers):
         if isinstance(result, Failure) or (result is not None and not result[0].ok):
@@ -218,10 +218,10 @@ def _over_devices(
     workers: Workers,
     progress: Progress,
 ) -> Results:
-    """Each case sharded over devices: the first ones, or all that were asked for by name.
+    """Runs each case with sharded inputs: the first ones, or all that were selected by name.
 
     Raises:
-      ValueError: if the machine has fewer devices.
+      ValueError: if the machine has too few devices.
     """
     count = wanted.devices or 0
     if count > machine.devices:
@@ -244,13 +244,13 @@ def _over_devices(
 
 
 def _sharded(wanted: Sequence[Job], devices: int, workers: Workers) -> Iterator[tuple[Job, Any]]:
-    """Each job with what `_prove_over` gives for it, or a Failure."""
+    """Yields each job with the result of `_prove_over`, or a Failure."""
     work = [(job, devices) for job in wanted]
     return zip(wanted, workers.map(_prove_over, work), strict=True)
 
 
 def _prove_over(work: tuple[Job, int]) -> "tuple[Report, Split] | None":
-    """One case over so many devices; None for a layer without `attend`, or of sizes like 1."""
+    """Runs one case on several devices; None without `attend`, or if no split is possible."""
     from ..parity.cases.sharded import sharded_report
 
     job, count = work
@@ -270,7 +270,7 @@ def _machine(_: None = None) -> Machine:
 
 
 def _bundled_layers(package: str, variants: set[str], workers: Workers) -> list[Proof]:
-    """The layers of these variants with trained weights that come with the library."""
+    """Compares the bundled layers with trained weights of these variants."""
     result = workers.call(_bundled_proofs, (package, variants))
     if isinstance(result, Failure):
         return [("real", "trained weights", not_proven("the layers of trained weights", result))]
@@ -283,7 +283,7 @@ def _bundled_proofs(wanted: tuple[str, set[str]]) -> list[Proof]:
 
 
 def _backends(first: Sequence[Job], workers: Workers) -> dict[str, str]:
-    """By variant, the backends on which its first case of each reference is equal."""
+    """By variant, the backends on which the first case of each reference is equal."""
     backends: dict[str, list[str]] = {}
     for job, names in zip(first, workers.map(_backends_of, first), strict=True):
         names = ["none"] if isinstance(names, Failure) else names
@@ -303,15 +303,15 @@ def _backends_of(job: Job) -> list[str]:
 
 
 def _attends(case: "Case") -> bool:
-    """Whether a layer goes by a backend: the plain formula shows weights, and blocks have none.
+    """Whether a layer uses `attend`: only its reference backend has attention weights to tap.
 
-    It is built and called on shapes alone, so nothing is computed.
+    The layer is only traced, so nothing is computed.
     """
     return "weights" in _tap_names(case, "reference") - _tap_names(case, "blockwise")
 
 
 def _tap_names(case: "Case", backend: str) -> set[str]:
-    """The names of a layer's taps by a backend."""
+    """Names of a layer's taps with a backend."""
     import jax
     import numpy as np
 
@@ -337,22 +337,22 @@ def _equal_on(backend: str, case: "Case") -> bool:
         with use_backend(backend):
             return case.report(live=True, eager=False).ok
     except ParityError as error:
-        if isinstance(error.__cause__, NotImplementedError):  # it refuses: another machine's, say
+        if isinstance(error.__cause__, NotImplementedError):  # not served, e.g. other hardware
             return False
         raise
 
 
 def real(package: str, progress: Progress) -> list[Proof]:
-    """The proofs on trained weights, which are downloaded."""
+    """Runs the comparisons on trained weights, which are downloaded."""
     write_mode(True, _machine(), progress)
     return list(_own_proofs(import_module(f"{package}.real"), progress))
 
 
 def families(package: str, progress: Progress) -> Results:
-    """The proofs of published models' attention, against transformers; each is said at once.
+    """Compares the attention of published models with transformers, reporting each at once.
 
     Raises:
-      ValueError: where torch or transformers is missing.
+      ValueError: if torch or transformers is missing.
     """
     missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
     if missing:
@@ -373,7 +373,7 @@ def families(package: str, progress: Progress) -> Results:
 
 
 def _own_proofs(package: Any, progress: Progress) -> Iterator[Any]:
-    """The proofs of a package that makes them itself, `TOTAL` in number."""
+    """Runs the comparisons of a package with its own runner, `TOTAL` in number."""
     progress.begin(package.TOTAL)
     for proof in package.rows(progress.at):
         progress.advance()

@@ -1,13 +1,13 @@
-"""flax_attn's pytest plugin: parity cases as parameters, `assert_parity` as a fixture, and reports.
+"""pytest plugin: parity cases as parameters, `assert_parity` as a fixture, and reports.
 
-A suite that has flax_attn installed and does not use it does not wait for jax: nothing of ours, and
-neither jax nor numpy, is imported until a test asks for a case or for the fixture.
+The plugin imports nothing slow (jax, numpy, this library) until a test uses a case or the fixture,
+so that other test suites are not slowed down.
 
 * A test with the argument `case`, in a module with a list `CASES` of `flax_attn.parity.Case`, runs
-  once for each case.
+  once per case.
 * The fixture `assert_parity` is `flax_attn.parity.assert_parity`, its report named after the test.
 * `--parity-seed N` draws other weights, inputs and cotangents, in both.
-* What failed is reported whole, at the end; tracebacks stop where the harness begins.
+* Failures are reported in full at the end; tracebacks stop where the harness begins.
 """
 
 import copy
@@ -23,7 +23,7 @@ PROPERTY = "parity report"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--parity-seed N`."""
+    """Adds `--parity-seed N`."""
     parser.getgroup("flax_attn").addoption(
         "--parity-seed",
         type=int,
@@ -33,14 +33,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """The seed, where one was given."""
+    """Reports the seed, if given."""
     seed = config.getoption("parity_seed")
     return None if seed is None else f"parity seed: {seed}"
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Runs a test that asks for `case` over its module's `CASES`, unless the suite itself does."""
+    """Parametrises tests with argument `case` by their module's `CASES`, unless the suite does."""
     if "case" not in metafunc.fixturenames or _is_parametrised(metafunc):
         return
     kind = _loaded("parity.cases.case", "Case")
@@ -61,7 +61,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """`flax_attn.parity.assert_parity`; the report bears the test's name and how to run it."""
+    """`flax_attn.parity.assert_parity`; the report has the test's name and its command."""
     from ..parity import assert_parity
     from ..parity.cases.case import quoted
 
@@ -82,7 +82,7 @@ def assert_parity(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
-    """Shortens a ParityError to its headline and keeps its text for the end."""
+    """Shortens a ParityError to its headline and stores its text for the summary."""
     kind = _loaded("errors", "ParityError")
     error = None if call.excinfo is None else call.excinfo.value
     text = str(error) if kind is not None and isinstance(error, kind) else ""
@@ -97,7 +97,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """The reports of all that failed, whole."""
+    """Prints the full reports of all failures."""
     if config.getoption("tbstyle") == "no":
         return
     failed = [r for kind in ("failed", "error") for r in terminalreporter.getreports(kind)]
@@ -115,12 +115,12 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def _is_parametrised(metafunc: pytest.Metafunc) -> bool:
-    """Whether `case` has values already, by a mark or by a hook of the suite."""
+    """Whether `case` is already parametrised, by a mark or by a hook of the suite."""
     return any("case" in call.params for call in getattr(metafunc, "_calls", ()))
 
 
 def _loaded(module: str, name: str) -> Any:
-    """A class of flax_attn, if the suite has imported it; nobody holds one otherwise."""
+    """A class of flax_attn, or None if the suite has not imported it and so has no instances."""
     return getattr(sys.modules.get(f"flax_attn.{module}"), name, None)
 
 
@@ -129,7 +129,7 @@ def _any(cases: Any, kind: type) -> bool:
 
 
 def _placed(case: Any, module: Any, seed: int | None) -> Any:
-    """A copy that knows the list it stands in, and its seed."""
+    """Copies a case, setting its home to the list that contains it, and its seed."""
     case = copy.copy(case)
     case.home = case.home._replace(module=module.__name__, file=module.__file__ or "")
     if seed is not None:
@@ -138,7 +138,7 @@ def _placed(case: Any, module: Any, seed: int | None) -> Any:
 
 
 def _shortened(error: Any, kind: type, where: str) -> Any:
-    """The same error with its headline and where its text stands, and no frames of the harness."""
+    """The same error with its headline and where to find its text, without the harness's frames."""
     report, lines = getattr(error, "report", None), str(error).splitlines()
     first = getattr(report, "first", None)
     headline = lines[0] + ("" if first is None else f"; first: {first.tap}")
@@ -149,7 +149,7 @@ def _shortened(error: Any, kind: type, where: str) -> Any:
 
 
 def _without(trace: TracebackType | None, folder: str) -> TracebackType | None:
-    """A traceback without the frames of the files below one folder."""
+    """Removes the frames of files in one folder from a traceback."""
     if trace is None:
         return None
     rest = _without(trace.tb_next, folder)

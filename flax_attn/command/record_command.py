@@ -1,4 +1,4 @@
-"""What `flax-attn record` does: all that torch gives for each case, in a file of its own."""
+"""`flax-attn record`: records torch's results for each case in its own file."""
 
 import re
 import zlib
@@ -13,24 +13,23 @@ from ..parity.cases.selection import select_cases
 from ..parity.cases.workers import Failure, Workers
 from .options import check_folder
 
-MAX_NAME_LENGTH = 120  # of a file's name, before its end
+MAX_NAME_LENGTH = 120  # of a file name, without its extension
 
 
 def recorded(library: str, names: Sequence[str], folder: Path, progress: Progress) -> int:
-    """Records the cases that `names` ask for.
+    """Records the cases selected by `names`.
 
     Args:
       library: the package of this library's cases.
-      names: as the command was given them.
-      folder: where the files go.
-      progress: to say how far it is, and what was written.
+      names: the command's arguments.
+      folder: the output folder.
+      progress: reports progress and written files.
 
     Returns:
-      0 if all is recorded, else 1.
+      0 if everything was recorded, else 1.
 
     Raises:
-      ValueError: without torch, without a folder that can be written, or for a name that means
-        nothing.
+      ValueError: without torch, for a missing or unwritable folder, or for an unknown name.
     """
     if not has_torch():
         raise ValueError("record needs torch: pip install 'flax-attn[torch]'.")
@@ -56,7 +55,7 @@ def recorded(library: str, names: Sequence[str], folder: Path, progress: Progres
 
 
 def pieces(name: str) -> list[str]:
-    """A class by its import path as the package that has its cases, and its name.
+    """Splits a class's import path into the package that has its cases, and the class name.
 
     >>> pieces("flax_attn.GroupedQueryAttention"), pieces("grouped_query")
     (['GroupedQueryAttention'], ['grouped_query'])
@@ -70,7 +69,7 @@ def pieces(name: str) -> list[str]:
 
 
 def file_name(title: str) -> str:
-    """The file of a case: its title, in letters that every system takes.
+    """File name for a case: its title, restricted to portable characters.
 
     >>> file_name("linear[width=4|x=3x4|torch.nn.Linear]")
     'linear-width=4-x=3x4-torch.nn.Linear.safetensors'

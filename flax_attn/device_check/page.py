@@ -147,7 +147,7 @@ def _fast(out: Path) -> str:
     """The tables of `flax-attn bench`: ratios, then every figure."""
     parts = [part for results in _benches(out) for part in bench_page.body(results)]
     ratio = (
-        "A ratio is a contender's time over that of flax_attn: 2x takes twice as long. *Of peak* "
+        "A ratio is a competitor's time over that of flax_attn: 2x takes twice as long. *Of peak* "
         "is the share of the rate that a large matrix product reaches here, *of limit* and *of "
         "bandwidth* that of what the vendor publishes, and *limit / time* compares with the time "
         "that it takes to read the cache once."

@@ -1,4 +1,4 @@
-"""Flax's `dot_product_attention`, by `attend`: an `attention_fn=` for its attention modules."""
+"""Flax's `dot_product_attention` on `attend`: an `attention_fn=` for its modules."""
 
 import contextlib
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def flax_attention(
     qk_attn_weights_einsum: Callable[..., Any] | None = None,
     attn_weights_value_einsum: Callable[..., Any] | None = None,
 ) -> Float[Array, "*B T N h"]:
-    """`dropout(softmax(q.k / sqrt(H) + bias, where masked)) . v`: flax's function, by `attend`.
+    """`dropout(softmax(q.k / sqrt(H) + bias, where masked)) . v`: flax's function, on `attend`.
 
     Pass it to `flax.nnx.MultiHeadAttention`, `flax.linen.MultiHeadDotProductAttention` or
     `flax.linen.MultiHeadAttention` as `attention_fn=flax_attention`; weights, caches and calls stay
@@ -56,9 +56,9 @@ def flax_attention(
       key: `*B S K H`; K must divide N.
       value: `*B S K h`; h may differ from H.
       bias: added to the scaled logits; broadcasts to `*B N T S`; differentiable.
-      mask: broadcasts to `*B N T S`; boolean or a number, and all but False and 0 may look, as
-        `make_attention_mask` gives it. An additive mask (0 and -inf) goes to `bias`.
-      broadcast_dropout: whether one dropout mask of shape `T S` serves all batch entries and heads.
+      mask: broadcasts to `*B N T S`; boolean or numeric; nonzero means "may attend", as from
+        `make_attention_mask`. Pass an additive mask (0 and -inf) as `bias`.
+      broadcast_dropout: whether all batch entries and heads share one dropout mask of shape `T S`.
       dropout_rng: a random key; the dropout mask equals flax's own, bit for bit.
       dropout_rate: dropout rate of the weights, from 0 to 1.
       deterministic: whether dropout is off.
@@ -67,12 +67,12 @@ def flax_attention(
         precision, its name, or the name of a `jax.lax.DotAlgorithmPreset`.
       module: the flax module whose `sow` receives the weights before dropout, `*B N T S`, as
         "attention_weights" among its intermediates; the outputs do not change.
-      is_causal: whether query t may look at keys up to t only, in addition to the mask.
+      is_causal: whether query t attends only to keys up to t, in addition to the mask.
       promote_dtype: nnx's `promote_dtype((query, key, value), dtype=dtype)`.
       force_fp32_for_softmax: whether output and sown weights are float32 where dtype is narrower;
         the softmax is taken in float32 or wider in either case.
-      einsum_dot_general, qk_attn_weights_einsum, attn_weights_value_einsum: your own
-        products, which no backend takes: they raise an error.
+      einsum_dot_general, qk_attn_weights_einsum, attn_weights_value_einsum: custom products; no
+        backend supports them, so they raise an error.
 
     Returns:
       The output, `*B T N h` in `dtype`.
@@ -80,17 +80,17 @@ def flax_attention(
     Raises:
       ValueError: for ranks, sizes or a precision that do not fit, a rate outside [0, 1], a dtype
         that is not inexact, a dropout without a key.
-      TypeError: for complex arrays, a flag that is no boolean, a mask or bias that is no number, a
-        module that cannot sow.
-      NotImplementedError: for a product of your own or two precisions that differ.
+      TypeError: for complex arrays, a flag that is not boolean, a mask or bias that is not numeric,
+        a module that cannot sow.
+      NotImplementedError: for custom products or two different precisions.
 
     Where the results differ from flax's on purpose:
 
     * A fully masked query returns zeros and weights of zero; flax returns the mean of v.
-    * NaN in masked places never reaches outputs or gradients; in flax 0 * NaN does.
+    * NaN at masked positions never reaches outputs or gradients; in flax 0 * NaN does.
     * A rate of 1 drops everything and gives zeros; flax divides by 0 and gives NaN.
     * `force_fp32_for_softmax` leaves float64 as it is; flax rounds its weights to float32.
-    * Refused, though Linen takes them: complex arrays, and your own einsums.
+    * Complex arrays and custom einsums, which Linen accepts, raise an error.
     * Without `force_fp32_for_softmax` flax takes the softmax of bfloat16 and float16 in that dtype;
       here it is taken in float32, so results differ in their last bits. nnx without dropout and
       sowing takes it in float32 even in float64, and ignores `precision`; here float64 stays
@@ -168,7 +168,7 @@ def _score(bias: Any, dtype: Any) -> Score:
 
 
 def _dropout(rate: Any, key: Any, broadcast: bool, sizes: Sizes) -> DropoutMask | None:
-    """What flax keeps, drawn as flax draws it."""
+    """Flax's dropout mask, drawn as in flax."""
     if rate == 0:
         return None
     if key is None:
@@ -197,7 +197,7 @@ def _sow(module: Any, weights: Float[Array, "*B N T S"]) -> None:
 
 
 def _precision(precision: Any) -> contextlib.AbstractContextManager[Any]:
-    """A context in which every product is taken in this precision; None leaves it as it is."""
+    """Context manager that sets the precision of all products; None changes nothing."""
     if precision is None:
         return contextlib.nullcontext()
     if isinstance(precision, tuple | list):
@@ -212,7 +212,7 @@ def _precision(precision: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def _name_of(precision: Any) -> str:
-    """The name under which `jax.default_matmul_precision` knows this precision."""
+    """The name of this precision in `jax.default_matmul_precision`."""
     presets = jax.lax.DotAlgorithmPreset.__members__
     if isinstance(precision, jax.lax.DotAlgorithmPreset):
         precision = precision.name
@@ -228,7 +228,7 @@ def _name_of(precision: Any) -> str:
 
 
 def _refuse(einsum_dot_general: Any, **einsums: Any) -> None:
-    """Products of the caller's own: a knob that no backend can serve."""
+    """Raises NotImplementedError for custom products, which no backend supports."""
     names = [name for name, einsum in einsums.items() if einsum is not None]
     if einsum_dot_general not in (None, jax.lax.dot_general):
         names.append("einsum_dot_general")

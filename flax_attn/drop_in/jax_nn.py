@@ -1,4 +1,4 @@
-"""`jax.nn.dot_product_attention`, computed by `attend`: change the import and keep the calls."""
+"""Drop-in replacement for `jax.nn.dot_product_attention` on `attend`."""
 
 import operator
 from functools import reduce
@@ -68,7 +68,7 @@ def dot_product_attention(
     implementation: Literal["xla", "cudnn"] | None = None,
     return_residual: bool = False,
 ) -> Any:
-    """`softmax(scale * q.k + bias, where masked) . v`: jax.nn's function of this name, by `attend`.
+    """`softmax(scale * q.k + bias, where masked) . v`: jax.nn's function of this name, on `attend`.
 
     Also called: scaled dot-product attention (SDPA), flash attention.
 
@@ -77,45 +77,45 @@ def dot_product_attention(
     Args:
       query: `B T N H`, or `T N H`, which is a batch of one.
       key: `B S K H` or `S K H`; K must divide N.
-      value: `B S K h` or `S K h`; h may differ from H, which jax.nn refuses.
+      value: `B S K h` or `S K h`; h may differ from H, unlike in jax.nn.
       bias: added to the scaled logits; a number, or broadcasts to `B N T S`; differentiable.
-      mask: boolean, broadcasts to `B N T S`; True may look.
+      mask: boolean, broadcasts to `B N T S`; True means "may attend".
       scale: None means `H ** -0.5`.
-      is_causal: whether query t may look at keys up to t only (upper-left, where T differs from S).
-      query_seq_lengths: integers, shape B; queries beyond give zeros.
-      key_value_seq_lengths: integers, shape B; keys beyond are hidden.
-      local_window_size: how many keys a query sees to its left and right, beside its own; one
+      is_causal: whether query t attends only to keys up to t (upper-left aligned if T != S).
+      query_seq_lengths: integers, shape B; queries after that give zeros.
+      key_value_seq_lengths: integers, shape B; keys after that are masked.
+      local_window_size: number of visible keys to the left and right of a query's own; one
         count for both sides, or a pair.
-      implementation: None is `attend`'s own choice of a backend, "xla" the plain formula, "cudnn"
-        the kernel or its reason why not. Forward mode (`jax.jvp`, `jax.jacfwd`, `jax.linearize`)
-        needs "xla", or `use_backend("reference")`, from 128 x 128 weights a head on; under
-        `jax.jit` jax's own TypeError does not say so.
+      implementation: None for `attend`'s choice of a backend, "xla" for the plain formula, "cudnn"
+        for the kernel, or an error with the reason. Forward mode (`jax.jvp`, `jax.jacfwd`,
+        `jax.linearize`) needs "xla", or `use_backend("reference")`, from 128 x 128 weights per head
+        on; under `jax.jit` jax's TypeError does not say so.
       return_residual: whether to return the log-sum-exp too.
 
     Returns:
-      The output, `B T N h` or `T N h` as `query` has it, in its dtype; with `return_residual` also
+      The output, `B T N h` or `T N h` like `query`, in its dtype; with `return_residual` also
       the log-sum-exp, `B T N` or `T N`.
 
     Raises:
       ValueError: for ranks, sizes, windows or an implementation that do not fit.
-      TypeError: for integer or mixed dtypes, a mask that is not boolean, lengths that are no
+      TypeError: for integer or mixed dtypes, a mask that is not boolean, lengths that are not
         integers, a flag that is neither True nor False.
       NotImplementedError: if "cudnn" cannot serve the request, with its reason.
 
     Where the results differ from jax.nn's on purpose:
 
     * A fully masked query returns zeros and a residual of -inf; jax.nn returns the mean of
-      v, as `attend(empty="mean")` does, and NaN where a bias of -inf hides all.
-    * NaN in masked places never reaches outputs or gradients; in jax.nn 0 * NaN does.
+      v, as `attend(empty="mean")` does, and NaN where a bias of -inf masks all keys.
+    * NaN at masked positions never reaches outputs or gradients; in jax.nn 0 * NaN does.
     * The residual is float32 or wider and differentiable; jax.nn rounds it to the dtype of the
       keys and stops its gradient.
     * float64 stays float64; jax.nn takes its softmax in float32. In bfloat16 and float16 the plain
       formula keeps its weights in float32 until the product with v; jax.nn rounds them first.
       `jax.default_matmul_precision` reaches every product; jax.nn overrides it in q.k
       (and so cannot be jitted for a CPU in float16).
-    * Refused, though jax.nn takes them: a negative count in a window, a boolean bias, a query, key
-      or value of rank 2, a scale that is no scalar. Refused by TypeError, where jax.nn has
-      ValueError: wrong dtypes.
+    * These raise an error, though jax.nn accepts them: a negative count in a window, a boolean
+      bias, a query, key or value of rank 2, a scale that is not a scalar. Wrong dtypes raise
+      TypeError instead of ValueError.
 
     Source: jax.nn.dot_product_attention, jax 0.10 to 0.12.
 
@@ -145,7 +145,7 @@ def dot_product_attention(
 
 
 def _mask(mask: Any, is_causal: bool, window: Any, lengths: Lengths | None, sizes: Sizes) -> Mask:
-    """All that hides, kept apart, so that a backend sees what each part is."""
+    """The conjunction of all masks, as separate parts, so that backends recognise each."""
     parts: list[Mask] = [CAUSAL] if is_causal else []
     if window is not None:
         parts.append(_window(window))

@@ -1,4 +1,4 @@
-"""Every variant as a Flax module, one a file."""
+"""All attention variants as Flax nnx modules, one per file."""
 
 from .attention_pool import AttentionPool as AttentionPool
 from .axial import AxialAttention as AxialAttention

@@ -1,4 +1,4 @@
-"""What layers share that decode: a cache of their sizes, and attention with one or without."""
+"""Shared by layers that decode: construction of a cache, and attention with or without one."""
 
 from collections.abc import Callable
 from typing import Any, Literal, TypedDict, TypeVar, get_args
@@ -21,7 +21,7 @@ M = TypeVar("M", Cache, PagedCache, Memory)
 
 
 class Call(TypedDict, total=False):
-    """The call's keywords of a self-attention layer, except `cache`."""
+    """Keyword arguments of a call of a self-attention layer, except `cache`."""
 
     mask: Mask | Array | None
     positions: Int[Array, "... T"] | None
@@ -31,7 +31,7 @@ class Call(TypedDict, total=False):
 
 
 class CrossCall(TypedDict, total=False):
-    """The call's keywords of a layer for self and cross attention, except `cache`."""
+    """Keyword arguments of a call of a layer for self and cross attention, except `cache`."""
 
     mask: Mask | Array | None
     positions: Int[Array, "*#B T"] | None
@@ -41,9 +41,9 @@ class CrossCall(TypedDict, total=False):
 
 
 class CacheOptions(TypedDict, total=False):
-    """The keywords of `init_cache`: see `Cache.empty`, and `pages` of `PagedCache.empty`.
+    """Keyword arguments of `init_cache`: see `Cache.empty`, and `PagedCache.empty` for `pages`.
 
-    With window="mask" a ring reaches as far back as the layer's mask looks.
+    With window="mask" the ring buffer covers the range that the layer's mask reaches back to.
     """
 
     window: int | Literal["mask"] | None
@@ -64,11 +64,10 @@ def new_cache(
     options: CacheOptions,
     latent: bool = False,
 ) -> AnyCache:
-    """An empty cache for K key heads of width H and values of width h, the `sizes`.
+    """Returns an empty cache for `sizes` = (K, H, h): key heads, key width, value width.
 
     Raises:
-      ValueError: for options that do not go together, or window="mask" with a mask that looks back
-        without a limit.
+      ValueError: for incompatible options, or window="mask" with a mask of unbounded reach.
     """
     cache_kwargs: dict[str, Any] = {"dtype": dtype, "latent": latent, **options}
     cache_kwargs["dtype"] = dtype if cache_kwargs["dtype"] is None else cache_kwargs["dtype"]
@@ -88,7 +87,7 @@ def new_cache(
 
 
 def arithmetic_dtype(linear: nnx.Linear) -> Any:
-    """The dtype in which a projection computes, if what it is given is no wider."""
+    """Dtype in which `linear` computes, for inputs of no higher precision."""
     return linear.kernel[...].dtype if linear.dtype is None else linear.dtype
 
 
@@ -113,9 +112,9 @@ def cross_attend(
     empty: Empty,
     **attend_kwargs: Any,
 ) -> tuple[Float[Array, "*B T N h"], Any]:
-    """Attention over tokens, what a `Memory` keeps of them, or a cache, and what that keeps.
+    """Attends to `memory`, to a `Memory` or with a cache; returns the output and the cache.
 
-    Without a cache the mask hides already what is not valid. `order` is that of the queries.
+    Without a cache, the mask already excludes padding. `order` holds the queries' token indices.
     """
     if isinstance(cache, Memory):
         return attend_memory(q, cache, q_positions=order, **attend_kwargs), cache
@@ -132,20 +131,20 @@ def cache_memory(
     width: int,
     keys_and_values: Callable[[Array], tuple[Array, Array]],
 ) -> Memory:
-    """Keys and values of a memory of this width, in which some tokens may not be there."""
+    """Returns the keys and values of `memory`, whose tokens have this width, as a `Memory`."""
     memory = zero_padding(check_input("memory", memory, width), valid)
     return Memory.of(*keys_and_values(memory), valid)
 
 
 def check_empty(empty: Empty, cache: Any) -> None:
-    """ValueError for a word that `empty` does not know, and for the mean beside a cache."""
+    """Raises ValueError for an unknown `empty`, and for "mean" with a cache."""
     check_choice("empty", empty, *get_args(Empty))
     if cache is not None:
         check_no_mean(empty)
 
 
 def check_eval(dropout: Any, deterministic: bool | None) -> None:
-    """ValueError if a layer that keeps its weights would drop some of them beside a cache."""
+    """Raises ValueError if dropout is active; for calls with a cache."""
     off = dropout.deterministic if deterministic is None else deterministic
     if dropout.rate and not off:
         raise ValueError(
@@ -155,5 +154,5 @@ def check_eval(dropout: Any, deterministic: bool | None) -> None:
 
 
 def with_cache(y: Array, cache: Any) -> Any:
-    """What a layer gives: y, and the cache if it was given one."""
+    """Returns y, or `(y, cache)` if the call had a cache."""
     return y if cache is None else (y, cache)

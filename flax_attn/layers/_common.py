@@ -1,4 +1,4 @@
-"""What the layers share: heads, how projections start and multiply, softmax pooling."""
+"""Shared helpers of layers: heads, projections and their initializers, softmax pooling."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from ..taps import tap
 
 
 def split_heads(x: Shaped[Array, "*B T D"], head_dim: int) -> Shaped[Array, "*B T N H"]:
-    """`*B T (N H) -> *B T N H`: the model width D as N heads of width H.
+    """`*B T (N H) -> *B T N H`: splits the model width D into N heads of width H.
 
     Args:
       x: any array whose last axis is D.
@@ -38,7 +38,7 @@ def split_heads(x: Shaped[Array, "*B T D"], head_dim: int) -> Shaped[Array, "*B 
 
 
 def merge_heads(x: Shaped[Array, "*B T N H"]) -> Shaped[Array, "*B T D"]:
-    """`*B T N H -> *B T (N H)`: heads side by side, as `split_heads` found them. Raises nothing.
+    """`*B T N H -> *B T (N H)`: concatenates the heads; inverse of `split_heads`. Raises nothing.
 
     Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.2.
 
@@ -56,12 +56,12 @@ def dot_general_sharded(
     out_sharding: Any = None,
     **dot_general_kwargs: Any,
 ) -> Shaped[Array, "*B E"]:
-    """`jax.lax.dot_general`, also where both arrays are cut along the axis that is summed over.
+    """`jax.lax.dot_general` that also accepts arrays sharded along the contracted axis.
 
-    Over Explicit mesh axes JAX asks how the sum is to lie then, as after the heads of a layer with
-    tensor parallel weights. It lies as the batch axes of x and the output axis of the kernel do,
-    and is whole on each device along the axes that were summed over. A kernel that lies on devices
-    that share a batch, as weights and their optimizer state may, comes whole from them.
+    With Explicit mesh axes JAX requires an `out_sharding` then, as after the heads of a layer with
+    tensor parallel weights. The output is sharded as the batch axes of x and the output axis of
+    the kernel, and replicated along the contracted mesh axes. A kernel that is sharded over the
+    mesh axes of the batch, as in FSDP, is gathered over them first.
 
     >>> dot_general_sharded(jnp.ones((2, 3)), jnp.ones((3, 4)), (((1,), (0,)), ((), ()))).shape
     (2, 4)
@@ -77,11 +77,11 @@ def dot_general_sharded(
     return jax.lax.dot_general(x, kernel, axes, out_sharding=out_sharding, **dot_general_kwargs)
 
 
-contracted = dot_general_sharded  # the name in pickles that the last release wrote
+contracted = dot_general_sharded  # old name, needed by pickles of the previous release
 
 
 def _gathered_for(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """`kernel`, whole along those mesh axes along which the batch axes of x are cut."""
+    """Replicates `kernel` over the mesh axes that shard the batch axes of x."""
     mesh, spec = jax.typeof(kernel).sharding.mesh, jax.typeof(kernel).sharding.spec
     rows = {name for entry in jax.typeof(x).sharding.spec[:-1] for name in names_in(entry)}
     left = (tuple(name for name in names_in(entry) if name not in rows) for entry in spec)
@@ -101,7 +101,7 @@ def torch_uniform(fan_in: int) -> Any:
 
 
 def as_module_data(value: Any) -> Any:
-    """`value`, ready to be an attribute of a layer: frozen objects that hold arrays are its data.
+    """Returns `value`, wrapped in `nnx.data` if it is a frozen object that holds arrays.
 
     >>> from flax_attn import CAUSAL
     >>> as_module_data(CAUSAL) is CAUSAL
@@ -111,7 +111,7 @@ def as_module_data(value: Any) -> Any:
 
 
 def check_tokens(name: str, valid: Any, x: Float[Array, "*B T D"]) -> Bool[Array, "*B T"]:
-    """Which tokens of `x` are there, as `*B T`; None stands for all.
+    """Returns `valid` broadcast to `*B T`; None means that all tokens of `x` are valid.
 
     Raises:
       TypeError: if `valid` is not boolean.
@@ -130,7 +130,7 @@ def mask_padding(
     width: int,
     mask_keys: bool = True,
 ) -> tuple[Float[Array, "*B T D"], Mask]:
-    """x with zeros at padding, and with `mask_keys` the mask with padding hidden.
+    """Returns x with zeros at padding, and the mask, with `mask_keys` without padding keys.
 
     Raises:
       TypeError: if x is not floating, or valid not boolean.
@@ -147,7 +147,7 @@ def mask_padding(
 def visible_states(
     mask: Mask | Array, h: Float[Array, "*B S E"], s: Float[Array, "*B T F"]
 ) -> Bool[Array, "*B T S"]:
-    """Which of the S states each of the T queries may look at; one head, so N is 1.
+    """Boolean mask of the S states that each of the T queries may attend to; one head (N = 1).
 
     Raises:
       ValueError: if `h` and `s` have other batch axes, or the mask does not broadcast.
@@ -167,7 +167,7 @@ def visible_states(
 def zero_masked_states(
     h: Float[Array, "*B S E"], s: Float[Array, "*B T F"], visible: Bool[Array, "*B T S"]
 ) -> tuple[Float[Array, "*B S E"], Float[Array, "*B T F"]]:
-    """Zeros for fully masked states and queries: NaN there is inert."""
+    """Zeros fully masked states and queries, so that NaN in them cannot propagate."""
     h = jnp.where(visible.any(axis=-2)[..., None], h, 0)
     return h, jnp.where(visible.any(axis=-1)[..., None], s, 0)
 

@@ -1,10 +1,10 @@
-"""The one forward of layers that look at a memory, or at themselves, and what such a layer keeps.
+"""The forward pass shared by layers of cross and self attention, and their caches.
 
-x, memory, seen = the tokens that are there, what is looked at, and who may look at whom
-numbers         = those of the tokens, for mask and score
-q               = heads of x
-o               = attend(q, keys_and_values(memory)), or over what a cache or a `Memory` keeps
-y               = the output projection; zeros for tokens that are not there
+x, memory, visible = tokens with zeros at padding, the source of keys and values, the mask
+indices            = token indices, for mask and score
+q                  = heads of x
+o                  = attend(q, keys_and_values(memory)), or over a cache or a `Memory`
+y                  = the output projection; zeros at padding
 """
 
 from typing import Any, Unpack
@@ -34,7 +34,7 @@ from ._inputs import tokens, zero_padding
 
 
 class CrossForward(nnx.Module):
-    """A layer of cross attention by `attend`. It adds `projections`, and its call by `forward`."""
+    """Base of cross-attention layers. Subclasses define `projections`, and call `forward`."""
 
     head_dim: int
     mask: Mask
@@ -43,7 +43,7 @@ class CrossForward(nnx.Module):
     k_norm: NormFn | None = None
 
     def projections(self) -> tuple[nnx.Linear, nnx.Linear, nnx.Linear, nnx.Linear]:
-        """Those of queries, keys, values and output, under the names that the layer gives them."""
+        """The projections of queries, keys, values and output, whatever the layer names them."""
         raise NotImplementedError
 
     def forward(
@@ -59,7 +59,7 @@ class CrossForward(nnx.Module):
         deterministic: bool | None = None,
         cache: AnyCache | Memory | None = None,
     ) -> Any:
-        """The equation. `attend_kwargs` go to `attend`; the other arguments are the call's."""
+        """Computes the layer. `attend_kwargs` go to `attend`; the rest are the call's arguments."""
         check_empty(empty, cache)
         if memory is mask is None and isinstance(cache, AnyCache) and self.mask.shows_later:
             refuse_later(self.mask)
@@ -85,7 +85,7 @@ class CrossForward(nnx.Module):
     def keys_and_values(
         self, memory: Float[Array, "*B S E"]
     ) -> tuple[Float[Array, "*B S K H"], Float[Array, "*B S K H"]]:
-        """What the layer makes of each token of a memory."""
+        """Keys and values of each token of a memory."""
         _, k_proj, v_proj, _ = self.projections()
         k, v = (split_heads(project(memory), self.head_dim) for project in (k_proj, v_proj))
         return _normalize(self.k_norm, k), v
@@ -93,11 +93,11 @@ class CrossForward(nnx.Module):
     def remember(
         self, memory: Float[Array, "*B S E"], valid: Bool[Array, "*#B S"] | None = None
     ) -> Memory:
-        """Keys and values of a memory, made once: `y, cache = layer(x, cache=memory)` reads them.
+        """Precomputes keys and values of a memory: `y, cache = layer(x, cache=memory)` uses them.
 
         Args:
-          memory: as of the call.
-          valid: which of its tokens are there; the others are never seen.
+          memory: as in the call.
+          valid: which of its tokens are real; padding is masked.
 
         Raises:
           TypeError, ValueError: as the call does.
@@ -107,12 +107,12 @@ class CrossForward(nnx.Module):
     def init_cache(
         self, batch: int | tuple[int, ...], length: int, **options: Unpack[CacheOptions]
     ) -> AnyCache:
-        """An empty cache for self attention; arguments as of `GroupedQueryAttention.init_cache`."""
+        """Empty cache for self attention; arguments as in `GroupedQueryAttention.init_cache`."""
         k_proj = self.projections()[1]
         sizes = (k_proj.out_features // self.head_dim, self.head_dim, self.head_dim)
         return new_cache(batch, length, sizes, self.mask, arithmetic_dtype(k_proj), options)
 
 
 def _normalize(norm: NormFn | None, x: Float[Array, "*B T N H"]) -> Float[Array, "*B T N H"]:
-    """Heads, normed where there is a norm."""
+    """Applies `norm` to the heads, unless it is None."""
     return x if norm is None else norm(x)

@@ -1,15 +1,15 @@
-"""The one forward of self attention, and the steps around attention that other layers share.
+"""The forward pass of self attention, and its steps before and after attention.
 
-x           = the tokens, zeros for those that are not there
-mask, score = the call's, by slot, order or position as each part reads (`_numbers.py`)
-positions   = what the rotary is given: the caller's, or the order of the tokens
-q, k, v     = project(x, positions): the layer's hook, which also names its `combine` or None
-mask        = narrowed(mask, x, positions, k): fewer keys, where a layer chooses among them
-o           = attend(q, k, v), over the cache too if there is one
-y           = o_proj(combine(o, v)); zeros for tokens that are not there
+x           = the tokens, zeros at padding
+mask, score = the call's; each part indexed by slot, order or position (`_token_indices.py`)
+positions   = input of the rotary: the caller's positions, or the order of the tokens
+q, k, v     = project(x, positions): the layer's hook, which also returns `combine` or None
+mask        = narrowed(mask, x, positions, k): fewer keys, in layers that select keys
+o           = attend(q, k, v), or attend_cached with a cache
+y           = o_proj(combine(o, v)); zeros at padding
 
-A layer inherits its call: that of `SelfAttention`, or of `WeightsAttention` in `_weights.py`. One
-whose call has more keywords writes it, and calls `forward`.
+A layer inherits `__call__` from `SelfAttention`, or from `WeightsAttention` in `_weights.py`. A
+layer whose call has more keywords defines its own, which calls `forward`.
 """
 
 from collections.abc import Callable
@@ -48,13 +48,13 @@ CombineFn = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class Tokens(NamedTuple):
-    """The tokens of a call, and what reads their numbers.
+    """The tokens of a call, with mask, score and rotary input for their indices.
 
     Attributes:
-      x: zeros for those that are not there.
-      mask, score: each part asked at the numbers that it reads.
-      positions: what the rotary is given.
-      numbers: those of the tokens.
+      x: the tokens, zeros at padding.
+      mask, score: each part evaluated at the indices that it reads.
+      positions: input of the rotary.
+      indices: indices of the tokens.
     """
 
     x: Float[Array, "*B T D"]
@@ -71,16 +71,16 @@ class Heads(nnx.Module):
     """
 
     rotary: RotaryFn | None
-    index_rotary: RotaryFn | None = None  # of a layer with an indexer
+    index_rotary: RotaryFn | None = None  # in layers with an indexer
     mask: Mask
     rules: Rules
-    o_norm: NormFn | None = None  # of what `o_proj` is given
+    o_norm: NormFn | None = None  # applied before `o_proj`
     o_proj: nnx.Linear
     dropout: AttentionDropout | None = None
     sinks: nnx.Param | None = None
 
     def set_rules(self, rotary: RotaryFn | None, mask: Mask | Array, rules: Rules) -> None:
-        """Checks the arguments of these names, and keeps them as attributes."""
+        """Checks the arguments, and stores them as attributes."""
         self.rotary, self.mask = as_module_data(rotary), as_module_data(as_mask(mask))
         self.rules = as_module_data(_score_and_scale(rules))
 
@@ -92,7 +92,7 @@ class Heads(nnx.Module):
         positions: Int[Array, "... T"] | None = None,
         cache: AnyCache | None = None,
     ) -> Tokens:
-        """The tokens, and what their numbers make of mask, score and rotary."""
+        """Zeros padding, and binds mask, score and rotary input to the token indices."""
         if cache is not None:
             check_kind(cache)
             if mask is None and self.mask.shows_later:
@@ -102,7 +102,7 @@ class Heads(nnx.Module):
             x, visible, valid, self.o_proj.out_features, mask_keys=cache is None
         )
         if valid is positions is self.rotary is self.index_rotary is None:
-            return Tokens(x, shown, score, None, TokenIndices())  # slots are what all numbers are
+            return Tokens(x, shown, score, None, TokenIndices())  # every index equals the slot
         single = one_per_token(x, positions, self.rotary)
         indices = token_indices(x, valid, single, cache=cache, readers=(visible, score))
         order = indices.order
@@ -114,11 +114,11 @@ class Heads(nnx.Module):
     def rotate(
         self, x: Float[Array, "*B T N H"], positions: RotaryPositions
     ) -> Float[Array, "*B T N H"]:
-        """Heads, turned by their positions if the layer has a rotary."""
+        """Rotates the heads by their positions, if the layer has a rotary."""
         return x if self.rotary is None else rotate_by(self.rotary, x, positions)
 
     def attend_kwargs(self, deterministic: bool | None) -> dict[str, Any]:
-        """What `attend` is given beside the heads, the mask and the score."""
+        """Keyword arguments of `attend`, except mask and score."""
         return {
             "scale": self.rules.scale,
             "sinks": None if self.sinks is None else self.sinks[...],
@@ -128,31 +128,31 @@ class Heads(nnx.Module):
     def project(
         self, x: Float[Array, "*B T D"], positions: RotaryPositions, cached: bool = False
     ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K h"], Any]:
-        """Queries, keys, values, and what is made of heads that have read: a function, or None.
+        """Queries, keys, values, and `combine` or None.
 
-        It is called as `combine(o, v)` and gives what `o_proj` is given. `cached` says whether the
-        keys go to a cache.
+        `combine(o, v)` maps the attention output to the input of `o_proj`. `cached` says whether
+        the keys go to a cache.
         """
         raise NotImplementedError
 
     def output(
         self, o: Float[Array, "*B T N H"], valid: Bool[Array, "*#B T"] | None
     ) -> Float[Array, "*B T D"]:
-        """The output projection of heads, normed if the layer norms them; zeros for no tokens."""
+        """Applies `o_norm`, if there is one, and the output projection; zeros at padding."""
         o = o if self.o_norm is None else self.o_norm(o)
         y = self.o_proj(merge_heads(o))  # *B T D
         return y if valid is None else zero_padding(y, valid)
 
 
 class Forward(Heads):
-    """The steps of self attention by `attend`. A layer adds `project`."""
+    """Self attention by `attend`. Subclasses define `project`."""
 
-    stores_latent = False  # whether a cache keeps the keys alone, of which values are a part
+    stores_latent = False  # whether a cache stores only keys, which contain the values
     # A layer whose attention is not one call of `attend` defines `attended(q, k, v, **kwargs)`, and
-    # `attended_cached(q, k, v, cache, **kwargs)` in place of `attend_cached`.
+    # `attended_cached(q, k, v, cache, **kwargs)` to replace `attend_cached`.
     attended: Callable[..., Array] | None = None
     attended_cached: Callable[..., Any] | None = None
-    # `narrowed(mask, x, positions, k, cache, valid)` of a layer that chooses among the keys.
+    # `narrowed(mask, x, positions, k, cache, valid)` returns the mask of layers that select keys.
     narrowed: Callable[..., Mask] | None = None
 
     def forward(
@@ -167,7 +167,7 @@ class Forward(Heads):
         deterministic: bool | None = None,
         cache: AnyCache | None = None,
     ) -> Any:
-        """`o_proj(combine(attend(project(x))))`; arguments as of the call."""
+        """`o_proj(combine(attend(project(x))))`; arguments as in the call."""
         check_choice("empty", empty, *get_args(Empty))
         x, visible, score, at, indices = self.tokens(x, mask, valid, positions, cache)  # *B T D
         q, k, v, combine = project(x, at, cache is not None)  # *B T N H, *B T K H
@@ -189,7 +189,7 @@ class Forward(Heads):
 
 
 class SelfAttention(Forward):
-    """A layer that is called with x alone, and with the keywords of every self attention."""
+    """A self-attention layer that is called with x and the keyword arguments in `Call`."""
 
     @overload
     def __call__(
@@ -206,11 +206,11 @@ class SelfAttention(Forward):
         Args:
           x: the tokens.
           mask: replaces the layer's; `layer.mask & Lengths(n)` narrows it. None keeps the layer's.
-          positions: where the tokens stand, `*B T`: read by the rotary, by masks such as `Chunked`
-            and `Prefix`, and by what `reads` positions. None counts the real tokens of a row, with
-            a cache on from those that it holds. Which token comes before which, and how far, is
-            never read from positions. `A *B T` are for a rotary whose tokens have several, and for
-            the rotary alone.
+          positions: token positions, `*B T`: read by the rotary, by masks such as `Chunked` and
+            `Prefix`, and by masks and scores whose `reads` is "position". None counts the real
+            tokens of a row, continuing from the cache if there is one. Causal order and distances
+            never depend on positions. `A *B T` is for a rotary with several position axes, and
+            then only the rotary reads it.
           valid: which tokens are real. Padding is masked out, whatever it holds, and its outputs
             are zero.
           empty: the output of a fully masked token: "zero", or "mean", the mean of all values, as
@@ -223,10 +223,10 @@ class SelfAttention(Forward):
 
 
 def _score_and_scale(rules: Rules) -> Rules:
-    """`rules`, if nothing but score and scale is set there."""
+    """Returns `rules`; raises ValueError if it sets more than score and scale."""
     if not isinstance(rules, Rules):
         raise TypeError(f"rules must be a flax_attn.Rules; got {type(rules).__name__}.")
-    shape = jax.tree.structure  # a default has no leaves, so that equal structures are equal
+    shape = jax.tree.structure  # defaults have no leaves, so structures tell them apart
     more = [
         part.name
         for part in fields(rules)

@@ -1,6 +1,6 @@
-"""What layers with grouped heads share: a constructor, and the way to queries, keys and values.
+"""Shared by layers with grouped heads: a constructor, and queries, keys and values.
 
-N query heads read K key/value heads, head n the head n // (N / K).
+N query heads share K key/value heads: query head n uses key/value head n // (N / K).
 """
 
 from typing import Any, Unpack
@@ -20,9 +20,9 @@ from ._token_indices import RotaryPositions
 
 
 class Grouped(LayerInitKeywords, total=False):
-    """The keywords of `GroupedHeads`, for a layer that takes them too and hands them on.
+    """Keyword arguments of `GroupedHeads`, for layers that forward them.
 
-    Such a layer writes `@grouped_signature def __init__(..., **grouped: Unpack[Grouped])`.
+    Usage: `@grouped_signature def __init__(..., **grouped: Unpack[Grouped])`.
     """
 
     rotary: RotaryFn | None
@@ -37,15 +37,15 @@ class Grouped(LayerInitKeywords, total=False):
 
 
 class GroupedHeads(Heads):
-    """The parts of a layer with grouped heads; a layer adds the equation, as its `__call__`.
+    """Base of layers with grouped heads; subclasses define `__call__`.
 
     Arguments are those of `GroupedQueryAttention`.
     """
 
-    query_parts: int = 1  # how many times the queries' width `q_proj` has
-    kv_projections: tuple[str, ...] = ("k_proj", "v_proj")  # which of them there are
-    key_bias: bool = True  # whether `k_proj` has a bias where `q_proj` and `v_proj` have one
-    clip_qkv: float | None = None  # how large a component of a head may be
+    query_parts: int = 1  # output width of `q_proj`, in multiples of N H
+    kv_projections: tuple[str, ...] = ("k_proj", "v_proj")  # those that the layer has
+    key_bias: bool = True  # whether `qkv_bias` includes `k_proj`
+    clip_qkv: float | None = None  # largest absolute value of a head's component
     k_proj: nnx.Linear
     v_proj: nnx.Linear
 
@@ -86,12 +86,12 @@ class GroupedHeads(Heads):
         self.dropout = init.attention_dropout()
 
     def refuse(self, k_norm: NormFn | None, sinks: bool) -> None:
-        """Raises ValueError for what a layer cannot do with these; most can do with all."""
+        """Raises ValueError for options that a layer does not support; by default all are."""
 
     def project(
         self, x: Float[Array, "*B T D"], positions: RotaryPositions, cached: bool = False
     ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K H"], Any]:
-        """Queries, keys and values, normed and turned where the layer has norms and a rotary."""
+        """Queries, keys and values, normalised and rotated if the layer has norms and a rotary."""
         q = split_heads(self.q_proj(x), self.head_dim)  # *B T N H
         q = self.norm_and_rotate(q, self.q_norm, positions)
         return q, *self.keys_and_values(x, positions), None
@@ -99,13 +99,13 @@ class GroupedHeads(Heads):
     def heads(
         self, x: Float[Array, "*B T D"], positions: RotaryPositions
     ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K H"]]:
-        """Queries, keys and values alone."""
+        """Queries, keys and values."""
         return self.project(x, positions)[:3]
 
     def keys_and_values(
         self, x: Float[Array, "*B T D"], positions: RotaryPositions
     ) -> tuple[Float[Array, "*B T K H"], Float[Array, "*B T K H"]]:
-        """Keys, normed and turned, and values."""
+        """Keys, normalised and rotated, and values."""
         k = split_heads(self.k_proj(x), self.head_dim)  # *B T K H
         k = self.norm_and_rotate(k, self.k_norm, positions)
         v = split_heads(self.v_proj(x), self.head_dim)  # *B T K H
@@ -114,31 +114,31 @@ class GroupedHeads(Heads):
     def norm_and_rotate(
         self, x: Float[Array, "*B T N H"], norm: NormFn | None, positions: RotaryPositions
     ) -> Float[Array, "*B T N H"]:
-        """Heads, normed and turned by their positions, in the layer's order."""
+        """Applies norm, clipping and rotary to the heads, in the layer's order."""
         x = x if norm is None or self.norm_after_rotary else norm(x)
         x = x if self.clip_qkv is None else self.clipped(x, self.clip_qkv)
         x = x if self.rotary is positions is None else self.rotate(x, positions)
         return norm(x) if norm is not None and self.norm_after_rotary else x
 
     def clipped(self, x: Float[Array, "*B T N H"], most: float) -> Float[Array, "*B T N H"]:
-        """Heads whose components are no further from zero than `most`."""
+        """Clips the components of the heads to [-most, most]."""
         return jnp.clip(x, -most, most)
 
 
 class DecodingHeads(GroupedHeads):
-    """`GroupedHeads` of a layer that runs through `attend`, so that it can have a cache."""
+    """`GroupedHeads` for layers that run on `attend`, and so support a cache."""
 
     def init_cache(
         self, batch: int | tuple[int, ...], length: int, **options: Unpack[CacheOptions]
     ) -> AnyCache:
-        """An empty cache for this layer: `y, cache = layer(x, cache=cache)` for token after token.
+        """An empty cache for this layer, used as `y, cache = layer(x, cache=cache)`.
 
         Args:
-          batch: the batch axes `*B`; a number stands for one axis, () for none.
-          length: tokens that a row can hold.
-          options: window, keep_first, spare, dtype, store and layers, as of `Cache.empty`, or pages
-            in place of a ring, as of `PagedCache.empty`. window="mask" reaches as far back as the
-            layer's mask looks; dtype is the layer's unless it is given.
+          batch: the batch axes `*B`; an int is one axis, () none.
+          length: capacity of a row in tokens.
+          options: window, keep_first, spare, dtype, store and layers, as in `Cache.empty`, or
+            pages, as in `PagedCache.empty`, instead of a ring buffer. window="mask" covers the
+            range that the layer's mask reaches back to; dtype defaults to the layer's.
 
         Raises:
           ValueError: for sizes and options that do not fit.
@@ -148,7 +148,7 @@ class DecodingHeads(GroupedHeads):
         return new_cache(batch, length, sizes, self.mask, arithmetic_dtype(k), options)
 
 
-# Of a constructor that takes `**grouped`: `help` and `inspect` show all of its keywords.
+# For constructors with `**grouped`, so that `help` and `inspect` show all keywords.
 grouped_signature = keywords_of(GroupedHeads)
 
 

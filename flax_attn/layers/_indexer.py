@@ -1,4 +1,4 @@
-"""The lightning indexer of DeepSeek's sparse attention: which keys a query looks at."""
+"""The lightning indexer of DeepSeek sparse attention, which selects keys for each query."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,13 +20,13 @@ from ._token_indices import RotaryPositions, rotate_by
 
 
 class Indexer(nnx.Module):
-    """The top_k keys of `sum_h w_h relu(q_h . k)` for each query, one choice for all heads.
+    """Selects the top_k keys by `sum_h w_h relu(q_h . k)` for each query, for all heads at once.
 
     Args:
-      linear: makes the projections.
-      widths: of what queries are made of, and of a token.
-      sizes: index_heads, index_dim and how many components of a head are turned.
-      top_k: how many keys a query looks at.
+      linear: constructor of the projections.
+      widths: width of the queries' input, and of a token.
+      sizes: index_heads, index_dim and number of rotated components per head.
+      top_k: number of keys per query.
       param_dtype: of the norm.
     """
 
@@ -54,7 +54,7 @@ class Indexer(nnx.Module):
         rotary: RotaryFn | None,
         positions: RotaryPositions,
     ) -> Bool[Array, "*B T S"]:
-        """True for the keys that are chosen among those that a query may look at."""
+        """True for the keys selected for each query, among those where `may` is True."""
         q = self._rotate_first(
             split_heads(self.wq_b(latent), self.dim), rotary, positions
         )  # *B T I H
@@ -64,20 +64,20 @@ class Indexer(nnx.Module):
         scores = jnp.einsum("...ti,...its->...ts", weights, nnx.relu(scores))  # *B T S
         scores = jnp.where(may, jax.lax.stop_gradient(scores), -jnp.inf)
         best = _top_keys(scores, min_dim(self.top_k, k.shape[-2]))  # *B T I
-        # An index beside sharded axes has to be mapped over them.
+        # Indexing next to sharded batch axes requires a vmap over them.
         chosen = vmap_leading(partial(_scatter_true, length=k.shape[-2]), best.ndim - 1)
         return chosen(best) & may
 
     def keys(
         self, x: Float[Array, "*B T D"], rotary: RotaryFn | None, positions: RotaryPositions
     ) -> Float[Array, "*B T H"]:
-        """One key a token."""
+        """One key per token."""
         return self._rotate_first(self.k_norm(self.wk(x)[..., None, :]), rotary, positions)[
             ..., 0, :
         ]
 
     def _rotate_first(self, x: Array, rotary: RotaryFn | None, positions: RotaryPositions) -> Array:
-        """Heads, of which the first components are turned."""
+        """Rotates the first `rotary_dim` components of each head."""
         if rotary is None:
             return x
         first, rest = jnp.split(x, [self.rotary_dim], axis=-1)
@@ -85,9 +85,9 @@ class Indexer(nnx.Module):
 
 
 def _top_keys(scores: Float[Array, "*B T S"], count: int) -> Int[Array, "*B T I"]:
-    """The keys of the highest scores of each query, of equals the first.
+    """Indices of the `count` highest scores of each query; ties go to the lower index.
 
-    XLA gathers all rows for a `top_k`, so where they may be cut it sorts.
+    XLA gathers all rows for a `top_k`, so possibly sharded scores are sorted instead.
     """
     if not may_be_sharded(scores):
         return jax.lax.top_k(scores, count)[1]
@@ -95,5 +95,5 @@ def _top_keys(scores: Float[Array, "*B T S"], count: int) -> Int[Array, "*B T I"
 
 
 def _scatter_true(best: Int[Array, " I"], length: int) -> Bool[Array, " S"]:
-    """True at these indices."""
+    """Boolean vector, True at these indices."""
     return jnp.zeros(length, bool).at[best].set(True)

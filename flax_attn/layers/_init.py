@@ -1,4 +1,4 @@
-"""What every layer's constructor takes beside its equation, spelt once."""
+"""Constructor arguments shared by all layers: initializers, dtypes and dropout."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -16,9 +16,9 @@ InitFn = TypeVar("InitFn", bound=Callable[..., Any])
 
 
 class InitKeywords(TypedDict, total=False):
-    """The keywords of `InitWithoutDropout`, for a constructor that hands them on.
+    """Keyword arguments of `InitWithoutDropout`, for constructors that forward them.
 
-    It is written `@init_signature def __init__(..., **more: Unpack[InitKeywords])`.
+    Usage: `@init_signature def __init__(..., **more: Unpack[InitKeywords])`.
     """
 
     kernel_init: Initializer | None
@@ -29,19 +29,19 @@ class InitKeywords(TypedDict, total=False):
 
 
 class LayerInitKeywords(InitKeywords, total=False):
-    """The keywords of `LayerInit`, likewise, with `@layer_init_signature`."""
+    """Keyword arguments of `LayerInit`, likewise with `@layer_init_signature`."""
 
     dropout: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerInit:
-    """How a layer's parameters start, and its dropout.
+    """Initializers, dtypes and dropout of a layer.
 
     Args:
       dropout: dropout rate of the weights in training, from 0 to 1.
-      kernel_init, bias_init: initializers of the projections; None draws as torch does.
-      rngs: source of the initial values, and of the dropout.
+      kernel_init, bias_init: initializers of the projections; None uses PyTorch's.
+      rngs: random keys for the initial values and the dropout.
       dtype: of the arithmetic; None promotes inputs and weights.
       param_dtype: of the weights.
 
@@ -57,10 +57,9 @@ class LayerInit:
     param_dtype: Any = jnp.float32
 
     def linear(self, in_features: int, out_features: int, use_bias: bool = True) -> nnx.Linear:
-        """A projection of the layer.
+        """A linear projection with these initializers and dtypes.
 
-        Over Explicit mesh axes an output is summed over the axes along which inputs and kernel are
-        cut; see `dot_general_sharded`.
+        Inputs and kernel may be sharded along the contracted axis; see `dot_general_sharded`.
         """
         linear_kwargs = {
             "use_bias": use_bias,
@@ -70,9 +69,9 @@ class LayerInit:
         return nnx.Linear(in_features, out_features, **linear_kwargs)
 
     def torch_initializers(self, fan_in: int) -> dict[str, Any]:
-        """What makes a projection or convolution start as torch's, from U(+-1 / sqrt(fan_in)).
+        """Keyword arguments that initialize as PyTorch does, from U(+-1 / sqrt(fan_in)).
 
-        Initializers that the layer was given come before it.
+        Initializers passed to the layer take precedence.
         """
         start = torch_uniform(fan_in)
         return {
@@ -85,18 +84,18 @@ class LayerInit:
 
     @classmethod
     def of(cls, keywords: LayerInitKeywords) -> "LayerInit":
-        """The house's part of more keywords, for further projections of a layer."""
+        """Builds a `LayerInit` from the keywords it knows; the others are ignored."""
         names = (part.name for part in fields(cls))
         return cls(**{name: keywords[name] for name in names if name in keywords})
 
     def attention_dropout(self) -> AttentionDropout | None:
-        """The layer's dropout; without any there is no random key in its state."""
+        """Dropout module, or None at rate zero, so that the state holds no random key."""
         return AttentionDropout(self.dropout, rngs=self.rngs) if self.dropout else None
 
     def param(
         self, shape: tuple[int, ...], default: Initializer, is_bias: bool = False
     ) -> nnx.Param:
-        """A parameter that is no projection, drawn by the layer's initializer if there is one."""
+        """A parameter drawn by the layer's initializer if it is set, else by `default`."""
         initializer = self.bias_init if is_bias else self.kernel_init
         start = default if initializer is None else initializer
         return nnx.Param(start(self.rngs.params(), shape, self.param_dtype))
@@ -104,20 +103,20 @@ class LayerInit:
 
 @dataclass(frozen=True, kw_only=True)
 class InitWithoutDropout(LayerInit):
-    """The house of a layer without dropout, or whose dropout is an argument of its own.
+    """`LayerInit` for layers without dropout, or with their own `dropout` argument.
 
     >>> InitWithoutDropout(rngs=nnx.Rngs(0), dropout=0.1)
     Traceback (most recent call last):
-    TypeError: Start.__init__() got an unexpected keyword argument 'dropout'
+    TypeError: InitWithoutDropout.__init__() got an unexpected keyword argument 'dropout'
     """
 
     dropout: float = field(default=0.0, init=False)
 
 
 def keywords_of(base: Callable[..., Any]) -> Callable[[InitFn], InitFn]:
-    """Decorator of a function with `**more`: `help` and `inspect` show the keywords of `base`.
+    """Decorator that replaces `**more` in a signature by the keyword-only arguments of `base`.
 
-    `base` is a class, for its constructor, or a function.
+    `help` and `inspect` then show them. `base` is a function, or a class (for its constructor).
 
     >>> class Base:
     ...     def __init__(self, size, *, bias=False): ...

@@ -1,4 +1,4 @@
-"""What self and cross attention share: where keys come from, and which tokens are real."""
+"""Inputs shared by self and cross attention: source of the keys, and padding."""
 
 from typing import Any
 
@@ -24,23 +24,23 @@ def tokens(
     positions: Int[Array, "*#B T"] | None = None,
     score: Score = IDENTITY,
 ) -> tuple[Float[Array, "*B T D"], Float[Array, "*B S E"], Mask, TokenIndices]:
-    """x, what keys and values are made of, who may look at whom, and the numbers of the tokens.
+    """Returns x, the source of keys and values, the attention mask and the token indices.
 
     Args:
       x: the tokens.
-      memory: what is looked at; None for x itself.
+      memory: source of keys and values; None for x itself.
       layer_mask: the layer's mask.
       mask: replaces it; None keeps it.
-      valid: which tokens of x are there. The others become zero, and are hidden unless there is a
-        memory, whose padding is said by the mask.
+      valid: which tokens of x are real. Padding becomes zero, and is masked unless there is a
+        memory, whose padding must be in the mask.
       widths: of a token of x and of the memory.
-      cache: what the layer was given; by itself it keeps out tokens that are not there.
-      positions: where the tokens of x stand, for masks and scores that read it.
-      score: that of the layer, which the caller gives its numbers.
+      cache: that of the call; a cache excludes padding itself.
+      positions: positions of the tokens of x, for masks and scores that read them.
+      score: that of the layer; the caller binds it to the indices.
 
     Raises:
       TypeError: if x or memory are not floating, or mask or valid not boolean.
-      ValueError: if their shapes do not fit, or for a cache beside a memory.
+      ValueError: if their shapes do not fit, or for a cache with a memory.
 
     >>> from flax_attn import FULL
     >>> x, memory, visible, indices = tokens(jnp.ones((3, 4)), None, FULL, None, None, (4, 4))
@@ -77,7 +77,7 @@ def _check_no_cache(cache: Any) -> None:
 def zero_padding(
     y: Float[Array, "*B T D"], valid: Bool[Array, "*#B T"] | None
 ) -> Float[Array, "*B T D"]:
-    """y with zeros for the tokens that are not there.
+    """Returns y with zeros at padding.
 
     >>> zero_padding(jnp.ones((2, 1)), jnp.asarray([True, False])).tolist()
     [[1.0], [0.0]]

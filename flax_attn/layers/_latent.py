@@ -1,7 +1,7 @@
-"""What layers with latent keys and values share: a constructor, and the way to and from the latent.
+"""Shared by layers with latent keys and values: a constructor, and the latent projections.
 
-Each token leaves one latent of width L, from which all heads' keys and values are made, and one key
-of width rotary_dim that all heads share and that alone is turned by its position.
+Each token has one latent of width L, from which the keys and values of all heads are computed, and
+one key of width rotary_dim that all heads share. Only this key is rotated by its position.
 """
 
 from functools import partial
@@ -22,7 +22,7 @@ from ._token_indices import RotaryPositions
 
 
 class Latent(LayerInitKeywords, total=False):
-    """The keywords of `LatentHeads`, for a layer that takes them too and hands them on."""
+    """Keyword arguments of `LatentHeads`, for layers that forward them."""
 
     q_rank: int | None
     rotary: RotaryFn | None
@@ -34,12 +34,12 @@ class Latent(LayerInitKeywords, total=False):
 
 
 class LatentHeads(Heads):
-    """The parts of a layer with latent keys and values; a layer adds the equation.
+    """Base of layers with latent keys and values; subclasses add the forward pass.
 
     Arguments are those of `LatentAttention`.
     """
 
-    stores_latent = True  # a cache keeps the latents alone, in the absorbed form
+    stores_latent = True  # a cache stores only latents, in the absorbed form
 
     @layer_init_signature
     def __init__(
@@ -80,24 +80,24 @@ class LatentHeads(Heads):
     def project(
         self, x: Float[Array, "*B T D"], positions: RotaryPositions, cached: bool = False
     ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K h"], Any]:
-        """Queries, keys and values, absorbed beside a cache; and the way back from latents."""
+        """Queries, keys and values, absorbed if cached, and `combine`."""
         absorbed = self.absorbed or cached
         q = self.queries(self.q_latent(x), positions)  # *B T N M, *B T N P
         kv = self.kv_latent(x, positions)  # *B T L, *B T 1 P
         return *self.heads(q, kv, absorbed), partial(self.combine, absorbed)
 
     def combine(self, absorbed: bool, o: Float[Array, "*B T N L"], v: Array) -> Array:
-        """The values of the heads; in the absorbed form they have read latents."""
+        """Maps attention output to head values; in the absorbed form o holds latents."""
         return self.from_latent(o, absorbed)  # *B T N h
 
     def q_latent(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T R"]:
-        """What queries are made of: x itself, or its projection to q_rank, normed."""
+        """Input of the queries: x itself, or its normalised projection to q_rank."""
         return self.q_a_layernorm(self.q_a_proj(x)) if self.low_rank_queries else x
 
     def queries(
         self, latent: Float[Array, "*B T R"], positions: RotaryPositions
     ) -> tuple[Float[Array, "*B T N M"], Float[Array, "*B T N P"]]:
-        """Queries in two parts, of which the second is turned."""
+        """Queries in two parts; the second is rotated."""
         project = self.q_b_proj if self.low_rank_queries else self.q_proj
         q = split_heads(project(latent), self.nope_dim + self.rotary_dim)  # *B T N (M P)
         plain, rest = jnp.split(q, [self.nope_dim], axis=-1)
@@ -106,7 +106,7 @@ class LatentHeads(Heads):
     def kv_latent(
         self, x: Float[Array, "*B T D"], positions: RotaryPositions
     ) -> tuple[Float[Array, "*B T L"], Float[Array, "*B T 1 P"]]:
-        """The normed latent, and the key that all heads share, turned."""
+        """The normalised latent, and the rotated key that all heads share."""
         both = self.kv_a_proj_with_mqa(x)  # *B T (L P)
         latent, shared = jnp.split(both, [both.shape[-1] - self.rotary_dim], axis=-1)
         return self.kv_a_layernorm(latent), self.rotate(shared[..., None, :], positions)
@@ -143,20 +143,20 @@ class LatentHeads(Heads):
     def _with_kernel(
         self, x: Float[Array, "*B T N X"], part: slice
     ) -> tuple[Float[Array, "*B T N X"], Float[Array, "L N Y"]]:
-        """x and a part of each head's share of `kv_b_proj`, in the dtype of its arithmetic."""
+        """x and a slice of each head's `kv_b_proj` kernel, promoted to one dtype."""
         x, kernel = promote_dtype((x, self.kv_b_proj.kernel[...]), dtype=self.kv_b_proj.dtype)
         return x, kernel.reshape(kernel.shape[0], x.shape[-2], -1)[..., part]
 
     def attend_kwargs(self, deterministic: bool | None) -> dict[str, Any]:
-        """What `attend` is given beside the heads and the mask."""
+        """Keyword arguments of `attend`, except heads and mask."""
         scale = (self.nope_dim + self.rotary_dim) ** -0.5  # in both forms
         scale = scale if self.rules.scale is None else self.rules.scale
         return {**super().attend_kwargs(deterministic), "scale": scale}
 
     def from_latent(self, o: Float[Array, "*B T N L"], absorbed: bool) -> Float[Array, "*B T N h"]:
-        """What the heads read; in the absorbed form they read latents: `sum a (W c) = W sum a c`.
+        """Maps o to value heads; in the absorbed form `sum a (W c) = W sum a c`.
 
-        Behind the L components of a latent there may be others, which a cache stores beside it.
+        Components after the first L, which a cache stores with the latent, are dropped.
         """
         if not absorbed:
             return o
@@ -164,7 +164,7 @@ class LatentHeads(Heads):
         return jnp.einsum("...nl,lnh->...nh", o[..., : to_value.shape[0]], to_value)
 
 
-# Of a constructor that takes `**latent`: `help` and `inspect` show all of its keywords.
+# For constructors with `**latent`, so that `help` and `inspect` show all keywords.
 latent_signature = keywords_of(LatentHeads)
 
 

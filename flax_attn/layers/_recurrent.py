@@ -1,8 +1,8 @@
-"""The one forward of recurrent layers, and the parts they share: short convolution, decay, state.
+"""The forward pass of recurrent layers, and shared parts: short convolution, decay, state.
 
-x           = the tokens that are there
+x           = the tokens, zeros at padding
 y, state    = recur(x, tokens): the layer's equation, from the state before x
-y           = the last projection; zeros for tokens that are not there
+y           = the last projection; zeros at padding
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from ._token_indices import check_positions, segment_ids
 
 
 class RecurrentCall(TypedDict, total=False):
-    """The call's keywords of a recurrent layer, except `cache`."""
+    """Keyword arguments of a call of a recurrent layer, except `cache`."""
 
     mask: Mask | None
     positions: Int[Array, "... T"] | None
@@ -40,14 +40,14 @@ class RecurrentCall(TypedDict, total=False):
 
 
 class Tokens(NamedTuple):
-    """What a call says of its tokens: their documents, which are there, and what came before."""
+    """Token metadata of a call: documents, padding, and the state before."""
 
     segments: Int[Array, "*#B T"] | None
     valid: Bool[Array, "*#B T"] | None
     cache: State | None
 
     def kwargs(self) -> dict[str, Any]:
-        """What a recurrence is given beside its numbers."""
+        """Keyword arguments of a recurrence, except its arrays."""
         state = None if self.cache is None else self.cache.recurrent
         return {"segments": self.segments, "valid": self.valid, "state": state}
 
@@ -68,9 +68,9 @@ Shape = tuple[int, ...] | None
 
 
 class Recurrent(nnx.Module):
-    """A recurrent layer. It adds `recur`, `state_shapes`, and maybe the name of its `last`."""
+    """Base of recurrent layers. Subclasses define `recur`, `state_shapes`, optionally `last`."""
 
-    last = "out_proj"  # the projection behind the equation, as wide as a token
+    last = "out_proj"  # name of the output projection
 
     @overload
     def __call__(
@@ -93,16 +93,16 @@ class Recurrent(nnx.Module):
     ) -> Float[Array, "*B T D"] | tuple[Float[Array, "*B T D"], State]:
         """The outputs of all tokens, and with a cache the state after them.
 
-        There is no dropout, so `deterministic` changes nothing.
+        There is no dropout, so `deterministic` has no effect.
 
         Args:
           x: the tokens.
-          mask: what a recurrence shows anyway, so that one loop can call all layers of a model:
-            CAUSAL, or `CAUSAL & Segments(ids)` for `segments=ids`, the ids of x alone, or
-            `CAUSAL & Documents(lengths)`.
-          positions: changes nothing, because a recurrence reads no positions.
-          segments: ids of packed documents, each of which starts afresh. The first goes on from
-            the cache if the cache's last token has its id; without ids the document goes on.
+          mask: only masks that a recurrence implies, so that one loop can call all layers of a
+            model: CAUSAL, or `CAUSAL & Segments(ids)` for `segments=ids`, with the ids of x only,
+            or `CAUSAL & Documents(lengths)`.
+          positions: has no effect, because a recurrence reads no positions.
+          segments: ids of packed documents; the state resets at each start. The first document
+            continues from the cache if the cache's last token has its id, or if there are no ids.
           valid: which tokens are real. Padding does not change the state; its outputs are zero.
           cache: the `State` of the tokens before; then the call returns `(y, state)`.
         """
@@ -122,11 +122,11 @@ class Recurrent(nnx.Module):
         return y, cache.advance(recurrent_state, conv_state, count, documents)
 
     def recur(self, x: Float[Array, "*B T D"], tokens: Tokens) -> Recurred:
-        """What the last projection is given, and the states of recurrence and convolution."""
+        """Input of the last projection, and the states of recurrence and convolution."""
         raise NotImplementedError
 
     def state_shapes(self) -> tuple[Shape, Shape]:
-        """Of recurrence and convolution, behind the batch axes; None where there is no state."""
+        """State shapes of recurrence and convolution, without batch axes; None if stateless."""
         raise NotImplementedError
 
     def init_cache(
@@ -137,7 +137,7 @@ class Recurrent(nnx.Module):
         layers: int | None = None,
         dtype: Any = None,
     ) -> State:
-        """The `State` before the first token; arguments as of a cache of attention."""
+        """The `State` before the first token; arguments as for attention caches."""
         recurrent, convolution = self.state_shapes()
         dtype = dtype or arithmetic_dtype(getattr(self, self.last))
         state_kwargs = {"recurrent": recurrent, "convolution": convolution}
@@ -145,10 +145,10 @@ class Recurrent(nnx.Module):
 
 
 def _segments_of(mask: Any, segments: Any, x: Any, valid: Any) -> Any:
-    """The ids of packed documents, from either argument.
+    """Returns the ids of packed documents, from `segments` or from the mask.
 
     Raises:
-      ValueError: for a mask that a recurrence does not show, or for ids in both.
+      ValueError: for a mask that a recurrence cannot apply, or for ids in both.
     """
     parts = [] if mask is None else parts_of(as_mask(mask))
     both = [ids for part in parts if (ids := segment_ids(part, x, valid)) is not None]
@@ -166,14 +166,14 @@ def _segments_of(mask: Any, segments: Any, x: Any, valid: Any) -> Any:
 
 
 def state_of(conv: nnx.Conv) -> tuple[int, int]:
-    """The shape of a convolution's state: the tokens it looks back at, and their width."""
+    """Shape of a convolution's state: number of past tokens, and their width."""
     return conv.kernel.shape[0] - 1, conv.out_features
 
 
 def check_and_mask(
     x: Float[Array, "*B T D"], width: int, valid: Bool[Array, "*#B T"] | None, cache: State | None
 ) -> Float[Array, "*B T D"]:
-    """x, with zeros for the tokens that are not there.
+    """Returns x with zeros at padding.
 
     Raises:
       TypeError: if x is not floating, valid not boolean, or the cache no State.
@@ -197,9 +197,9 @@ def check_and_mask(
 
 
 def short_convolution(features: int, size: int, use_bias: bool, init: LayerInit) -> nnx.Conv:
-    """The weights of a causal convolution of each component, which start as torch's do.
+    """Weights of a depthwise causal convolution, initialized as in PyTorch.
 
-    They are read by `Tokens.convolved`; the module itself is not called.
+    `Tokens.convolved` reads them; the module itself is never called.
     """
     conv_kwargs = {"padding": "CAUSAL", "feature_group_count": features, "use_bias": use_bias}
     return nnx.Conv(features, features, (size,), **conv_kwargs, **init.torch_initializers(size))
@@ -214,14 +214,14 @@ def empty_state(
     recurrent: tuple[int, ...] | None,
     convolution: tuple[int, ...] | None,
 ) -> State:
-    """The state before the first token, of `batch` rows; with `layers` stacked for a scan.
+    """The initial state of `batch` rows; with `layers`, stacked for a scan.
 
     Args:
-      batch: how many rows, or the batch axes.
-      length: taken as by caches of attention; a state has one size for any length.
+      batch: number of rows, or the batch axes.
+      length: accepted for compatibility with attention caches; the state's size is constant.
       layers: None for one layer.
       dtype: of the convolution's state; the recurrence's is float32 or wider.
-      recurrent, convolution: shapes behind the batch axes; None where there is none.
+      recurrent, convolution: shapes without batch axes; None for no state.
 
     Raises:
       ValueError: for counts below 1.
@@ -240,7 +240,7 @@ def empty_state(
 
 
 def decay_parameters(heads: int, biases: int, init: LayerInit) -> tuple[nnx.Param, nnx.Param]:
-    """`A_log` of each head and `dt_bias`, as Mamba starts: A from 1 to 16, steps 0.001 to 0.1.
+    """Mamba's initial `A_log` per head, A in [1, 16], and `dt_bias`, steps in [0.001, 0.1].
 
     Source: Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023.
 

@@ -1,12 +1,13 @@
-"""How the tokens of one call are numbered, and which number a mask, a score or a rotary reads.
+"""Token indices of one call, and which index a mask, a score or a rotary reads.
 
-order     = a token's number among the real tokens of its row, as a cache counts
-position  = `positions=` where that is one number a token, else the order
-mask      = each part by slot, by order or by position, as its `reads` says
+slot      = a token's index along the axis T
+order     = a token's index among the real tokens of its row, as a cache counts
+position  = `positions=` if it has one number per token, else the order
+mask      = each part evaluated at slots, orders or positions, as its `reads` says
 score     = the same
-rotary    = positions, and the lengths of sequences where its rates depend on them
+rotary    = positions, and the lengths of sequences if its frequencies depend on them
 
-Whatever gives the same by slot stays by slot, because kernels take no other numbers.
+Parts that give the same result by slot are left at slots, since kernels support nothing else.
 """
 
 from collections.abc import Iterator
@@ -34,27 +35,27 @@ from ..scores import AtPositions, Chain, Score
 
 
 class RotaryInput(NamedTuple):
-    """Positions of tokens, and the length of the sequence that each of them belongs to."""
+    """Positions of tokens, and the length of each token's sequence."""
 
     positions: Any
     lengths: Any
 
 
-RotaryPositions = Int[Array, "... T"] | RotaryInput | None  # what `rotary_input` gives
+RotaryPositions = Int[Array, "... T"] | RotaryInput | None  # what `rotary_input` returns
 
 
 class TokenIndices(NamedTuple):
-    """The numbers of the tokens of one call; None where they equal the slots.
+    """Indices of the tokens of one call; None where they equal the slots.
 
     Attributes:
-      by_order, by_position: numbers of queries and keys.
-      has_gaps: whether padding may stand between real tokens of a row, so that the distance of two
-        slots may not be that of their orders.
+      by_order, by_position: indices of queries and keys.
+      has_gaps: whether padding may lie between real tokens of a row, so that distances between
+        slots and between orders may differ.
       same_keys: whether the keys are the same tokens as the queries.
-      cached: whether a cache numbers queries and keys, by their order.
-      end: what `offset="end"` stands for.
-      unknown: rows, `*B`, whose positions a cache does not know although a mask or a score reads
-        them; None where there are none.
+      cached: whether a cache indexes queries and keys, by their order.
+      end: the value of `offset="end"`.
+      unknown: rows, `*B`, whose positions a mask or a score reads but a cache does not store; None
+        if there are none.
     """
 
     by_order: Positions | None = None
@@ -67,11 +68,11 @@ class TokenIndices(NamedTuple):
 
     @property
     def order(self) -> Int[Array, "*B T"] | None:
-        """The orders of the queries; None if they are their slots."""
+        """The orders of the queries; None if they equal the slots."""
         return None if self.by_order is None else self.by_order.q
 
     def of_first(self, queries: int) -> "TokenIndices":
-        """The numbers where only so many first tokens are queries."""
+        """The indices with only the first `queries` tokens as queries."""
 
         def of_first(positions: Positions | None) -> Positions | None:
             return positions and replace(positions, q=jnp.asarray(positions.q)[..., :queries])
@@ -81,13 +82,13 @@ class TokenIndices(NamedTuple):
         return self._replace(by_order=order, by_position=position, end=end)
 
     def mask(self, mask: Mask) -> Mask:
-        """`mask`, each part of which is given the numbers that it reads."""
+        """Returns `mask` with each part bound to the indices that it reads."""
         if self.by_order is self.by_position is None:
             return mask
         return at_positions_of(mask, self._index_read_by, self.end)
 
     def score(self, score: Score) -> Score:
-        """`score`, each part of which is given the numbers that it reads."""
+        """Returns `score` with each part bound to the indices that it reads."""
         if self.by_order is self.by_position is None:
             return score
         if isinstance(score, Chain):
@@ -96,29 +97,29 @@ class TokenIndices(NamedTuple):
         return score if positions is None else AtPositions(with_end(score, self.end), positions)
 
     def distances(self) -> Int[Array, "*B T T"] | None:
-        """Order of the query less order of the key; None where slots are as far apart."""
+        """Order of the query minus order of the key; None if slots give the same."""
         if self.order is None or not self.has_gaps:
             return None
         return self.order[..., :, None] - self.order[..., None, :]
 
     def outputs(self, o: Float[Array, "*B T N h"]) -> Float[Array, "*B T N h"]:
-        """What heads read, NaN in rows that are `unknown`."""
+        """Returns o with NaN in `unknown` rows."""
         return jnp.where(self.unknown[..., None, None, None], jnp.nan, o)
 
     def _index_read_by(self, node: Mask | Score) -> Positions | None:
-        """What this mask or score is asked at in place of slots, or None."""
+        """The indices at which `node` is evaluated instead of slots, or None."""
         reads = reads_of(node)
         if reads in ("slot", "nothing") or (self.cached and reads != "query position"):
             return None
         if reads in ("position", "query position"):
             return self.by_position
-        # The order never falls along the slots: what comes first by the one does by the other.
+        # Orders never decrease along slots, so both define the same sequence.
         by_slot = reads == "sequence" or (reads == "distance" and not self.has_gaps)
         return None if self.same_keys and by_slot else self.by_order
 
 
 def reads_of(node: Mask | Score) -> str:
-    """Which number of a token a mask or a score reads; ValueError for a word that is none."""
+    """The index that a mask or a score reads; raises ValueError for an unknown `reads`."""
     if is_indexed_by_slot(node):
         return "slot"
     check_reads(node)
@@ -126,7 +127,7 @@ def reads_of(node: Mask | Score) -> str:
 
 
 def _leaves_of(node: Mask | Score) -> Iterator[Mask | Score]:
-    """The masks or scores that a mask or a score is made of."""
+    """Yields the leaf masks or scores that `node` is composed of."""
     if isinstance(node, Mask):
         yield from leaves_of(node)
     elif isinstance(node, Chain):
@@ -144,28 +145,28 @@ def token_indices(
     cache: Any = None,
     readers: tuple[Mask | Score, ...] = (),
 ) -> TokenIndices:
-    """The numbers of the tokens x, `*B T D`.
+    """Returns the indices of the tokens x, `*B T D`.
 
     Args:
       x: the tokens.
       valid: which of them are real.
-      positions: one number a token, or None; see `one_per_token`.
-      keys: how many keys there are, which are other tokens, by slot; None if they are the queries.
-      cache: what is going to number queries and keys by their order, or None.
-      readers: masks and scores that a cache has to serve.
+      positions: one number per token, or None; see `one_per_token`.
+      keys: number of keys if they are other tokens, by slot; None if they are the queries.
+      cache: the cache, which indexes queries and keys by order, or None.
+      readers: masks and scores that are used with the cache.
 
     Raises:
-      ValueError: where positions are known not to be the orders that a cache knows, and are read.
+      ValueError: if positions that are read are known to differ from the orders in the cache.
     """
     is_self_attention = keys is None and cache is None
     stores = isinstance(cache, Cache | PagedCache)
     order, has_gaps = (None, False) if valid is None or stores else _order(x, valid)
     if order is None and valid is not None and keys is not None:
-        order = counted(x.shape[-2], 1)[0]  # so that "end" is that of the real queries
+        order = counted(x.shape[-2], 1)[0]  # so that "end" counts real queries
     by_order = order if order is None else _positions(order, is_self_attention)
     by_position = by_order
     if positions is not None and not _are_slots(positions, x.shape[-2], order):
-        if valid is not None:  # whatever stands at padding, as -1, may spoil no gradient
+        if valid is not None:  # values at padding, such as -1, must not reach gradients
             is_valid = valid_tokens("valid", valid, x.shape[:-1])
             positions = jnp.where(is_valid, saturate(positions), 0)
         by_position = _positions(positions, is_self_attention)
@@ -182,12 +183,12 @@ def token_indices(
 
 
 def one_per_token(x: Array, positions: Any, rotary: Any) -> Any:
-    """`positions` if they are one number a token of x, `*B T D`, else None.
+    """Returns `positions` if they have one number per token of x, `*B T D`, else None.
 
-    A rotary with axes takes several, and so do axes in front of those of the batch.
+    They have several for a rotary with position axes, or with an axis before the batch axes.
 
     Raises:
-      TypeError: if they are one number a token and no integers.
+      TypeError: if they have one number per token and are not integers.
     """
     if positions is None or getattr(rotary, "axes", None) is not None:
         return None
@@ -198,18 +199,18 @@ def one_per_token(x: Array, positions: Any, rotary: Any) -> Any:
 
 
 def check_positions(positions: Any) -> None:
-    """TypeError unless positions are integers, or none are given."""
+    """Raises TypeError unless positions are integers or None."""
     if positions is not None and not jnp.issubdtype(dtype_of(positions), jnp.integer):
         raise TypeError(f"positions must hold integers; got {dtype_of(positions)}.")
 
 
 def _positions(indices: Any, is_self_attention: bool) -> Positions:
-    """Numbers of the queries, and of the keys if these are the same tokens."""
+    """Indices of the queries, and of the keys if they are the same tokens."""
     return Positions(indices, indices if is_self_attention else None, all_present=True)
 
 
 def _are_slots(positions: Any, length: int, order: Any) -> bool:
-    """Whether positions are known to be 0, 1, 2, ..., and so is the order."""
+    """Whether positions are known to be 0, 1, 2, ... and the order equals the slots."""
     if order is not None or not _is_known(positions) or np.shape(positions)[-1:] != (length,):
         return False
     positions = np.asarray(positions)
@@ -217,18 +218,18 @@ def _are_slots(positions: Any, length: int, order: Any) -> bool:
 
 
 def _is_known(x: Any) -> bool:
-    """Whether the numbers of an array can be read while a program is traced."""
+    """Whether an array's values are concrete and readable during tracing."""
     return not isinstance(x, Tracer) and getattr(x, "is_fully_addressable", True)
 
 
 def _order(x: Array, valid: Any) -> tuple[Any, bool]:
-    """The order of each token, and whether there may be padding between real ones.
+    """The order of each token, and whether padding may lie between real tokens.
 
-    Padding has the number of the real token before it, so that the order never falls. None where
-    padding is known to be at the right end alone: the orders are then the slots.
+    Padding gets the order of the real token before it, so orders never decrease. The order is None
+    if padding is known to be only at the right end: orders then equal slots.
     """
     is_valid = valid_tokens("valid", valid, x.shape[:-1])  # *B T
-    places = positions_of(x, -2)  # of a layout, which token stands in each slot
+    places = positions_of(x, -2)  # token in each slot, for a permuted layout
     slots = None if places is None else np.argsort(places)
     has_gaps = True
     if _is_known(valid):
@@ -247,15 +248,15 @@ def _order(x: Array, valid: Any) -> tuple[Any, bool]:
 def rotary_input(
     x: Array, valid: Any, positions: Any, order: Any, mask: Mask, *rotaries: Any
 ) -> Any:
-    """What rotaries are given at the tokens x, `*B T D`: positions, and lengths if they read them.
+    """Input of rotaries at the tokens x, `*B T D`: positions, and lengths if a rotary needs them.
 
     Args:
       x: the tokens.
       valid: which of them are real.
-      positions: as of the call.
-      order: of each token; None if it is its slot.
-      mask: that of the call, whose `Segments` or `Documents` say which documents a row holds.
-      rotaries: the functions that are given it; None for those that are not there.
+      positions: as in the call.
+      order: of each token; None if it equals the slot.
+      mask: that of the call; its `Segments` or `Documents` define the documents of a row.
+      rotaries: the rotaries that use the result; each may be None.
     """
     rotary = next((x for x in rotaries if x is not None), None)
     if rotary is None:
@@ -272,7 +273,7 @@ def rotary_input(
 
 
 class Documents(NamedTuple):
-    """Which tokens are real, and the document of each, both `*B T`; None for all, and for one."""
+    """Padding mask and document ids, both `*B T`; None for all real, and for one document."""
 
     valid: Bool[Array, "*B T"] | None
     ids: Int[Array, "*B T"] | None
@@ -284,7 +285,7 @@ class Documents(NamedTuple):
 
 
 def documents_of(x: Array, valid: Any, mask: Mask) -> Documents:
-    """The documents of the tokens x, `*B T D`, by the `Segments` or `Documents` of a mask."""
+    """The documents of the tokens x, `*B T D`, from `Segments` or `Documents` in a mask."""
     real = None if valid is None else valid_tokens("valid", valid, x.shape[:-1])
     both = [segment_ids(part, x, valid) for part in parts_of(mask)]
     packed = [ids[0] for ids in both if ids is not None]
@@ -293,13 +294,13 @@ def documents_of(x: Array, valid: Any, mask: Mask) -> Documents:
 
 
 def segment_ids(mask: Mask, x: Array, valid: Any) -> tuple[Any, Any] | None:
-    """Ids of the queries and of the keys of packed documents, which are the tokens x; else None."""
+    """Document ids of queries and keys, both the tokens x; None if `mask` has none."""
     order = None if valid is None else _order(x, valid)[0]
     return segments_for(mask, x.shape[:-1], order)
 
 
 def rotate_by(rotary: Any, x: Array, positions: Any) -> Array:
-    """Heads x, rotated by `rotary` at what `rotary_input` gave."""
+    """Rotates the heads x; `positions` is the result of `rotary_input`."""
     if not isinstance(positions, RotaryInput):
         return rotary(x, positions)
     if isinstance(rotary, Rotary):
@@ -310,12 +311,12 @@ def rotate_by(rotary: Any, x: Array, positions: Any) -> Array:
 def _positions_differ(
     positions: Any, places: Int[Array, "*B T"], nodes: tuple[Mask | Score, ...]
 ) -> Bool[Array, "*B"] | None:
-    """Rows whose positions are not the orders that a cache knows, where a mask or score reads them.
+    """Rows whose positions differ from the orders in a cache, if a mask or score reads them.
 
-    None where nothing reads them, or they are known to be the same.
+    None if nothing reads positions, or they are known to be equal.
 
     Raises:
-      ValueError: where they are known to differ.
+      ValueError: if they are known to differ.
     """
     parts = [part for node in nodes for part in _leaves_of(node)]
     readers = [part for part in parts if reads_of(part) == "position"]

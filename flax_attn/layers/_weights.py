@@ -1,4 +1,4 @@
-"""What layers share that hold all their weights: a call, and heads without sinks."""
+"""Base of layers that materialize all attention weights."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from ._token_indices import documents_of
 
 
 class WeightsAttention(GroupedHeads):
-    """Self attention by `attend_by_weights`. A layer adds `read`, the equation of its weights."""
+    """Self attention by `attend_by_weights`. Subclasses define `read`."""
 
-    reads_documents = False  # whether `read` is told which tokens are real, and their documents
+    reads_documents = False  # whether `read` takes `documents`: padding and document ids
 
     def refuse(self, k_norm: NormFn | None, sinks: bool) -> None:
         """Raises ValueError for sinks."""
@@ -32,9 +32,9 @@ class WeightsAttention(GroupedHeads):
         valid: Bool[Array, "*#B T"] | None = None,
         deterministic: bool | None = None,
     ) -> Float[Array, "*B T D"]:
-        """Attention of x over itself; arguments as of `GroupedQueryAttention`."""
+        """Attention of x over itself; arguments as in `GroupedQueryAttention`."""
         x, visible, score, at, _ = self.tokens(x, mask, valid, positions)  # *B T D
-        if valid is not None:  # a query that is padding may not change the weights of another
+        if valid is not None:  # padding queries must not affect other weights
             visible = visible & Dense(check_tokens("valid", valid, x)[..., None, :, None])
         attend_kwargs = {"mask": visible, "score": score, **self.attend_kwargs(deterministic)}
         del attend_kwargs["sinks"]
@@ -51,5 +51,5 @@ class WeightsAttention(GroupedHeads):
         v: Float[Array, "*B T K H"],
         **attend_kwargs: Any,
     ) -> Float[Array, "*B T N H"]:
-        """What the heads read; `attend_kwargs` is what `attend_by_weights` is given beside them."""
+        """Attention output of the heads; `attend_kwargs` go to `attend_by_weights`."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Pooling by attention: learned queries over the tokens of a sequence (Lee et al., 2019)."""
+"""Attention pooling: learned queries over the tokens of a sequence (Lee et al., 2019)."""
 
 from typing import Unpack
 
@@ -21,24 +21,24 @@ class AttentionPool(nnx.Module):
     attention (PMA).
 
     With one query it is the attention of SigLIP's pooling head, whose norm and MLP come after it.
-    A sequence without a token gives `out_proj(0)`.
+    A sequence without real tokens gives `out_proj(0)`.
 
     Shapes: x `*B S dim` -> `*B queries dim`.
 
     Args:
       dim: width of a token.
-      num_heads: how many heads; must divide dim.
-      queries: how many vectors come out.
+      num_heads: number of heads; must divide dim.
+      queries: number of output vectors.
       bias: whether the four projections have biases.
       dropout: dropout rate of the weights in training, from 0 to 1.
-      kernel_init, bias_init: initializers of the projections, the first one of `probe` too; None
-        draws the projections as torch does and `probe` from N(0, 1).
+      kernel_init, bias_init: initializers of the projections, the first also of `probe`; None for
+        PyTorch's, and N(0, 1) for `probe`.
       rngs: source of the initial values and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
 
     Raises:
-      ValueError: for counts below 1, heads that do not divide dim, a share outside [0, 1]; in the
+      ValueError: for counts below 1, heads that do not divide dim, a rate outside [0, 1]; in the
         call, if x or valid do not fit.
       TypeError: if x is not floating, or valid not boolean.
 
@@ -78,7 +78,7 @@ class AttentionPool(nnx.Module):
         valid: Bool[Array, "*#B S"] | None = None,
         deterministic: bool | None = None,
     ) -> Float[Array, "*B Q D"]:
-        """The tokens of x, pooled.
+        """Pools the tokens of x.
 
         Args:
           x: the tokens.

@@ -1,4 +1,4 @@
-"""Axial attention: each axis of an image or volume by itself (Ho et al., 2019)."""
+"""Axial attention: along each axis of an image or volume separately (Ho et al., 2019)."""
 
 from typing import Any, Unpack
 
@@ -15,26 +15,26 @@ from ._inputs import zero_padding
 
 
 class AxialAttention(nnx.Module):
-    """The sum over the axes of multi-head attention along each, with weights of its own.
+    """The sum over the axes of multi-head attention along each, with separate weights.
 
     Also called: row and column attention.
 
-    Each of the lines along an axis is a sequence for itself, so that an image of Y X tokens costs
-    Y X (Y + X) products and not (Y X)^2. With `summed=False` the axes follow one another, each on
-    what the one before it gave.
+    Each line along an axis is a separate sequence, so that an image of Y X tokens costs
+    Y X (Y + X) products instead of (Y X)^2. With `summed=False` the axes are applied in sequence,
+    each to the output of the previous one.
 
     Shapes: x `*B A1 ... An dim` -> `*B A1 ... An dim`, with n axes.
 
     Args:
       dim: width of a token, C.
-      num_heads: how many heads; must divide dim.
-      axes: how many axes stand before the last one, 2 for an image.
-      summed: whether the axes' results are added, or follow one another.
+      num_heads: number of heads; must divide dim.
+      axes: number of axes before the last one, 2 for an image.
+      summed: whether the axes' results are added, or the axes applied in sequence.
       head_dim: width of a head; None for dim / num_heads.
-      dropout, kernel_init, bias_init, rngs, dtype, param_dtype: as of `GroupedQueryAttention`.
+      dropout, kernel_init, bias_init, rngs, dtype, param_dtype: as in `GroupedQueryAttention`.
 
     Raises:
-      ValueError: for counts below 1, heads that do not divide dim, a share outside [0, 1]; in the
+      ValueError: for counts below 1, heads that do not divide dim, a rate outside [0, 1]; in the
         call, if x or valid do not fit.
       TypeError: if x is not floating, or valid not boolean.
 
@@ -79,8 +79,8 @@ class AxialAttention(nnx.Module):
 
         Args:
           x: the tokens, `*B A1 ... An C`.
-          valid: which tokens are real, `*B A1 ... An`. Padding is masked out, and
-            give zero.
+          valid: which tokens are real, `*B A1 ... An`. Padding is masked out,
+            and its outputs are zero.
           deterministic: overrides `train()` and `eval()`.
         """
         x = _check_axes(x, self.to_q[0].in_features, self.axes)
@@ -94,7 +94,7 @@ class AxialAttention(nnx.Module):
         return zero_padding(total if self.summed else x, is_valid)
 
     def _along(self, i: int, x: Array, is_valid: Array | None, deterministic: bool | None) -> Array:
-        """Attention along axis i, of lines that are moved to the last axis but one."""
+        """Attention along axis i, which is moved to the second last axis."""
         axis = i - self.axes - 1
         lines = jnp.moveaxis(x, axis, -2)  # ... T C
         q, (k, v) = self.to_q[i](lines), jnp.split(self.to_kv[i](lines), 2, axis=-1)

@@ -23,9 +23,9 @@ class BahdanauAttention(nnx.Module):
     Args:
       d_encoder: width of an encoder state.
       d_decoder: width of a decoder state.
-      units: width of the layer in which both are added.
-      kernel_init: initializer of the projections; None draws as torch does.
-      bias_init: accepted as in every layer; there is no bias.
+      units: width of the hidden layer.
+      kernel_init: initializer of the projections; None for PyTorch's.
+      bias_init: accepted by every layer; there is no bias.
       rngs: source of the initial values, torch's U(+-1 / sqrt(width in)).
       dtype: of the arithmetic; None promotes inputs and weights.
       param_dtype: of the weights.
@@ -67,7 +67,7 @@ class BahdanauAttention(nnx.Module):
     ) -> Float[Array, "*B T d_encoder"]:
         """One context vector for each decoder state; the mask broadcasts to `*B 1 T S`.
 
-        There is no dropout, so `deterministic` changes nothing.
+        There is no dropout, so `deterministic` has no effect.
         """
         h = check_input("h", h, self.W1.in_features)
         s = check_input("s", s, self.W2.in_features)

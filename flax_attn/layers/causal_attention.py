@@ -1,4 +1,4 @@
-"""Causal attention: every token looks at itself and at those before it."""
+"""Causal attention: every token attends to itself and to earlier tokens."""
 
 from typing import Any, Unpack, overload
 
@@ -25,11 +25,11 @@ class CausalAttention(nnx.Module):
     Shapes: x `*B T d_in` -> context `*B T d_out`, for any T up to `context_length`.
 
     Args:
-      context_length: the longest sequence taken; it adds no parameter.
+      context_length: the maximum sequence length; it adds no parameter.
       dropout: dropout rate of the weights in training, from 0 to 1.
-      context_dropout: the same for the context vectors, the other common place.
-      rngs: source of the initial values, as of `SelfAttentionV2`, and of the dropout.
-      d_in, d_out, qkv_bias, kernel_init, bias_init, dtype, param_dtype: as of `SelfAttentionV2`.
+      context_dropout: dropout rate of the context vectors.
+      rngs: source of the initial values, as in `SelfAttentionV2`, and of the dropout.
+      d_in, d_out, qkv_bias, kernel_init, bias_init, dtype, param_dtype: as in `SelfAttentionV2`.
 
     Raises:
       ValueError: for widths below 1, shares outside [0, 1], or if x is not `*B T d_in` or too long.
@@ -99,13 +99,13 @@ class CausalAttention(nnx.Module):
     def init_cache(
         self, batch: int | tuple[int, ...], length: int, **options: Unpack[CacheOptions]
     ) -> AnyCache:
-        """An empty cache for up to `context_length` tokens; arguments as of `Cache.empty`."""
+        """An empty cache for up to `context_length` tokens; arguments as in `Cache.empty`."""
         check_context(length, self.context_length)
         sizes = (1, self.d_out, self.d_out)
         return new_cache(batch, length, sizes, CAUSAL, arithmetic_dtype(self.W_key), options)
 
     def _decoded(self, x: Array, cache: Any, deterministic: bool | None) -> tuple[Array, Any]:
-        """The same of new tokens, which look at those in the cache too."""
+        """The context vectors of new tokens, which also attend to the cache."""
         check_eval(self.dropout, deterministic)
         check_eval(self.context_dropout, deterministic)
         q = split_heads(self.W_query(x), self.d_out)  # *B T N H

@@ -1,4 +1,4 @@
-"""Causal attention the long way: softmax over everybody, the future erased, the rows made whole."""
+"""Causal attention by softmax over all keys, then masking and renormalisation."""
 
 from typing import Unpack
 
@@ -17,18 +17,18 @@ class CausalRenormalisedAttention(nnx.Module):
     """`w = softmax(q k^T / sqrt(d_out))`, `w = tril(w)`, `dropout(w / sum(w)) v`.
 
     The softmax's denominator cancels, so this is `CausalAttention` in exact arithmetic, gradients
-    included: nothing leaks from the future. They part where a whole past underflows beside a much
-    larger future score: that row is 0 / 0 and becomes NaN, here as in torch.
+    included: nothing leaks from the future. They differ where all past weights underflow next to a
+    much larger future score: that row is 0 / 0 and becomes NaN, here as in torch.
 
     Shapes: x `*B T d_in` -> context `*B T d_out`, for any T up to `context_length`.
 
     Args:
-      dropout: share of the renormalised weights that is dropped in training, from 0 to 1.
-      d_in, d_out, context_length, qkv_bias, kernel_init, bias_init, rngs, dtype, param_dtype: as of
+      dropout: dropout rate of the renormalised weights in training, from 0 to 1.
+      d_in, d_out, context_length, qkv_bias, kernel_init, bias_init, rngs, dtype, param_dtype: as in
         `CausalAttention`.
 
     Raises:
-      ValueError, TypeError: as of `CausalAttention`.
+      ValueError, TypeError: as in `CausalAttention`.
 
     Source: Raschka, "Build a Large Language Model (From Scratch)", 2024, chapter 3.
 

@@ -1,4 +1,4 @@
-"""Class attention: the class token alone asks, and all tokens answer (CaiT, 2021)."""
+"""Class attention: the class token is the only query (CaiT, 2021)."""
 
 from typing import Unpack
 
@@ -14,24 +14,23 @@ from ._inputs import tokens, zero_padding
 
 
 class ClassAttention(nnx.Module):
-    """`proj(attend(q(x_0), k(x), v(x)))`: the query is of the first token, the class token.
+    """`proj(attend(q(x_0), k(x), v(x)))`: the only query is the first token, the class token.
 
     Also called: class-attention, CaiT attention.
 
-    One query a sequence, so time and memory grow with T, not with its square.
+    One query per sequence, so time and memory grow with T, not with its square.
 
     Shapes: x `*B T dim`, the class token first -> `*B 1 dim`.
 
     Args:
       dim: width of a token, D.
-      num_heads: how many heads, of width D / N; must divide dim.
+      num_heads: number of heads, of width D / N; must divide dim.
       qkv_bias: whether `q`, `k` and `v` have biases; `proj` always has one.
-      mask: which tokens the class token may look at, `*B N 1 T`, when a call gives no other; kept
-        as `layer.mask`.
-      dropout, kernel_init, bias_init, rngs, dtype, param_dtype: as of `GroupedQueryAttention`.
+      mask: the default mask of a call, `*B N 1 T`; kept as `layer.mask`.
+      dropout, kernel_init, bias_init, rngs, dtype, param_dtype: as in `GroupedQueryAttention`.
 
     Raises:
-      ValueError: for counts below 1, heads that do not divide dim, a share outside [0, 1]; in the
+      ValueError: for counts below 1, heads that do not divide dim, a rate outside [0, 1]; in the
         call, if x has no token, or x, a mask or valid do not fit.
       TypeError: if x is not floating, or a mask or valid not boolean.
 
@@ -78,7 +77,7 @@ class ClassAttention(nnx.Module):
         Args:
           x: the tokens, the class token first.
           mask: replaces the layer's; None keeps the layer's.
-          positions: where the tokens stand, for masks that read it; None counts the real tokens.
+          positions: token positions, for masks that read them; None counts the real tokens.
           valid: which tokens are real. Padding is masked out; a sequence without its class token
             gives zeros.
           deterministic: overrides `train()` and `eval()`.

@@ -19,34 +19,33 @@ class CrossAttention(CrossForward):
 
     Also called: encoder-decoder attention, cross-attention.
 
-    There are N heads of width D / N. Query head n reads key/value head n // (N / K).
+    There are N heads of width D / N. Query head n uses key/value head n // (N / K).
 
-    Without a memory x looks at itself, as in the other half of an encoder-decoder's layers:
-    `mask=CAUSAL` then makes a decoder's self attention.
+    Without a memory this is self attention; with `mask=CAUSAL` that of a decoder.
 
     Shapes: x `*B T in_features`, memory `*B S memory_features` -> `*B T in_features`.
 
     Args:
       in_features: width of a token of x, D.
-      num_heads: how many heads; must divide in_features.
+      num_heads: number of heads; must divide in_features.
       num_kv_heads: key/value heads, K; must divide N; None for N.
       memory_features: width of a token of the memory; None for in_features.
-      norms: one of queries and one of keys over the last axis of `*B T N H`, such as two of
+      norms: norms of queries and of keys over the last axis of `*B T N H`, such as two of
         `RMSNorm(head_dim, eps=1e-5)` (Llama 3.2 Vision), kept as `q_norm` and `k_norm`; None for
-        none.
+        no norms.
       use_bias: whether the projections have biases.
-      key_bias: whether `k_proj` has one among them, as Bart's; Whisper's has none.
+      key_bias: whether `use_bias` includes `k_proj`, as in Bart; not in Whisper.
       mask: the default mask of a call; kept as `layer.mask`.
       dropout: dropout rate of the weights in training, from 0 to 1.
-      kernel_init, bias_init: initializers of the projections; None draws as torch does.
+      kernel_init, bias_init: initializers of the projections; None for PyTorch's.
       rngs: source of the initial values, torch's U(+-1 / sqrt(width in)), and of the dropout.
       dtype: of the arithmetic; None promotes inputs and weights.
       param_dtype: of the weights.
 
     Raises:
       ValueError: for counts below 1, heads that do not divide in_features, K that does not divide
-        N, a share outside [0, 1]; in the call, if x, memory, masks or valid do not fit, for a
-        missing memory whose width differs from x's, or another word for `empty`.
+        N, a rate outside [0, 1]; in the call, if x, memory, masks or valid do not fit, for a
+        missing memory whose width differs from x's, or an unknown `empty`.
       TypeError: if x or memory are not floating, or a mask or valid not boolean.
 
     Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.3; names as in Bart's and
@@ -89,7 +88,7 @@ class CrossAttention(CrossForward):
         self.dropout = init.attention_dropout()
 
     def projections(self) -> tuple[nnx.Linear, nnx.Linear, nnx.Linear, nnx.Linear]:
-        """Those of queries, keys, values and output."""
+        """The projections of queries, keys, values and output."""
         return self.q_proj, self.k_proj, self.v_proj, self.out_proj
 
     @overload
@@ -116,14 +115,14 @@ class CrossAttention(CrossForward):
 
         Args:
           x: the tokens.
-          memory: what is looked at; None for x.
+          memory: source of keys and values; None for x.
           mask: replaces the layer's; None keeps the layer's.
-          positions: where the tokens of x stand, for masks that read it; None counts the real ones.
-          valid: which tokens of x are there. The others are neither read nor, in self attention,
-            seen, and their outputs are zero. A memory's padding is said by the mask.
-          empty: the output of a fully masked token: "zero", or "mean", as of
+          positions: token positions of x, for masks that read them; None counts real tokens.
+          valid: which tokens of x are real. Padding has zero outputs and, in self attention, is
+            masked out. The padding of a memory must be in the mask.
+          empty: the output of a fully masked token: "zero", or "mean", as in
             `GroupedQueryAttention`.
           deterministic: overrides `train()` and `eval()`.
-          cache: what `init_cache` or `remember` made; the call then gives y and the cache.
+          cache: from `init_cache` or `remember`; the call then returns y and the cache.
         """
         return self.forward({}, x, memory, **call)

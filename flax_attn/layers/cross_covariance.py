@@ -17,34 +17,34 @@ from ._common import check_tokens, merge_heads
 from ._init import LayerInit, LayerInitKeywords, layer_init_signature
 from ._inputs import zero_padding
 
-EPS = 1e-12  # the least norm that is divided by, torch's
+EPS = 1e-12  # lower bound of the norm in divisions, as in torch
 
 
 class CrossCovarianceAttention(nnx.Module):
-    """`proj(softmax(temperature * q k^T) v)` with channels in the place of tokens.
+    """`proj(softmax(temperature * q k^T) v)` with channels as the sequence axis.
 
     Also called: cross-covariance attention (XCA), XCiT attention.
 
     In each head q, k and v are H x T: each channel of q and k is a vector over the tokens, of norm
     one. Their products are the H x H weights, so time and memory grow with T, not with its square.
-    No token looks at another by a weight of its own, so there is no mask; `valid` says which tokens
-    are there. In 16 bits norms, scores and weights are float32.
+    There are no weights between tokens, so there is no mask; `valid` excludes padding. For 16-bit
+    inputs norms, scores and weights are float32.
 
     Shapes: x `*B T dim` -> `*B T dim`.
 
     Args:
       dim: width of a token, D.
-      num_heads: how many heads, of width D / N; must divide dim.
-      qkv_bias: whether `qkv` has a bias; `proj` always has one. Its output lies as [3, N, H].
+      num_heads: number of heads, of width D / N; must divide dim.
+      qkv_bias: whether `qkv` has a bias; `proj` always has one. Layout [3, N, H].
       dropout: dropout rate of the weights in training, from 0 to 1.
-      kernel_init, bias_init: initializers of the projections; None draws as torch does. The
+      kernel_init, bias_init: initializers of the projections; None for PyTorch's. The
         `temperature` of each head, N x 1 x 1, starts from one.
       rngs: source of the initial values, torch's U(+-1 / sqrt(width in)), and of the dropout.
       dtype: of the projections; None promotes x and the weights.
       param_dtype: of the weights.
 
     Raises:
-      ValueError: for counts below 1, heads that do not divide dim, a share outside [0, 1]; in the
+      ValueError: for counts below 1, heads that do not divide dim, a rate outside [0, 1]; in the
         call, if x or valid do not fit.
       TypeError: if x is not floating, or valid not boolean.
 

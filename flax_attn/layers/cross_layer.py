@@ -1,4 +1,4 @@
-"""Cross-layer attention: keys and values are those that an earlier layer has made."""
+"""Cross-layer attention: reuses the keys and values of an earlier layer."""
 
 from functools import partial
 from typing import Any, Unpack, overload
@@ -18,24 +18,24 @@ Pair = tuple[Float[Array, "*B T K H"], Float[Array, "*B T K H"]]
 
 
 class CrossLayerAttention(DecodingHeads, Forward):
-    """`o_proj(attend(rotary(q_norm(q_proj(x))), k, v))`, k and v made by an earlier layer.
+    """`o_proj(attend(rotary(q_norm(q_proj(x))), k, v))`, k and v computed by an earlier layer.
 
     Also called: cross-layer attention (CLA), shared KV cache, KV sharing between layers.
 
-    There is no `k_proj` and no `v_proj`. The earlier layer is a `SharedKeyValueAttention`, and
-    makes both by `earlier.keys_and_values_of(x)`, x being what it was given itself, with the same
+    There is no `k_proj` and no `v_proj`. The earlier layer is a `SharedKeyValueAttention`, which
+    computes both by `earlier.keys_and_values_of(x)`, where x is its own input, with the same
     `mask`, `positions` and `valid` as this layer's call.
 
     Shapes: x `*B T in_features`, keys and values `*B T K H` -> `*B T in_features`.
 
     Args:
-      in_features, num_heads, num_kv_heads, head_dim: as of `GroupedQueryAttention`.
+      in_features, num_heads, num_kv_heads, head_dim: as in `GroupedQueryAttention`.
       grouped: the keywords of `GroupedQueryAttention`, except `k_norm`, `clip_qkv` and `o_norm`.
 
     Raises:
-      ValueError: as of `GroupedQueryAttention`, and for a k_norm; in the call, if keys or values
+      ValueError: as in `GroupedQueryAttention`, and for a k_norm; in the call, if keys or values
         are not `*B T K H`.
-      TypeError: as of `GroupedQueryAttention`, and in the call without keys and values.
+      TypeError: as in `GroupedQueryAttention`, and in the call without keys and values.
 
     Source: Brandon et al., "Reducing Transformer Key-Value Cache Size with Cross-Layer Attention",
     2024; names as in Gemma 3n's published checkpoints.
@@ -52,7 +52,7 @@ class CrossLayerAttention(DecodingHeads, Forward):
     kv_projections = ()
 
     def refuse(self, k_norm: NormFn | None, sinks: bool) -> None:
-        """Raises ValueError for a norm of keys that this layer does not make."""
+        """Raises ValueError for a norm of keys, which this layer does not compute."""
         if k_norm is not None:
             raise ValueError(
                 "CrossLayerAttention reads keys that another layer has normed; leave k_norm out."
@@ -73,9 +73,9 @@ class CrossLayerAttention(DecodingHeads, Forward):
     ) -> tuple[Float[Array, "*B T D"], C]: ...
     @keywords_of(Forward.forward)
     def __call__(self, x: Float[Array, "*B T D"], *, keys_and_values: Pair, **call: Any) -> Any:
-        """Attention of x over `keys_and_values`, what an earlier layer made of the same tokens.
+        """Attention of x over an earlier layer's `keys_and_values` of the same tokens.
 
-        The other arguments are as of `GroupedQueryAttention`.
+        The other arguments are as in `GroupedQueryAttention`.
         """
         project = partial(self.project_with_shared_kv, keys_and_values, call.get("valid"))
         return self.forward(project, x, **call)
@@ -96,7 +96,7 @@ class CrossLayerAttention(DecodingHeads, Forward):
     def check_shared_kv(
         self, x: Float[Array, "*B T D"], pair: Pair, valid: Bool[Array, "*#B T"] | None
     ) -> Pair:
-        """The keys and values of an earlier layer, with zeros for tokens that are not there."""
+        """Checks the keys and values of an earlier layer, and zeros them at padding."""
         shape = (*x.shape[:-1], self.num_kv_heads, self.head_dim)
         if any(jnp.shape(part) != shape for part in pair):
             shapes = ", ".join(str(jnp.shape(part)) for part in pair)

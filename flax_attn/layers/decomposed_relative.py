@@ -1,4 +1,4 @@
-"""SAM's attention over an image, with a bias by rows and one by columns (Kirillov et al., 2023)."""
+"""SAM's attention over an image, with row and column biases (Kirillov et al., 2023)."""
 
 from typing import Any, Unpack
 
@@ -21,31 +21,31 @@ from ._inputs import zero_padding
 
 
 class DecomposedRelativeAttention(nnx.Module):
-    """`proj(softmax(q.k / sqrt(H) + q.rows[dy] + q.columns[dx]) v)`: the bias reads q unscaled.
+    """`proj(softmax(q.k / sqrt(H) + q.rows[dy] + q.columns[dx]) v)`: the bias uses q unscaled.
 
     Also called: attention with decomposed relative positions, SAM attention.
 
     `rel_pos_h` and `rel_pos_w` hold a vector for each distance along a side of an image of the
-    layer's size; an image of another size reads them interpolated. The bias of T = Y X tokens is
-    made for 128 queries at a time, so that memory grows as T does; whole, `*B N T T`, for whoever
-    listens to the weights and on several devices. `attend` does the rest.
+    layer's size; they are interpolated for other sizes. The bias of T = Y X tokens is computed for
+    128 queries at a time, so that memory grows linearly in T; it is materialized, `*B N T T`, while
+    `taps.listen` records weights and on several devices. `attend` does the rest.
 
     Shapes: x `*B Y X dim` -> `*B Y X dim`.
 
     Args:
       dim: width of a token, C.
-      num_heads: how many heads; must divide dim.
-      size: height and width of the image that the tables are made for.
+      num_heads: number of heads; must divide dim.
+      size: height and width of the image for which the tables are built.
       qkv_bias: whether `qkv` has a bias.
       dropout: dropout rate of the weights in training, from 0 to 1.
-      kernel_init, bias_init: initializers of the projections, the first one of the tables too; None
-        draws the projections as torch does, and tables start from zero.
+      kernel_init, bias_init: initializers of the projections, the first also of the tables; None
+        for PyTorch's, and zeros for the tables.
       rngs: source of the initial values and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
 
     Raises:
-      ValueError: for counts below 1, heads that do not divide dim, a share outside [0, 1]; in the
+      ValueError: for counts below 1, heads that do not divide dim, a rate outside [0, 1]; in the
         call, if x or valid do not fit.
       TypeError: if x is not floating, or valid not boolean.
 
@@ -118,7 +118,7 @@ def _attended(
     visible: Any,
     drop: Drop | None,
 ) -> Float[Array, "*B T N H"]:
-    """Attention with the bias, of many queries that of one block after the other."""
+    """Attention with the bias, block by block for many queries."""
     if q.shape[-3] <= ROWS or listening() or mesh_of(q).size > 1:
         bias = Additive(decomposed_bias(q, rows, columns))  # *B N T T
         return attend(q, k, v, mask=visible, score=bias, dropout=drop)
@@ -130,7 +130,7 @@ def _attended(
         by_column = jnp.einsum("...tnh,txh->...ntx", some, columns[at % width])
         bias = by_row[..., :, None] + by_column[..., None, :]  # *B N t Y X
         bias = Additive(bias.reshape(*by_row.shape[:-1], -1))
-        places = None if drop is None else at  # by which weights are dropped
+        places = None if drop is None else at  # indices of the dropout mask
         o = attend(some, k, v, mask=visible, score=bias, dropout=drop, q_positions=places)
         return o.reshape(-1, *o.shape[-3:])
 

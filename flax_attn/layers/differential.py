@@ -1,4 +1,4 @@
-"""Differential attention: the weights of one head less a share of those of another."""
+"""Differential attention: the difference of two heads' attention maps."""
 
 import math
 from typing import Any, Unpack, cast
@@ -26,12 +26,12 @@ class DifferentialAttention(SelfAttention):
 
     Also called: differential attention, Diff Transformer.
 
-    Head i pairs with head j = i + N / 2. The values of the first half of the key/value heads stand
-    beside those of the second half, and both heads of a pair read the two. `lambda` is
+    Head i pairs with head j = i + N / 2. The values of the two halves of the key/value heads are
+    concatenated, and both heads of a pair use them. `lambda` is
     `exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + l0`, and l0 is
     `0.8 - 0.6 exp(-0.3 depth)`. The norm has no gain, over the 2 head_dim components of a pair.
 
-    `attend` runs twice, once for each half of the heads, so that no weights of T x S are kept.
+    `attend` runs twice, once for each half of the heads, so that no T x S weights are stored.
 
     Shapes: x `*B T in_features` -> `*B T in_features`.
 
@@ -40,19 +40,19 @@ class DifferentialAttention(SelfAttention):
       num_heads: query heads, N.
       num_kv_heads: key/value heads, K, an even number; must divide N.
       head_dim: width of a head, H.
-      depth: which layer of the model, from 0.
+      depth: index of the layer in the model, from 0.
       rotary: a `Rotary`, or anything called as `rotary(x, positions)` on `*B T N H`; None for none.
-      mask: the default mask of a call; kept as `layer.mask`. It is one for
-        all heads, or of N / 2, one for each pair.
+      mask: the default mask of a call; kept as `layer.mask`. It has one head for all, or N / 2, one
+        for each pair.
       eps: of the norm.
       qkv_bias, out_bias: whether `q_proj`, `k_proj` and `v_proj`, and `o_proj`, have biases.
-      kernel_init, bias_init: initializers of the projections; None draws as torch does.
+      kernel_init, bias_init: initializers of the projections; None for PyTorch's.
       rngs: source of the initial values, torch's U(+-1 / sqrt(width in)); the four vectors of
-        lambda start from normal numbers of deviation 0.1.
+        lambda are drawn from N(0, 0.1).
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
 
-    There is no dropout: neither the paper nor DiffLlama says what of the difference is dropped.
+    There is no dropout: neither the paper nor DiffLlama defines it for the difference.
 
     Raises:
       ValueError: for counts below 1 or odd ones, K that does not divide N, a depth below 0; in the
@@ -99,14 +99,14 @@ class DifferentialAttention(SelfAttention):
     def project(
         self, x: Float[Array, "*B T D"], positions: RotaryPositions, cached: bool = False
     ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K X"], Float[Array, "*B T J V"], Any]:
-        """Queries, keys and values, keys side by side beside a cache; and their difference."""
+        """Queries, keys (concatenated pairs if cached), values, and `difference` as `combine`."""
         q, k, v = self.heads(x, positions)  # *B T N H, *B T K H, *B T K/2 2H
         return q, _concat_halves(k) if cached else k, v, self.difference
 
     def heads(
         self, x: Float[Array, "*B T D"], positions: RotaryPositions
     ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T J V"]]:
-        """Queries and keys, turned, and J = K / 2 values, each of two heads side by side."""
+        """Rotated queries and keys, and J = K / 2 values, each of two concatenated heads."""
         q, k, v = (
             split_heads(project(x), self.head_dim)
             for project in (self.q_proj, self.k_proj, self.v_proj)
@@ -120,7 +120,7 @@ class DifferentialAttention(SelfAttention):
         v: Float[Array, "*B T J V"],
         **attend_kwargs: Any,
     ) -> Float[Array, "*B T N V"]:
-        """What the first heads have read, and behind it what the second have."""
+        """Outputs of the first heads, followed by those of the second heads."""
         (q1, q2), (k1, k2) = jnp.split(q, 2, axis=-2), jnp.split(k, 2, axis=-2)
         each = [
             attend(q1, k1, v, **attend_kwargs),
@@ -136,10 +136,10 @@ class DifferentialAttention(SelfAttention):
         cache: AnyCache,
         **attend_kwargs: Any,
     ) -> tuple[Float[Array, "*B T N V"], AnyCache]:
-        """The same over a cache, whose keys lie side by side as the values do.
+        """`attended` with a cache, which stores the keys of a pair concatenated, as the values.
 
-        So each number is stored once. Zeros in the queries stand where the other head's key is.
-        Both attentions begin with the same cache, so that the second stores what the first has.
+        Each number is thus stored once. Queries have zeros at the other head's key. Both attentions
+        start from the same cache, so they write the same update.
         """
         first, second = jnp.split(q, 2, axis=-2)  # *B T N/2 H
         zeros, stored = jnp.zeros_like(first), cast(Any, cache)
@@ -151,25 +151,25 @@ class DifferentialAttention(SelfAttention):
         return jnp.concatenate([o1, o2], axis=-2), written
 
     def difference(self, o: Float[Array, "*B T N V"], v: Array) -> Float[Array, "*B T P V"]:
-        """What the first heads have read, less a share of what the second have; normed."""
+        """Normalised output of the first heads minus lambda times that of the second."""
         first, second = jnp.split(o, 2, axis=-2)  # *B T N/2 2H
         o = first - self.share().astype(first.dtype) * second  # *B T N/2 2H
         return (1 - self.lambda_init) * rms_norm(o, eps=self.eps)
 
     def attend_kwargs(self, deterministic: bool | None) -> dict[str, Any]:
-        """What `attend` is given beside the heads and the mask: the scale, in both forms."""
+        """Keyword arguments of `attend`, with the scale of a single head."""
         return {**super().attend_kwargs(deterministic), "scale": self.head_dim**-0.5}
 
     def init_cache(
         self, batch: int | tuple[int, ...], length: int, **options: Unpack[CacheOptions]
     ) -> AnyCache:
-        """An empty cache; arguments as of `GroupedQueryAttention.init_cache`."""
+        """An empty cache; arguments as in `GroupedQueryAttention.init_cache`."""
         pairs = self.k_proj.out_features // self.head_dim // 2
         sizes = (pairs, 2 * self.head_dim, 2 * self.head_dim)
         return new_cache(batch, length, sizes, self.mask, arithmetic_dtype(self.k_proj), options)
 
     def share(self) -> Float[Array, ""]:
-        """How much of the second head's weights is taken away; in float32 or wider."""
+        """The factor lambda of the second head; in float32 or wider."""
         names = (("lambda_q1", "lambda_k1"), ("lambda_q2", "lambda_k2"))
         pairs = ((getattr(self, q)[...], getattr(self, k)[...]) for q, k in names)
         first, second = (jnp.exp(jnp.sum((q * k).astype(wide(q.dtype)))) for q, k in pairs)
@@ -177,7 +177,7 @@ class DifferentialAttention(SelfAttention):
 
 
 def _concat_halves(x: Float[Array, "*B T K H"]) -> Float[Array, "*B T J V"]:
-    """Heads of the second half beside those of the first."""
+    """Concatenates the two halves of the heads along their width."""
     return jnp.concatenate(jnp.split(x, 2, axis=-2), axis=-1)
 
 

@@ -1,4 +1,4 @@
-"""DeBERTa's attention: content and distance have vectors of their own (He et al., 2021)."""
+"""DeBERTa's attention: separate vectors for content and distance (He et al., 2021)."""
 
 from typing import Any, Unpack
 
@@ -18,37 +18,37 @@ from ._inputs import tokens, zero_padding
 
 
 class DisentangledAttention(nnx.Module):
-    """`softmax((q.k + q.pos_k[row] + k.pos_q[row]) / sqrt(H * terms)) v`, row by the distance.
+    """`softmax((q.k + q.pos_k[row] + k.pos_q[row]) / sqrt(H * terms)) v`, row depends on distance.
 
     Also called: DeBERTa attention.
 
     The vectors of distances are projections of `rel_embeddings`, which all layers of a model share
-    and hand in. What they add is an array `*B N T S`; `attend` does the rest. There is no output
-    projection, which DeBERTa has in its next class.
+    as an argument. Their bias is an array `*B N T S`; `attend` does the rest. There is no output
+    projection; in DeBERTa it belongs to another class.
 
     Shapes: x `*B T in_features`, rel_embeddings `R in_features` -> `*B T in_features`, with R twice
     the buckets, or twice max_positions without buckets.
 
     Args:
       in_features: width of a token, D.
-      num_heads: how many heads, N; must divide D.
+      num_heads: number of heads, N; must divide D.
       terms: which of "c2p" (query and distance) and "p2c" (key and distance) are added.
-      buckets: how many rows of the embeddings the distances on one side share, even; None for one
-        row a distance. `position_buckets` of a config.
-      max_positions: distances from there on share a row. `max_relative_positions` of a config.
+      buckets: number of embedding rows for the distances on one side, even; None for one row per
+        distance. `position_buckets` in configs.
+      max_positions: larger distances share a row. `max_relative_positions` in configs.
       share: whether distances are projected by `query_proj` and `key_proj`, as in DeBERTa-v3
-        (`share_att_key`), and not by projections of their own.
-      key_bias: whether `key_proj` and `pos_key_proj` have biases, which the first DeBERTa's lack.
+        (`share_att_key`), and not by separate projections.
+      key_bias: whether `key_proj` and `pos_key_proj` have biases; False for DeBERTa v1.
       mask: the default mask of a call; kept as `layer.mask`.
       dropout: dropout rate of the weights in training, from 0 to 1.
-      kernel_init, bias_init: initializers of the projections; None draws as torch does.
+      kernel_init, bias_init: initializers of the projections; None for PyTorch's.
       rngs: source of the initial values, torch's U(+-1 / sqrt(D)), and of the dropout.
       dtype: of the arithmetic; None promotes inputs and weights.
       param_dtype: of the weights.
 
     Raises:
       ValueError: for counts below 1, heads that do not divide in_features, unknown or no terms,
-        buckets that `deberta_buckets` refuses, a share outside [0, 1]; in the call, if x,
+        buckets that `deberta_buckets` refuses, a rate outside [0, 1]; in the call, if x,
         rel_embeddings, masks or valid do not fit.
       TypeError: if x or rel_embeddings are not floating, or a mask or valid not boolean.
 
@@ -77,7 +77,7 @@ class DisentangledAttention(nnx.Module):
         check_positive(in_features=in_features, num_heads=num_heads, max_positions=max_positions)
         self.terms, self.buckets, self.max_positions = _known(terms), buckets, max_positions
         self.embeddings = 2 * (max_positions if buckets is None else buckets)
-        self.rows(1, 1)  # refuses buckets that DeBERTa has not
+        self.rows(1, 1)  # raises ValueError for invalid buckets
         self.head_dim = check_divides("num_heads", num_heads, "in_features", in_features)
         self.mask = as_module_data(as_mask(mask))
         init = LayerInit(**more)
@@ -92,15 +92,15 @@ class DisentangledAttention(nnx.Module):
         self.dropout = init.attention_dropout()
 
     def rows(self, queries: int, keys: int) -> Indices:
-        """The row of the embeddings for each query and key, `T S`."""
+        """Embedding row for each query and key, `T S`."""
         return self._rows_at(iota(queries)[:, None] - iota(keys)[None])
 
     def _rows_of(self, distances: Int[Array, "*B T T"] | None, length: int) -> Any:
-        """The row of the embeddings for each pair; those of slots unless distances are given."""
+        """Embedding row for each pair; `distances` default to those of the slots."""
         return self.rows(length, length) if distances is None else self._rows_at(distances)
 
     def _rows_at(self, distance: Any) -> Any:
-        """The row of the embeddings for each distance from a key to its query."""
+        """Embedding row for each distance from a key to its query."""
         if self.buckets is not None:
             bucket_kwargs = {"buckets": self.buckets, "max_distance": self.max_positions}
             return deberta_rows_at(distance, **bucket_kwargs)
@@ -120,11 +120,11 @@ class DisentangledAttention(nnx.Module):
 
         Args:
           x: the tokens.
-          rel_embeddings: one row a bucket, from key far ahead to key far behind.
+          rel_embeddings: one row per bucket, from keys far after to keys far before the query.
           mask: replaces the layer's; None keeps the layer's.
-          positions: where the tokens stand, for masks that read it; None counts the real tokens.
-          valid: which tokens are real. Padding is masked out, and its outputs are zero. A row
-            that is fully masked gives zero too; DeBERTa's finfo.min gives the mean of v.
+          positions: token positions, for masks that read them; None counts the real tokens.
+          valid: which tokens are real. Padding is masked out, and its outputs are zero. Fully
+            masked rows give zero too; DeBERTa's finfo.min gives the mean of v.
           deterministic: overrides `train()` and `eval()`.
         """
         width = self.query_proj.in_features
@@ -142,7 +142,7 @@ class DisentangledAttention(nnx.Module):
         return zero_padding(merge_heads(o), valid)  # *B T D
 
     def _checked(self, rel_embeddings: Any) -> Float[Array, "R D"]:
-        """The embeddings, if they have a row for each bucket."""
+        """Checks that the embeddings have a row for each bucket."""
         width = self.query_proj.in_features
         embeddings = check_input("rel_embeddings", rel_embeddings, width)
         if embeddings.shape != (self.embeddings, width):
@@ -155,7 +155,7 @@ class DisentangledAttention(nnx.Module):
     def _by_distance(
         self, q: Array, k: Array, rel_embeddings: Array, rows: Any
     ) -> Float[Array, "*B N T T"]:
-        """What the distance of query and key adds to their product."""
+        """The unscaled bias of the logits by the distance of query and key."""
         parts = []
         if "c2p" in self.terms:
             project = self.key_proj if self.share else self.pos_key_proj
@@ -170,7 +170,7 @@ class DisentangledAttention(nnx.Module):
 
 
 def _gather_rows(x: Float[Array, "*B N T R"], rows: Indices) -> Float[Array, "*B N T S"]:
-    """`x[..., t, rows[t, s]]`, the rows the same for all or of each batch entry."""
+    """`x[..., t, rows[t, s]]`, with rows shared or per batch entry."""
     if rows.ndim == 2:
         return x[..., iota(rows.shape[0])[:, None], rows]
     return jnp.take_along_axis(x, rows[..., None, :, :], axis=-1)

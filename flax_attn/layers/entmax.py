@@ -17,19 +17,19 @@ class EntmaxAttention(WeightsAttention):
 
     Also called: alpha-entmax attention; sparsemax attention with an alpha of 2.
 
-    Each row of scores is sorted, since its threshold needs them in order.
+    Each row of scores is sorted to find its threshold.
 
     Shapes: x `*B T in_features` -> `*B T in_features`.
 
     Args:
-      in_features, num_heads, num_kv_heads, head_dim: as of `GroupedQueryAttention`.
+      in_features, num_heads, num_kv_heads, head_dim: as in `GroupedQueryAttention`.
       alpha: 1.5 for entmax, 2 for sparsemax, whose weights are sparser.
       grouped: the other arguments of `GroupedQueryAttention`, except `sinks`,
         `clip_qkv` and `o_norm`.
 
     Raises:
-      ValueError: as of `GroupedQueryAttention`, for another alpha, and for sinks.
-      TypeError: as of `GroupedQueryAttention`.
+      ValueError: as in `GroupedQueryAttention`, for another alpha, and for sinks.
+      TypeError: as in `GroupedQueryAttention`.
 
     Source: Correia, Niculae and Martins, "Adaptively Sparse Transformers", 2019.
 
@@ -56,7 +56,7 @@ class EntmaxAttention(WeightsAttention):
         self.alpha = alpha
 
     def read(self, q: Array, k: Array, v: Array, **attend_kwargs: Any) -> Float[Array, "*B T N H"]:
-        """Sparse weights that sum to one."""
+        """Attention with sparse weights that sum to one."""
         return attend_by_weights(
             q, k, v, normalise=partial(entmax, alpha=self.alpha), **attend_kwargs
         )

@@ -1,4 +1,4 @@
-"""Exclusive self attention: a token's output without what its own value already says."""
+"""Exclusive self attention: removes the component along the token's own value."""
 
 from functools import partial
 from typing import Unpack
@@ -18,7 +18,7 @@ from ._token_indices import RotaryPositions
 def remove_value_component(
     o: Float[Array, "*B T N H"], v: Float[Array, "*B T K H"], share: Float[Array, " N"]
 ) -> Float[Array, "*B T N H"]:
-    """`o - share * (o . u) u`, u the direction of the same token's value; head n has v n // G."""
+    """`o - share * (o . u) u`, u the unit vector of the token's value; head n uses v n // G."""
     u = jnp.repeat(l2_norm(v, eps=1e-12, floor=True), o.shape[-2] // v.shape[-2], axis=-2)
     along = jnp.sum(o * u, axis=-1, keepdims=True)  # *B T N 1
     return o - aligned(share[:, None], o) * along * u
@@ -29,19 +29,20 @@ class ExclusiveAttention(DecodingHeads, SelfAttention):
 
     Also called: exclusive self-attention (XSA).
 
-    What a token reads loses the part along its own value, as far as each head's `alpha` says; a
-    tanh of 1 takes all of it. Runs through `attend`.
+    The component of a token's output along its own value is scaled by `1 - tanh(alpha)`, with one
+    alpha per head. Runs through `attend`.
 
     Shapes: x `*B T in_features` -> `*B T in_features`.
 
     Args:
-      in_features, num_heads, num_kv_heads, head_dim: as of `GroupedQueryAttention`.
-      learned: whether `alpha` is trained, from zero, one a query head; if not, all is taken away.
-      gate: whether `sigmoid(gate_proj(x))` multiplies what `o_proj` is given.
+      in_features, num_heads, num_kv_heads, head_dim: as in `GroupedQueryAttention`.
+      learned: whether `alpha` is trained, from zero, one per query head; if not, the component is
+        removed entirely.
+      gate: whether `sigmoid(gate_proj(x))` multiplies the input of `o_proj`.
       grouped: the other arguments of `GroupedQueryAttention`, except `clip_qkv` and `o_norm`.
 
     Raises:
-      ValueError, TypeError: as of `GroupedQueryAttention`.
+      ValueError, TypeError: as in `GroupedQueryAttention`.
 
     Source: the attention of NeoMME in transformers.
 
@@ -72,7 +73,7 @@ class ExclusiveAttention(DecodingHeads, SelfAttention):
     def project(
         self, x: Float[Array, "*B T D"], positions: RotaryPositions, cached: bool = False
     ) -> tuple[Array, Array, Array, CombineFn]:
-        """Queries, keys, values, and `combine` with the gate if there is one."""
+        """Queries, keys, values, and `combine` with the gate, if there is one."""
         gate = None if self.gate_proj is None else nnx.sigmoid(self.gate_proj(x))  # *B T (N H)
         q, k, v, _ = super().project(x, positions)
         return q, k, v, partial(self.combine, gate)
@@ -80,7 +81,7 @@ class ExclusiveAttention(DecodingHeads, SelfAttention):
     def combine(
         self, gate: Array | None, o: Float[Array, "*B T N H"], v: Float[Array, "*B T K H"]
     ) -> Float[Array, "*B T N H"]:
-        """What the heads have read, without the direction of the token's own value; gated."""
+        """Attention output without the component along the token's own value; gated."""
         one = jnp.ones(o.shape[-2], o.dtype)
         o = remove_value_component(o, v, one if self.alpha is None else jnp.tanh(self.alpha[...]))
         return o if gate is None else o * gate.reshape(o.shape)

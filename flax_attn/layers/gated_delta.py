@@ -1,4 +1,4 @@
-"""The gated delta rule: a memory that decays, and is corrected where a token finds it wrong."""
+"""The gated delta rule: a decaying state with error-correcting updates."""
 
 from typing import Unpack
 
@@ -32,23 +32,23 @@ class GatedDeltaAttention(Recurrent):
     Also called: Gated DeltaNet (GDN), DeltaNet with a decay, gated delta rule.
 
     q, k and v pass a short causal convolution and silu; q and k have unit length. The decay is
-    `a_t = exp(-exp(A_log) softplus(a_proj(x_t) + dt_bias))`, the strength `b_t = sigmoid(b_proj(
+    `a_t = exp(-exp(A_log) softplus(a_proj(x_t) + dt_bias))`, beta `b_t = sigmoid(b_proj(
     x_t))`, and the output `o_proj(o_norm(S_t' q_t / sqrt(H)) * silu(g_proj(x_t)))`.
 
     Shapes: x `*B T in_features` -> `*B T in_features`.
 
     Args:
       in_features: width of a token.
-      num_heads: how many heads of values, each with a state `key_dim value_dim`.
+      num_heads: number of value heads, each with a state `key_dim value_dim`.
       key_dim, value_dim: width of a query or key, and of a value.
-      num_key_heads: how many heads of queries and keys, each for as many heads of values beside
-        each other; None for one each.
-      conv_size: how many tokens the convolution sees.
-      negative: whether the strength is doubled, so that the state may flip a sign (OLMo hybrid).
+      num_key_heads: number of query and key heads, each shared by num_heads / num_key_heads
+        adjacent value heads; None for num_heads.
+      conv_size: kernel size of the convolution, in tokens.
+      negative: whether beta is doubled, which allows negative eigenvalues (OLMo hybrid).
       eps: of `o_norm`.
-      chunk: how many tokens are taken at once, see `linear_recurrence`; it changes no result.
-      kernel_init: initializer of projections and convolution; None draws as torch does.
-      bias_init: accepted as in every layer; only `dt_bias` is there, which starts as Mamba's.
+      chunk: tokens per chunk, see `linear_recurrence`; it has no effect on results.
+      kernel_init: initializer of projections and convolution; None for PyTorch's.
+      bias_init: accepted by every layer; the only bias is `dt_bias`, initialized as in Mamba.
       rngs: source of the initial values.
       dtype: of the projections; None promotes x and the weights. The recurrence runs in float32 or
         wider.
@@ -120,7 +120,7 @@ class GatedDeltaAttention(Recurrent):
     def heads(
         self, qkv: Float[Array, "*B T E"]
     ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T N H"], Float[Array, "*B T N h"]]:
-        """Queries and keys of unit length, repeated for each head of values, and values."""
+        """Queries and keys of unit length, repeated for each value head, and values."""
         width, each = self.num_key_heads * self.key_dim, self.num_heads // self.num_key_heads
         active = nnx.silu(qkv.astype(wide(qkv.dtype)))
         q, k, v = jnp.split(active, [width, 2 * width], axis=-1)
@@ -131,11 +131,11 @@ class GatedDeltaAttention(Recurrent):
     def gates(
         self, x: Float[Array, "*B T D"]
     ) -> tuple[Float[Array, "*B T N"], Float[Array, "*B T N"]]:
-        """The logarithm of the decay, and the strength, in float32 or wider."""
+        """The logarithm of the decay, and beta, in float32 or wider."""
         a, b = self.a_proj(x), self.b_proj(x)
         beta = nnx.sigmoid(b.astype(wide(b.dtype))) * (2 if self.negative else 1)
         return log_decay(a, self.A_log[...], self.dt_bias[...]), beta
 
     def state_shapes(self) -> tuple[Shape, Shape]:
-        """A matrix of each head, and the tokens that the convolution looks back at."""
+        """A matrix for each head, and the past tokens of the convolution."""
         return (self.num_heads, self.key_dim, self.value_dim), state_of(self.conv1d)

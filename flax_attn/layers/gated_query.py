@@ -1,4 +1,4 @@
-"""Grouped-query attention whose heads are multiplied by a gate, before the output projection."""
+"""Grouped-query attention with a gate before the output projection."""
 
 from functools import partial
 from typing import Literal, Unpack, get_args
@@ -29,16 +29,16 @@ class GatedQueryAttention(DecodingHeads, SelfAttention):
     Shapes: x `*B T in_features` -> `*B T in_features`.
 
     Args:
-      in_features, num_heads, num_kv_heads, head_dim: as of `GroupedQueryAttention`.
-      gate: "full" for a number a component, "head" for a number a head.
-      fused: whether the gate is part of `q_proj`, which is then twice as wide and holds, head by
-        head, a query and its gate (Qwen3-Next); else it is of `g_proj`, without a bias (Laguna).
+      in_features, num_heads, num_kv_heads, head_dim: as in `GroupedQueryAttention`.
+      gate: "full" for one number per component, "head" for one per head.
+      fused: whether the gate is part of `q_proj`, which is then twice as wide and holds a query
+        and its gate for each head (Qwen3-Next); else `g_proj`, without a bias (Laguna).
       activation: "sigmoid" or "softplus" (Laguna), of the gate.
       grouped: the keywords of `GroupedQueryAttention`, except `clip_qkv` and `o_norm`;
-        `qkv_bias` is that of a fused gate too.
+        `qkv_bias` applies to a fused gate too.
 
     Raises:
-      ValueError: for another gate or activation, a gate of a head that is fused, and as
+      ValueError: for another gate or activation, fused with gate="head", and as
         `GroupedQueryAttention` does.
       TypeError: as `GroupedQueryAttention` does.
 
@@ -89,13 +89,13 @@ class GatedQueryAttention(DecodingHeads, SelfAttention):
     def combine(
         self, gate: Float[Array, "*B T N X"], o: Float[Array, "*B T N H"], v: Array
     ) -> Float[Array, "*B T N H"]:
-        """What the heads have read, times the gate."""
+        """Attention output times the gate."""
         return gate.astype(o.dtype) * o
 
     def query_and_gate(
         self, x: Float[Array, "*B T D"]
     ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T N X"]]:
-        """Queries, and what is multiplied with the heads: X is H, or 1 with gate="head"."""
+        """Queries, and the gate of the heads: X is H, or 1 with gate="head"."""
         q = split_heads(self.q_proj(x), self.head_dim * self.query_parts)  # *B T N H
         if self.g_proj is None:
             q, gate = jnp.split(q, 2, axis=-1)  # *B T N H

@@ -12,7 +12,7 @@ class GroupedQueryAttention(DecodingHeads, SelfAttention):
 
     Also called: grouped-query attention (GQA), multi-query attention (MQA) with one key head.
 
-    Query head n reads key/value head n // (N / K): K = N is multi-head, K = 1 multi-query.
+    Query head n uses key/value head n // (N / K): K = N is multi-head, K = 1 multi-query.
 
     Shapes: x `*B T in_features` -> `*B T in_features`.
 
@@ -26,28 +26,27 @@ class GroupedQueryAttention(DecodingHeads, SelfAttention):
         `RMSNorm(head_dim, eps=1e-6)`; None for none.
       norm_after_rotary: whether the norms follow the rotation; by default they come before it.
       mask: the default mask of a call; kept as `layer.mask`.
-      rules: `Rules(score=..., scale=...)`: what happens to the logits. Its other parts are
-        arguments of the layer or the call.
+      rules: `Rules(score=..., scale=...)`: scaling and change of the logits. Other fields of
+        `Rules` are arguments of the layer or the call.
       sinks: whether each query head has a trained logit `layer.sinks`, from zero, that joins the
         softmax's denominator.
-      clip_qkv: how large a component of a query, key or value may be: they are clamped to
-        [-clip_qkv, clip_qkv] before the rotation, and after norms that come before it (OLMo, MPT);
-        None clamps nothing.
-      o_norm: a norm of what `o_proj` is given, such as
+      clip_qkv: components of queries, keys and values are clamped to [-clip_qkv, clip_qkv], before
+        the rotation and after norms that come before it (OLMo, MPT); None for no clamping.
+      o_norm: a norm before `o_proj`, such as
         `RMSNorm(num_heads * head_dim, eps=1e-5, over_heads=True)` (BitNet); None for none.
-      key_bias: whether `k_proj` has a bias among those of qkv_bias, as DINOv3's has not.
+      key_bias: whether qkv_bias includes `k_proj`; False for DINOv3.
       qkv_bias, out_bias: whether `q_proj`, `k_proj` and `v_proj`, and `o_proj`, have biases.
       dropout: dropout rate of the weights in training, from 0 to 1.
-      kernel_init, bias_init: initializers of the projections; None draws as torch does.
+      kernel_init, bias_init: initializers of the projections; None for PyTorch's.
       rngs: source of the initial values, torch's U(+-1 / sqrt(width in)), and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
 
     Raises:
-      ValueError: for counts below 1, K that does not divide N, a share outside [0, 1], rules with
+      ValueError: for counts below 1, K that does not divide N, a rate outside [0, 1], rules with
         more than score and scale, norm_after_rotary without a rotary and a norm, a clip_qkv that is
         no finite number above zero; in the call, if x is not `*B T in_features`, masks, positions
-        or valid do not broadcast, or for another word for `empty`.
+        or valid do not broadcast, or for an unknown `empty`.
       TypeError: if x is not floating, or a mask or valid not boolean.
 
     Source: Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models", 2023; names
@@ -73,7 +72,7 @@ class GroupedQueryAttention(DecodingHeads, SelfAttention):
         key_bias: bool = True,
         **grouped: Unpack[Grouped],
     ):
-        self.key_bias = key_bias  # which the constructor of the heads reads
+        self.key_bias = key_bias  # before the base constructor, which reads it
         super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
         if clip_qkv is not None and not 0 < clip_qkv < math.inf:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Latent attention over few keys, which a small indexer chooses: DeepSeek's sparse attention."""
+"""DeepSeek sparse attention: latent attention over the keys that an indexer selects."""
 
 from typing import Any, Unpack
 
@@ -21,34 +21,34 @@ from ._token_indices import RotaryPositions
 
 
 class IndexedSparseAttention(LatentHeads, SelfAttention):
-    """`LatentAttention` in which a query looks at top_k keys alone.
+    """`LatentAttention` in which each query attends to only top_k keys.
 
     Also called: DeepSeek sparse attention (DSA), attention with a lightning indexer.
 
     The indexer scores each pair of a query t and a key s by `sum_h w_h(t) relu(q_h(t) . k(s))` over
-    index_heads heads, with queries from the queries' latent and one key a token. The top_k keys of
-    the largest scores among those that the mask allows are seen, the same by all heads; of equal
-    scores the earlier keys are taken, where torch takes any. Few heads make many zeros and so many
-    equal scores; published models have 32 or more. No gradient goes through the choice, so that the
-    indexer is not trained by this layer's output.
+    index_heads heads, with queries from the queries' latent and one key per token. All heads attend
+    to the top_k keys with the largest scores among those that the mask allows; ties go to earlier
+    keys, where torch leaves them undefined. Few heads give many zeros and so many ties; published
+    models have 32 or more. No gradient flows through the selection, so this layer's output does not
+    train the indexer.
 
-    The choice is a mask for `attend`, which computes all logits as before: the layer gives what
-    DeepSeek's gives and saves neither time nor memory. The index scores, index_heads T S a batch
-    entry, are computed whole.
+    The selection is a mask for `attend`, which still computes all logits: results equal DeepSeek's,
+    but the layer saves neither time nor memory. The index scores, index_heads T S per batch entry,
+    are materialized.
 
     Shapes: x `*B T in_features` -> `*B T in_features`.
 
     Args:
-      in_features, num_heads, kv_rank, nope_dim, rotary_dim, value_dim: as of `LatentAttention`.
+      in_features, num_heads, kv_rank, nope_dim, rotary_dim, value_dim: as in `LatentAttention`.
       index_heads: heads of the indexer.
-      index_dim: width of such a head, of which the first rotary_dim components are turned.
-      top_k: how many keys a query looks at.
-      index_rotary: the rotary of the indexer; None for none. DeepSeek-V3.2 turns halves here, and
-        interleaved pairs in the attention.
+      index_dim: width of such a head; its first rotary_dim components are rotated.
+      top_k: number of keys per query.
+      index_rotary: the rotary of the indexer; None for none. DeepSeek-V3.2 uses layout "half" here,
+        and "interleaved" in the attention.
       latent: the keywords of `LatentAttention`.
 
     Raises:
-      ValueError: for counts below 1, an index_dim below rotary_dim beside an index_rotary; in the
+      ValueError: for counts below 1, an index_dim below rotary_dim with an index_rotary; in the
         call, for a mask that differs by head; and as `LatentAttention` does.
       TypeError: as `LatentAttention` does.
 
@@ -96,9 +96,9 @@ class IndexedSparseAttention(LatentHeads, SelfAttention):
     def project(
         self, x: Float[Array, "*B T D"], positions: RotaryPositions, cached: bool = False
     ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K h"], Any]:
-        """As of `LatentAttention`; beside a cache with the indexer's key behind that of the heads.
+        """As in `LatentAttention`; if cached, the indexer's key is appended to the heads' key.
 
-        The queries have zeros there.
+        Queries are padded with zeros.
         """
         q, k, v, combine = super().project(x, positions, cached)
         if cached:
@@ -121,7 +121,7 @@ class IndexedSparseAttention(LatentHeads, SelfAttention):
         cache: AnyCache | None,
         valid: Bool[Array, "*#B T"] | None,
     ) -> Mask:
-        """The keys that the indexer chose, of those that the mask shows."""
+        """The mask of the keys that the indexer selects among those visible in `mask`."""
         if cache is None:
             keys, may = self.index_keys(x, positions), visible_states(mask, x, x)  # *B T I, *B T T
         else:
@@ -135,10 +135,10 @@ class IndexedSparseAttention(LatentHeads, SelfAttention):
     def init_cache(
         self, batch: int | tuple[int, ...], length: int, **options: Unpack[CacheOptions]
     ) -> AnyCache:
-        """An empty cache; arguments as of `GroupedQueryAttention.init_cache`.
+        """An empty cache; arguments as in `GroupedQueryAttention.init_cache`.
 
-        Of each token it keeps kv_rank + rotary_dim + index_dim numbers. The choice is made among
-        all tokens, so it has no window and no pages.
+        It stores kv_rank + rotary_dim + index_dim numbers per token. Keys are selected among all
+        tokens, so window and pages are not supported.
         """
         width = self.kv_b_proj.in_features + self.rotary_dim + self.indexer.dim
         dtype = arithmetic_dtype(self.kv_a_proj_with_mqa)
@@ -154,7 +154,7 @@ class IndexedSparseAttention(LatentHeads, SelfAttention):
 def _stored(
     cache: AnyCache, places: Int[Array, "*B T"], mask: Mask
 ) -> tuple[Float[Array, "*B S H"], Bool[Array, "*B T S"]]:
-    """The keys that a cache holds, and which of them each new token may look at."""
+    """The keys in a cache, and which of them each new token may attend to."""
     keys, _, positions = cache.read()
     keys = keys.dequantized(jnp.float32) if isinstance(keys, Quantized) else keys
     keys = keys[..., 0, :, :]  # *B S H

@@ -1,4 +1,4 @@
-"""Kimi's delta attention: the gated delta rule, of which each channel decays by itself."""
+"""Kimi's delta attention: the gated delta rule with a decay per channel."""
 
 from typing import Unpack
 
@@ -33,17 +33,17 @@ class KimiDeltaAttention(Recurrent):
 
     q, k and v pass one short causal convolution and silu; q and k have unit length. The decay of
     each channel of k is `a_t = exp(-exp(A_log) softplus(f_b_proj(f_a_proj(x_t)) + dt_bias))`, the
-    strength `b_t = sigmoid(b_proj(x_t))`, and the output `o_proj(o_norm(S_t' q_t / sqrt(H)) *
+    beta is `b_t = sigmoid(b_proj(x_t))`, and the output `o_proj(o_norm(S_t' q_t / sqrt(H)) *
     sigmoid(g_b_proj(g_a_proj(x_t))))`.
 
     Shapes: x `*B T in_features` -> `*B T in_features`.
 
     Args:
       in_features: width of a token.
-      num_heads: how many heads, each with a state `key_dim value_dim`.
-      key_dim, value_dim: width of a query or key, and of a value. Decays and gates pass
-        `value_dim` components between their two projections.
-      conv_size, eps, chunk, kernel_init, bias_init, rngs, dtype, param_dtype: as of
+      num_heads: number of heads, each with a state `key_dim value_dim`.
+      key_dim, value_dim: width of a query or key, and of a value. The two projections of decays
+        and gates have `value_dim` hidden components.
+      conv_size, eps, chunk, kernel_init, bias_init, rngs, dtype, param_dtype: as in
         `GatedDeltaAttention`.
 
     Raises:
@@ -126,5 +126,5 @@ class KimiDeltaAttention(Recurrent):
         return log_decay(f, self.A_log[...][:, None], bias)
 
     def state_shapes(self) -> tuple[Shape, Shape]:
-        """As of `GatedDeltaAttention`."""
+        """As in `GatedDeltaAttention`."""
         return (self.num_heads, self.key_dim, self.value_dim), state_of(self.conv1d)

@@ -29,15 +29,15 @@ class LightningAttention(Recurrent):
 
     Args:
       in_features: width of a token.
-      num_heads: how many heads, each with a state `key_dim value_dim`.
+      num_heads: number of heads, each with a state `key_dim value_dim`.
       key_dim, value_dim: width of a query or key, and of a value.
-      slope_factor: of all slopes, at least 0. MiniMax takes `1 - i / (L - 1 + 1e-5) + 1e-5` for
-        layer i of L, so that later layers look back further.
+      slope_factor: factor of all slopes, at least 0. In MiniMax `1 - i / (L - 1 + 1e-5) + 1e-5` for
+        layer i of L, so that later layers decay more slowly.
       eps: of the norm.
-      kernel_init: initializer of the projections; None draws as torch does.
-      bias_init: accepted as in every layer; there is no bias.
+      kernel_init: initializer of the projections; None for PyTorch's.
+      bias_init: accepted by every layer; there is no bias.
       rngs: source of the initial values, torch's U(+-1 / sqrt(width in)).
-      chunk, dtype, param_dtype: as of `GatedDeltaAttention`.
+      chunk, dtype, param_dtype: as in `GatedDeltaAttention`.
 
     Raises:
       ValueError: for counts below 1, or a slope_factor below 0.
@@ -45,7 +45,7 @@ class LightningAttention(Recurrent):
 
     Source: Qin et al., "Various Lengths, Constant Speed: Efficient Language Modeling with Lightning
     Attention", 2024; MiniMax, "MiniMax-01: Scaling Foundation Models with Lightning Attention",
-    2025, whose published checkpoints have q, k and v of each head beside each other.
+    2025, whose published checkpoints interleave q, k and v by head.
 
     >>> layer = LightningAttention(12, 3, 4, 5, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((2, 7, 12))).shape
@@ -94,10 +94,10 @@ class LightningAttention(Recurrent):
         return gated(o, self.output_gate(x), nnx.sigmoid), recurrent_state, None
 
     def slopes(self, dtype: Any) -> Float[Array, " N"]:
-        """How much the logarithm of a head's state falls with each token."""
+        """Decrease of the log of each head's state per token."""
         heads = np.arange(1, self.num_heads + 1)
         return jnp.asarray(self.slope_factor * 2.0 ** (-8 * heads / self.num_heads), dtype)
 
     def state_shapes(self) -> tuple[Shape, Shape]:
-        """A matrix of each head; there is no convolution."""
+        """A matrix for each head; there is no convolution."""
         return (self.num_heads, self.key_dim, self.value_dim), None

@@ -1,4 +1,4 @@
-"""Linear attention: the softmax replaced by a feature map, so that sums can be shared."""
+"""Linear attention: a feature map replaces the softmax (Katharopoulos et al., 2020)."""
 
 from typing import Any, NamedTuple, Unpack
 
@@ -18,14 +18,14 @@ CHUNK = 64
 
 
 class State(NamedTuple):
-    """What the past amounts to: `kv`, `*B N H h`, the sum of phi(k) v; `z`, `*B N H`, of phi(k)."""
+    """Recurrent state: `kv`, `*B N H h`, the sum of phi(k) v; `z`, `*B N H`, of phi(k)."""
 
     kv: jax.Array
     z: jax.Array
 
 
 def phi(x: Float[Array, "*any"]) -> Float[Array, "*any"]:
-    """`elu(x) + 1`, in float32 or wider: x + 1 above zero, exp(x) below, never cancelling.
+    """`elu(x) + 1`, in float32 or wider: x + 1 above zero, else exp(x), without cancellation.
 
     >>> phi(jnp.asarray([0.0, 1.0])).tolist()
     [1.0, 2.0]
@@ -37,7 +37,7 @@ def phi(x: Float[Array, "*any"]) -> Float[Array, "*any"]:
 def divide(
     sums: Float[Array, "*B T N h"], total: Float[Array, "*B T N"]
 ) -> Float[Array, "*B T N h"]:
-    """`sums / total`, zero where there was nothing to sum."""
+    """`sums / total`, zero where the total is zero."""
     some = total != 0
     return jnp.where(some[..., None], sums / jnp.where(some, total, 1)[..., None], 0)
 
@@ -49,7 +49,7 @@ def update(state: State, k: jax.Array, v: jax.Array) -> State:
 
 
 def read(state: State, q: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The weighted sums and the total weights that queries `*B T N H` find in a state."""
+    """Numerator and denominator of the attention of queries `*B T N H` over a state."""
     sums = jnp.einsum("...tnh,...nhd->...tnd", q, state.kv)
     return sums, jnp.einsum("...tnh,...nh->...tn", q, state.z)
 
@@ -61,9 +61,9 @@ def empty(batch: tuple[int, ...], heads: int, width: int, dtype: Any) -> State:
 
 
 def causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Each query over the keys up to its own, chunk by chunk; phi is already applied.
+    """Causal attention, chunk by chunk; phi is already applied to q and k.
 
-    Memory grows with T, not with its square: within a chunk all pairs, before it the state.
+    Memory grows with T, not with its square: all pairs within a chunk, the state for earlier ones.
     """
     length = q.shape[-3]
     chunk = CHUNK if is_symbolic_dim(length) else min(CHUNK, max(length, 1))
@@ -87,7 +87,7 @@ def causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def _chunked(x: jax.Array, chunk: int) -> jax.Array:
-    """`*B T N H` as `C *B chunk N H`, padded with keys of no weight."""
+    """`*B T N H` as `C *B chunk N H`, padded with zeros, which have no weight."""
     count = -(-x.shape[-3] // chunk)
     more = count * chunk - x.shape[-3]
     x = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [(0, more), (0, 0), (0, 0)])
@@ -106,11 +106,11 @@ class LinearAttention(nnx.Module):
 
     Args:
       in_features: width of a token.
-      num_heads: how many heads.
+      num_heads: number of heads.
       head_dim: width of a head.
-      causal: whether a token sees only itself and what came before.
+      causal: whether a token attends only to itself and to earlier tokens.
       dtype: of the projections; None promotes x and the weights. Sums run in float32 or wider.
-      kernel_init, bias_init, rngs, param_dtype: as of `LightningAttention`.
+      kernel_init, bias_init, rngs, param_dtype: as in `LightningAttention`.
 
     Raises:
       ValueError: for counts below 1, if x is not `*B T in_features`, or for `recurrent` and `step`
@@ -154,7 +154,7 @@ class LinearAttention(nnx.Module):
 
         Their outputs are zero.
 
-        There is no dropout, so `deterministic` changes nothing.
+        There is no dropout, so `deterministic` has no effect.
         """
         x = check_input("x", x, self.q_proj.in_features)
         is_valid = check_tokens("mask", mask, x)[..., None]  # *B T 1
@@ -168,7 +168,7 @@ class LinearAttention(nnx.Module):
         return self._out(jnp.where(is_valid[..., None], o, 0), x)  # *B T D
 
     def recurrent(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T D"]:
-        """The causal call as a recurrence over tokens: the same numbers."""
+        """The causal call as a scan over tokens, with the same result."""
         x = check_input("x", x, self.q_proj.in_features)
         start = self.initial_state(x.shape[:-2], wide(self.q_proj(x).dtype))
 

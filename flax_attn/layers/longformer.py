@@ -1,4 +1,4 @@
-"""Longformer's attention: a window for most tokens, everything for a few (Beltagy et al., 2020)."""
+"""Longformer's attention: local windows and a few global tokens (Beltagy et al., 2020)."""
 
 from typing import Unpack
 
@@ -16,24 +16,24 @@ from ._token_indices import token_indices
 
 
 class LongformerAttention(nnx.Module):
-    """A token sees its window and all global tokens; a global token sees all, by its own weights.
+    """Attention to a local window and to global tokens; global tokens have separate weights.
 
     Also called: sliding-window attention with global tokens, local and global attention.
 
-    Two runs of `attend`, one for the tokens of a window and one for the global ones, whose sum it
-    is: in each the other's rows see nothing and give zero. There is no output projection, which
-    Longformer has in its next class. Any length will do, where published code pads it.
+    Global tokens attend to all tokens. The output is the sum of two calls of `attend`, one for
+    local and one for global queries; the rows of the others are fully masked and give zero. There
+    is no output projection; in Longformer it belongs to another class. Lengths need no padding.
 
     Shapes: x `*B T dim` -> `*B T dim`.
 
     Args:
       dim: width of a token, D.
-      num_heads: how many heads; must divide dim.
-      window: how many tokens beside its own a token sees, half of them on each side; even.
-      dropout, kernel_init, bias_init, rngs, dtype, param_dtype: as of `GroupedQueryAttention`.
+      num_heads: number of heads; must divide dim.
+      window: number of neighbours that a token attends to, half of them on each side; even.
+      dropout, kernel_init, bias_init, rngs, dtype, param_dtype: as in `GroupedQueryAttention`.
 
     Raises:
-      ValueError: for counts below 1, an odd window, heads that do not divide dim, a share outside
+      ValueError: for counts below 1, an odd window, heads that do not divide dim, a rate outside
         [0, 1]; in the call, if x, global_tokens or valid do not fit.
       TypeError: if x is not floating, or global_tokens or valid not boolean.
 
@@ -77,7 +77,7 @@ class LongformerAttention(nnx.Module):
 
         Args:
           x: the tokens.
-          global_tokens: which tokens see all and are seen by all; None for none.
+          global_tokens: which tokens attend to all and are visible to all; None for none.
           valid: which tokens are real. Padding is masked out, and its outputs are zero.
           deterministic: overrides `train()` and `eval()`.
         """

@@ -48,14 +48,14 @@ class LuongAttention(nnx.Module):
     `*B T d_encoder`. One decoder state at a time is T = 1.
 
     Args:
-      d_encoder: width of an encoder state; first, as h comes first in the call.
-      d_decoder: width of a decoder state; for "dot" the same.
+      d_encoder: width of an encoder state.
+      d_decoder: width of a decoder state; equal to d_encoder for "dot".
       score: "dot", "general" or "concat".
-      units: width of the hidden layer of "concat"; only there.
-      kernel_init, bias_init, rngs, dtype, param_dtype: as of `BahdanauAttention`.
+      units: width of the hidden layer of "concat"; None for other scores.
+      kernel_init, bias_init, rngs, dtype, param_dtype: as in `BahdanauAttention`.
 
     Raises:
-      ValueError: for a score that does not exist, units without "concat" or "concat" without,
+      ValueError: for an unknown score, units without "concat" or "concat" without units,
         widths that differ under "dot", sizes that do not fit.
       TypeError: if h or s is not floating, or the mask not boolean.
 
@@ -99,7 +99,7 @@ class LuongAttention(nnx.Module):
     ) -> Float[Array, "*B T d_encoder"]:
         """One context vector for each decoder state; the mask broadcasts to `*B 1 T S`.
 
-        There is no dropout, so `deterministic` changes nothing.
+        There is no dropout, so `deterministic` has no effect.
         """
         h, s = check_input("h", h, self.d_encoder), check_input("s", s, self.d_decoder)
         h, s = (x.astype(self.dtype or x.dtype) for x in (h, s))

@@ -1,4 +1,4 @@
-"""Mamba: a selective state space, whose components each decay by themselves."""
+"""Mamba: a selective state space model with a decay per component."""
 
 import math
 from typing import Literal, Unpack
@@ -33,29 +33,29 @@ class Mamba(Recurrent):
     Also called: selective state space model (SSM), S6, selective scan.
 
     `in_proj` gives x and a gate z; x passes a short causal convolution and silu. `x_proj(x)` gives
-    a narrow dt, B and C, and `dt = softplus(dt_proj(dt) + dt_bias)` is a step of each component.
-    The output is `out_proj(y * silu(z))`. All tokens' states are held at once, `width state_dim`
-    numbers each.
+    a low-rank dt, B and C, and `dt = softplus(dt_proj(dt) + dt_bias)` is a step per component.
+    The output is `out_proj(y * silu(z))`. The states of all tokens are materialized, with
+    `width state_dim` numbers each.
 
     Shapes: x `*B T in_features` -> `*B T in_features`.
 
     Args:
       in_features: width of a token.
-      width: how many components x has behind `in_proj`; None for twice in_features.
-      state_dim: width of B and C, which Mamba calls the size of the state.
+      width: width of x after `in_proj`; None for twice in_features.
+      state_dim: width of B and C, the state size in Mamba's configs.
       step_rank: width of dt before `dt_proj`; None for in_features / 16, rounded up.
-      conv_size: how many tokens the convolution sees.
+      conv_size: kernel size of the convolution, in tokens.
       conv_bias: whether the convolution has a bias.
       use_bias: whether `in_proj` and `out_proj` have one.
-      norms: whether dt, B and C are normed as they leave `x_proj`, with gains "gains" (Jamba) or
-        without "plain" (Falcon Mamba); None for no norms.
+      norms: norms of dt, B and C after `x_proj`, with a scale "gains" (Jamba) or without "plain"
+        (Falcon Mamba); None for no norms.
       eps: of those norms.
-      kernel_init, bias_init: initializers of projections and convolution; None draws as torch does.
-        `dt_bias`, `A_log` and `D` start as Mamba's.
-      rngs, dtype, param_dtype: as of `GatedDeltaAttention`.
+      kernel_init, bias_init: initializers of projections and convolution; None for PyTorch's.
+        `dt_bias`, `A_log` and `D` are initialized as in Mamba.
+      rngs, dtype, param_dtype: as in `GatedDeltaAttention`.
 
     Raises:
-      ValueError: for counts below 1, or another word for norms.
+      ValueError: for counts below 1, or unknown norms.
       TypeError: in the call, if x is not floating.
 
     Source: Gu and Dao, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces", 2023;
@@ -142,10 +142,10 @@ class Mamba(Recurrent):
         return jax.nn.softplus(dt + aligned(self.dt_bias[...], dt)), b, c
 
     def state_shapes(self) -> tuple[Shape, Shape]:
-        """A matrix, and the tokens that the convolution looks back at."""
+        """A matrix, and the past tokens of the convolution."""
         return (self.out_proj.in_features, self.state_dim), state_of(self.conv1d)
 
 
 def _flat(x: Float[Array, "*X E N"]) -> Float[Array, "*X D"]:
-    """Components of the state side by side."""
+    """Flattens the last two axes."""
     return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])

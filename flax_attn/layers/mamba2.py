@@ -1,4 +1,4 @@
-"""Mamba 2: a state space whose decay is a number of each head, or linear attention with a decay."""
+"""Mamba 2: a state space model with one decay per head, or linear attention with decay."""
 
 from collections.abc import Sequence
 from typing import Literal, Unpack
@@ -36,33 +36,33 @@ class Mamba2(Recurrent):
 
     `in_proj` gives a gate z, the values x, the keys B, the queries C and the steps dt. x, B and C
     pass a short causal convolution and silu; `dt = softplus(dt + dt_bias)`. The output is
-    `out_proj(norm(y * silu(z)))`, normed in groups of heads.
+    `out_proj(norm(y * silu(z)))`, normalised in groups of heads.
 
     Shapes: x `*B T in_features` -> `*B T in_features`.
 
     Args:
       in_features: width of a token.
-      num_heads: how many heads, each with a state `key_dim value_dim`.
-      key_dim: width of B and C, which Mamba calls the size of the state.
+      num_heads: number of heads, each with a state `key_dim value_dim`.
+      key_dim: width of B and C, the state size in Mamba's configs.
       value_dim: width of a head's x.
-      groups: how many B and C there are, each for as many heads beside each other.
-      conv_size: how many tokens the convolution sees.
+      groups: number of B and C, each shared by num_heads / groups adjacent heads.
+      conv_size: kernel size of the convolution, in tokens.
       conv_bias: whether the convolution has a bias.
       use_bias: whether the projections have one.
       out_bias: whether `out_proj` has one; None for use_bias.
-      norm: whether the norm stands "after" the gate or "before" it, as Falcon-H1 may have it; None
-        for no norm.
+      norm: whether the norm is applied "after" the gate or "before" it, as optional in Falcon-H1;
+        None for no norm.
       eps: of the norm.
       step_limits: least and greatest dt; None for none.
-      multipliers: of what enters `in_proj`, and of z, x, B, C and dt as they leave it (Falcon-H1);
-        None for none.
-      kernel_init, bias_init: initializers of projections and convolution; None draws as torch does.
-        `dt_bias`, `A_log` and `D` start as Mamba's.
-      chunk, rngs, dtype, param_dtype: as of `GatedDeltaAttention`.
+      multipliers: factors of the input of `in_proj` and of its outputs z, x, B, C and dt
+        (Falcon-H1); None for none.
+      kernel_init, bias_init: initializers of projections and convolution; None for PyTorch's.
+        `dt_bias`, `A_log` and `D` are initialized as in Mamba.
+      chunk, rngs, dtype, param_dtype: as in `GatedDeltaAttention`.
 
     Raises:
-      ValueError: for counts below 1, groups that do not divide num_heads, another place of the
-        norm, limits that are not two numbers in order, or multipliers that are not six.
+      ValueError: for counts below 1, groups that do not divide num_heads, an unknown `norm`,
+        limits that are not two numbers in order, or other than six multipliers.
       TypeError: in the call, if x is not floating.
 
     Source: Dao and Gu, "Transformers are SSMs: Generalized Models and Efficient Algorithms Through
@@ -127,7 +127,7 @@ class Mamba2(Recurrent):
     def projected(
         self, x: Float[Array, "*B T D"]
     ) -> tuple[Float[Array, "*B T E"], Float[Array, "*B T F"], Float[Array, "*B T N"]]:
-        """The gate, what is convolved and the steps, each by its multiplier."""
+        """The gate, the convolution's input and the steps, each times its multiplier."""
         width, shared = self.out_proj.in_features, self.groups * self.key_dim
         first, *rest = self.multipliers or (1.0,)
         y = self.in_proj(x * first if rest else x)
@@ -156,20 +156,20 @@ class Mamba2(Recurrent):
     def normed_and_gated(
         self, y: Float[Array, "*B T E"], z: Float[Array, "*B T E"]
     ) -> Float[Array, "*B T E"]:
-        """y times `silu(z)`, normed before or after it."""
+        """y times `silu(z)`, normalised before or after it."""
         if self.norm_comes_first:
             return gated(self.normed(y), z)
         return gated(y, z) if self.norm is None else self.normed(gated(y, z))
 
     def normed(self, y: Float[Array, "*B T E"]) -> Float[Array, "*B T E"]:
-        """y, normed in groups of heads."""
+        """Normalises y in groups of heads."""
         assert self.norm is not None and self.norm.scale is not None
         whole = y.astype(wide(y.dtype))
         parts = rms_norm(split_heads(whole, y.shape[-1] // self.groups), eps=self.norm.eps)
         return (merge_heads(parts) * aligned(self.norm.scale[...], whole)).astype(y.dtype)
 
     def state_shapes(self) -> tuple[Shape, Shape]:
-        """As of `GatedDeltaAttention`."""
+        """As in `GatedDeltaAttention`."""
         return (self.num_heads, self.key_dim, self.value_dim), state_of(self.conv1d)
 
 

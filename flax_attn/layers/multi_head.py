@@ -1,4 +1,4 @@
-"""Multi-head causal attention by weight split: three wide projections, cut into heads."""
+"""Multi-head causal attention: three wide projections, split into heads."""
 
 from typing import Any, Unpack, overload
 
@@ -22,20 +22,20 @@ class MultiHeadAttention(nnx.Module):
 
     Also called: multi-head attention (MHA), multi-head self-attention (MHSA).
 
-    Head n of N reads its own H = d_out / N columns of the projections.
+    Head n of N uses its H = d_out / N columns of the projections.
 
     Shapes: x `*B T d_in` -> `*B T d_out`, for any T up to `context_length`.
 
     Args:
       d_out: width of all heads together.
-      num_heads: how many heads; must divide d_out.
+      num_heads: number of heads; must divide d_out.
       out_proj: whether a Linear layer with bias follows. Without it, this is
         `MultiHeadAttentionWrapper` with heads of width d_out / N.
       d_in, context_length, dropout, qkv_bias, kernel_init, bias_init, rngs, dtype, param_dtype: as
         of `CausalAttention`.
 
     Raises:
-      ValueError: for counts below 1, heads that do not divide d_out, a share outside [0, 1], or if
+      ValueError: for counts below 1, heads that do not divide d_out, a rate outside [0, 1], or if
         x is not `*B T d_in` or too long.
       TypeError: if x is not floating.
 
@@ -87,7 +87,7 @@ class MultiHeadAttention(nnx.Module):
         deterministic: bool | None = None,
         cache: AnyCache | None = None,
     ) -> Any:
-        """The heads' context vectors, mixed; `deterministic` overrides `train()` and `eval()`."""
+        """The projected context vectors; `deterministic` overrides `train()` and `eval()`."""
         x = check_input("x", x, self.W_query.in_features)
         check_context(x.shape[-2], self.context_length)
         if cache is not None:
@@ -108,13 +108,13 @@ class MultiHeadAttention(nnx.Module):
     def init_cache(
         self, batch: int | tuple[int, ...], length: int, **options: Unpack[CacheOptions]
     ) -> AnyCache:
-        """An empty cache for up to `context_length` tokens; arguments as of `Cache.empty`."""
+        """An empty cache for up to `context_length` tokens; arguments as in `Cache.empty`."""
         check_context(length, self.context_length)
         sizes = (self.num_heads, self.head_dim, self.head_dim)
         return new_cache(batch, length, sizes, CAUSAL, arithmetic_dtype(self.W_key), options)
 
     def _decoded(self, x: Array, cache: Any, deterministic: bool | None) -> tuple[Array, Any]:
-        """The same of new tokens, which look at those in the cache too."""
+        """The outputs of new tokens, which also attend to the cache."""
         check_eval(self.dropout, deterministic)
         q = split_heads(self.W_query(x), self.head_dim)  # *B T N H
         k = split_heads(self.W_key(x), self.head_dim)  # *B T N H

@@ -1,4 +1,4 @@
-"""Multi-head causal attention with queries, keys and values out of one projection."""
+"""Multi-head causal attention with one projection for queries, keys and values."""
 
 from typing import Unpack
 
@@ -14,20 +14,20 @@ from ._init import InitKeywords, InitWithoutDropout, init_signature
 
 
 class MultiHeadAttentionCombined(nnx.Module):
-    """`MultiHeadAttention` with `q, k, v = split(qkv(x))`: one matrix product in place of three.
+    """`MultiHeadAttention` with `q, k, v = split(qkv(x))`: one matrix product instead of three.
 
-    The output of `qkv` lies as [3, N, H]: all queries, then all keys, then all values, each head by
-    head. (GPT-NeoX and BLOOM lay theirs as [N, 3, H].)
+    The output of `qkv` has the layout [3, N, H]: all queries, then all keys, then all values, each
+    by head. (GPT-NeoX and BLOOM use [N, 3, H].)
 
     Shapes: x `*B T d_in` -> `*B T d_out`, for any T up to `context_length`.
 
     Args:
       qkv_bias: whether the projection has a bias; `out_proj` always has one.
       d_in, d_out, context_length, dropout, num_heads, kernel_init, bias_init, rngs, dtype,
-        param_dtype: as of `MultiHeadAttention`.
+        param_dtype: as in `MultiHeadAttention`.
 
     Raises:
-      ValueError, TypeError: as of `MultiHeadAttention`.
+      ValueError, TypeError: as in `MultiHeadAttention`.
 
     Source: Raschka, "Build a Large Language Model (From Scratch)", 2024, chapter 3, bonus material.
 
@@ -60,7 +60,7 @@ class MultiHeadAttentionCombined(nnx.Module):
     def __call__(
         self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None
     ) -> Float[Array, "*B T d_out"]:
-        """The heads' context vectors, mixed; `deterministic` overrides `train()` and `eval()`."""
+        """The projected context vectors; `deterministic` overrides `train()` and `eval()`."""
         x = check_input("x", x, self.qkv.in_features)
         check_context(x.shape[-2], self.context_length)
         qkv = self.qkv(x).reshape(*x.shape[:-1], 3, self.num_heads, self.head_dim)  # *B T 3 N H

@@ -1,4 +1,4 @@
-"""Multi-head causal attention in einsum: the axes are named, so nothing is transposed."""
+"""Multi-head causal attention with einsum instead of transpositions."""
 
 from functools import partial
 from typing import Any, Unpack
@@ -20,7 +20,7 @@ from ._init import InitKeywords, InitWithoutDropout, init_signature
 def project(
     x: Float[Array, "*B T d_in"], weight: nnx.Param, bias: nnx.Param | None, dtype: Any
 ) -> Float[Array, "*B T d_out"]:
-    """`x weight^T + bias`, the weight of shape `(d_out, d_in)` as it lies."""
+    """`x weight^T + bias`, with a weight of shape `(d_out, d_in)`."""
     x, w, b = promote_dtype((x, weight, bias), dtype=dtype)
     y = jnp.einsum("...td,od->...to", x, w)
     return y if bias is None else y + aligned(jnp.asarray(b), y)
@@ -36,14 +36,14 @@ class MultiHeadAttentionEinsum(nnx.Module):
 
     Args:
       qkv_bias: whether queries, keys and values have biases; `out_proj` always has one.
-      kernel_init, bias_init: initializers of the projections; None draws as torch does. The three
-        weights are asked for as `(d_out, d_in)`, so one that scales by the width in needs
-        `in_axis=-1, out_axis=-2`; `out_proj` is an `nnx.Linear` and asks for its kernel as usual.
-      d_in, d_out, context_length, dropout, num_heads, rngs, dtype, param_dtype: as of
+      kernel_init, bias_init: initializers of the projections; None for PyTorch's. The three
+        weights have shape `(d_out, d_in)`, so an initializer that scales by fan-in needs
+        `in_axis=-1, out_axis=-2`; `out_proj` is an `nnx.Linear` with the usual kernel shape.
+      d_in, d_out, context_length, dropout, num_heads, rngs, dtype, param_dtype: as in
         `MultiHeadAttention`.
 
     Raises:
-      ValueError, TypeError: as of `MultiHeadAttention`.
+      ValueError, TypeError: as in `MultiHeadAttention`.
 
     Source: Raschka, "Build a Large Language Model (From Scratch)", 2024, chapter 3, bonus material;
     its own einsum over x and W names W's axes the other way round and needs d_in == d_out.
@@ -82,7 +82,7 @@ class MultiHeadAttentionEinsum(nnx.Module):
     def __call__(
         self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None
     ) -> Float[Array, "*B T d_out"]:
-        """The heads' context vectors, mixed; `deterministic` overrides `train()` and `eval()`."""
+        """The projected context vectors; `deterministic` overrides `train()` and `eval()`."""
         x = check_input("x", x, self.W_query.shape[1])
         check_context(x.shape[-2], self.context_length)
         heads = (*x.shape[:-1], self.num_heads, self.head_dim)

@@ -1,4 +1,4 @@
-"""Multi-head attention by hand: several causal attentions side by side."""
+"""Multi-head attention as a concatenation of single-head causal attentions."""
 
 from typing import Unpack
 
@@ -12,19 +12,19 @@ from .causal_attention import CausalAttention
 
 
 class MultiHeadAttentionWrapper(nnx.Module):
-    """`concat(heads[0](x), ..., heads[N - 1](x))`, each head a `CausalAttention` of its own.
+    """`concat(heads[0](x), ..., heads[N - 1](x))`, each head a separate `CausalAttention`.
 
     Shapes: x `*B T d_in` -> context `*B T D` with `D = num_heads * d_out`: here d_out is the width
     of one head.
 
     Args:
       d_out: width of one head.
-      num_heads: how many heads.
+      num_heads: number of heads.
       d_in, context_length, dropout, qkv_bias, kernel_init, bias_init, rngs, dtype, param_dtype: as
         of `CausalAttention`.
 
     Raises:
-      ValueError: as of `CausalAttention`, and for a num_heads below 1.
+      ValueError: as in `CausalAttention`, and for a num_heads below 1.
       TypeError: if x is not floating.
 
     Source: Raschka, "Build a Large Language Model (From Scratch)", 2024, chapter 3.
@@ -46,7 +46,7 @@ class MultiHeadAttentionWrapper(nnx.Module):
         **more: Unpack[InitKeywords],
     ):
         check_positive(num_heads=num_heads)
-        InitWithoutDropout(**more)  # refuses what a head would take beside it
+        InitWithoutDropout(**more)  # raises TypeError for `dropout` and unknown keywords
         arguments = (d_in, d_out, context_length, dropout, qkv_bias)
         heads = (CausalAttention(*arguments, **more) for _ in range(num_heads))
         self.heads = nnx.List(heads)

@@ -1,4 +1,4 @@
-"""Perceiver's attention: latents look at inputs of any length (Jaegle et al., 2021)."""
+"""Perceiver's attention: latents attend to inputs of any length (Jaegle et al., 2021)."""
 
 from functools import partial
 from typing import Unpack
@@ -17,31 +17,31 @@ from ._inputs import tokens, zero_padding
 class PerceiverAttention(nnx.Module):
     """`x + dense(attend(query(norm1(x)), key(norm2(memory)), value(norm2(memory))))`.
 
-    With `memory_features` it looks at a memory; without, latents look at themselves, and keys and
-    values are made of `norm1(x)`.
+    With `memory_features` this is cross attention to a memory; without, self attention of the
+    latents, with keys and values from `norm1(x)`.
 
     Shapes: x `*B T in_features`, memory `*B S memory_features` -> `*B T in_features`, or
     `*B T v_features` for self attention without a residual.
 
     Args:
       in_features: width of a latent.
-      num_heads: how many heads; must divide qk_features and v_features.
+      num_heads: number of heads; must divide qk_features and v_features.
       memory_features: width of a token of the memory; None for self attention.
       qk_features: width of all heads of queries and keys; None for in_features.
       v_features: width of all heads of values; None for qk_features.
       residual: whether x is added.
       mask: the default mask of a call; kept as `layer.mask`.
       dropout: dropout rate of the weights in training, from 0 to 1.
-      kernel_init, bias_init: initializers of the projections, the second one of the norms too; None
-        draws the projections as torch does and starts the norms' biases from zero.
+      kernel_init, bias_init: initializers of projections, the second also of the norms; None for
+        PyTorch's, and zeros for the norms' biases.
       rngs: source of the initial values and of the dropout.
       dtype: of the arithmetic; None promotes inputs and weights.
       param_dtype: of the weights.
 
     Raises:
       ValueError: for counts below 1, heads that do not divide the widths, a residual of another
-        width than the output, a share outside [0, 1]; in the call, if x, memory, masks or valid do
-        not fit, or for a memory where none belongs or none where one does.
+        width than the output, a rate outside [0, 1]; in the call, if x, memory, masks or valid do
+        not fit, or for a memory that is unexpected or missing.
       TypeError: if x or memory are not floating, or a mask or valid not boolean.
 
     Source: Jaegle et al., "Perceiver: General Perception with Iterative Attention", 2021; names as
@@ -101,11 +101,11 @@ class PerceiverAttention(nnx.Module):
 
         Args:
           x: the latents.
-          memory: what is looked at, for a layer with memory_features.
+          memory: source of keys and values, for a layer with memory_features.
           mask: replaces the layer's; None keeps the layer's.
-          positions: where the tokens stand, for masks that read it; None counts the real tokens.
-          valid: which tokens of x are there. The others are neither read nor, in self attention,
-            seen, and their outputs are zero. A memory's padding is said by the mask.
+          positions: token positions, for masks that read them; None counts the real tokens.
+          valid: which tokens of x are real. Padding has zero outputs and, in self attention, is
+            masked out. The padding of a memory must be in the mask.
           deterministic: overrides `train()` and `eval()`.
         """
         self._check_memory(memory)

@@ -1,4 +1,4 @@
-"""Transformer-XL's attention, its bias by distance read by a shift (Dai et al., 2019)."""
+"""Transformer-XL's attention: a bias by distance, gathered by a shift (Dai et al., 2019)."""
 
 from typing import Any, Literal, Unpack
 
@@ -25,14 +25,14 @@ class RelativeShiftAttention(nnx.Module):
 
     r is `r_proj` of the sinusoids of all distances; u is `r_w_bias` and v `r_r_bias`. With
     `biases="segment"`, as in XLNet, s is `r_s_bias` and e `seg_embed`, whose second row is for keys
-    of another segment than the query's. What distances and segments add is an array `*B N T T`;
+    of another segment than the query's. The bias of distances and segments is an array `*B N T T`;
     `attend` does the rest.
 
     Shapes: x `*B T in_features` -> `*B T in_features`.
 
     Args:
       in_features: width of a token, D, even.
-      num_heads: how many heads, N.
+      num_heads: number of heads, N.
       head_dim: width of a head, H; N * H need not be in_features.
       biases: "shared" (Transformer-XL, the Conformer), or "segment", which adds XLNet's third.
       layout: of the sinusoids: "half" (Transformer-XL, XLNet) or "interleaved" (the Conformer).
@@ -40,17 +40,17 @@ class RelativeShiftAttention(nnx.Module):
       qkv_bias, out_bias: whether `q_proj`, `k_proj` and `v_proj`, and `o_proj`, have biases, as the
         Conformer's; `r_proj` has none.
       dropout: dropout rate of the weights in training, from 0 to 1.
-      kernel_init, bias_init: initializers of the projections; the first one of u, v, s and e too,
-        which else start from zero, e from N(0, 0.02).
+      kernel_init, bias_init: initializers of the projections; the first also of u, v, s and e,
+        which default to zeros, and N(0, 0.02) for e.
       rngs: source of the initial values and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
 
     Raises:
-      ValueError: for counts below 1, an odd width, other biases or another layout, a share outside
-        [0, 1]; in the call, if x, masks, segments or valid do not fit, or for segments of a layer
-        without biases for them.
-      TypeError: if x is not floating, segments are no integers, or a mask or valid not boolean.
+      ValueError: for counts below 1, an odd width, other biases or another layout, a rate outside
+        [0, 1]; in the call, if x, masks, segments or valid do not fit, or for segments in a
+        layer without segment biases.
+      TypeError: if x is not floating, segments are not integers, or a mask or valid not boolean.
 
     Source: Dai et al., "Transformer-XL: Attentive Language Models Beyond a Fixed-Length Context",
     2019, section 3.3; Yang et al., "XLNet", 2019, section 2.5.
@@ -107,7 +107,7 @@ class RelativeShiftAttention(nnx.Module):
         Args:
           x: the tokens.
           mask: replaces the layer's; None keeps the layer's.
-          positions: where the tokens stand, for masks that read it; None counts the real tokens.
+          positions: token positions, for masks that read them; None counts the real tokens.
           segments: the segment of each token, for a layer with `biases="segment"`; None adds
             nothing.
           valid: which tokens are real. Padding is masked out, and its outputs are zero.
@@ -131,9 +131,9 @@ class RelativeShiftAttention(nnx.Module):
     def _by_distance(
         self, q: Float[Array, "*B T N H"], distances: Int[Array, "*B T T"] | None
     ) -> Float[Array, "*B N T T"]:
-        """`(q + v).r[i - j]`, i - j that of the slots unless distances are given."""
+        """`(q + v).r[i - j]`; `distances` default to those of the slots."""
         T, width = q.shape[-3], self.q_proj.in_features
-        distance = jnp.arange(T - 1, -T, -1)  # R, from key far behind to key far ahead
+        distance = jnp.arange(T - 1, -T, -1)  # R, from keys far before to keys far after the query
         sin_cos = sinusoids(distance, width, layout=self.layout, dtype=wide(q.dtype))  # R D
         r = split_heads(self.r_proj(sin_cos.astype(q.dtype)), self.head_dim)  # R N H
         scores = jnp.einsum("...tnh,rnh->...ntr", q + aligned(self.r_r_bias[...], q), r)
@@ -151,7 +151,7 @@ class RelativeShiftAttention(nnx.Module):
         return jnp.where(other, different, same)
 
     def _other_segment(self, segments: Array | None, x: Array) -> Bool[Array, "*B 1 T T"] | None:
-        """Whether query and key are of different segments."""
+        """Whether query and key belong to different segments."""
         if segments is None:
             return None
         if self.biases != "segment":

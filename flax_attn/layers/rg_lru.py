@@ -1,4 +1,4 @@
-"""The real-gated linear recurrent unit of Griffin, in the block that stands around it."""
+"""Griffin's recurrent block with its real-gated linear recurrent unit."""
 
 from typing import Any, Unpack
 
@@ -19,7 +19,7 @@ from ._init import InitKeywords, InitWithoutDropout, init_signature
 from ._recurrent import Recurred, Recurrent, Shape, Tokens, short_convolution, state_of
 
 SHARPNESS = 8.0
-STEEPEST = 1000.0  # slope of the square root that gradients may see
+STEEPEST = 1000.0  # upper bound of the square root's derivative
 
 
 class RGLRU(Recurrent):
@@ -27,22 +27,22 @@ class RGLRU(Recurrent):
 
     Also called: real-gated linear recurrent unit (RG-LRU), Griffin and Hawk's recurrent block.
 
-    x' is `linear_x(x)` behind a causal convolution, `a = exp(-8 r softplus(recurrent_param))`,
-    and the gates r and i are sigmoids of x', mixed inside blocks of components by
-    `recurrent_gate_weight` and `input_gate_weight`. The first token of a document has no
-    `sqrt(1 - a^2)`.
+    x' is `linear_x(x)` after a causal convolution, `a = exp(-8 r softplus(recurrent_param))`,
+    and the gates r and i are sigmoids of block-diagonal projections of x' by
+    `recurrent_gate_weight` and `input_gate_weight`. At the first token of a document the factor
+    `sqrt(1 - a^2)` is omitted.
 
     Shapes: x `*B T in_features` -> `*B T in_features`.
 
     Args:
       in_features: width of a token.
-      num_heads: how many blocks the gates have.
-      width: how many components the recurrence has; None for in_features.
-      conv_size: how many tokens the convolution sees; it has a bias.
-      kernel_init, bias_init: initializers of projections, gates and convolution; None draws as
-        torch does.
-      rngs: source of the initial values. `a` starts from 0.9 to 0.999 where r is 1.
-      dtype, param_dtype: as of `GatedDeltaAttention`.
+      num_heads: number of blocks of the gates.
+      width: width of the recurrence; None for in_features.
+      conv_size: kernel size of the convolution, in tokens; it has a bias.
+      kernel_init, bias_init: initializers of projections, gates and convolution; None
+        for PyTorch's.
+      rngs: source of the initial values. `a` starts in [0.9, 0.999] for r = 1.
+      dtype, param_dtype: as in `GatedDeltaAttention`.
 
     Raises:
       ValueError: for counts below 1, or if num_heads does not divide the width.
@@ -116,7 +116,7 @@ class RGLRU(Recurrent):
         return -SHARPNESS * gate("recurrent_gate") * rate, merge_heads(blocks) * gate("input_gate")
 
     def state_shapes(self) -> tuple[Shape, Shape]:
-        """A vector, and the tokens that the convolution looks back at."""
+        """A vector, and the past tokens of the convolution."""
         return (self.conv_1d.out_features,), state_of(self.conv_1d)
 
 
@@ -126,7 +126,7 @@ def first_tokens(
     valid: Bool[Array, "*#B T"] | None,
     cache: State | None,
 ) -> Bool[Array, "*B T"]:
-    """True for the first token of each document, and of a row unless a cache holds some before.
+    """True for the first token of each document, and of each row without cached tokens.
 
     >>> first_tokens(jnp.ones((3, 1)), jnp.asarray([5, 5, 2]), None, None).tolist()
     [True, False, True]
@@ -142,7 +142,7 @@ def first_tokens(
 
 @jax.custom_jvp
 def root(x: Float[Array, "*X"]) -> Float[Array, "*X"]:
-    """The square root, whose slope is at most 1000, so that no gradient is infinite at zero.
+    """Square root with a derivative of at most 1000, so that gradients at zero are finite.
 
     >>> round(float(jax.grad(root)(0.0)))
     1000

@@ -1,4 +1,4 @@
-"""Selective attention: a query can hide a key from all queries after it."""
+"""Selective attention: a query can mask a key for all later queries."""
 
 from typing import Any
 
@@ -17,11 +17,11 @@ def selection_penalty(
     visible: Bool[Array, "#B #N T S"],
     first: Bool[Array, "#B S"] | None = None,
 ) -> Float[Array, "B 1 T S"]:
-    """What each query subtracts from its scores: the sum of what the queries before it selected.
+    """The penalty of each query's scores: the sum of the selections of earlier queries.
 
-    A query selects a key as strongly as its logit in the first head is above zero. It cannot select
-    itself, a key that it does not see, or a first key; `first` says which keys are, of each
-    document and row, and None stands for the one of slot 0.
+    A query selects a key by `relu` of its logit in the first head. It cannot select itself, a
+    masked key, or a first key; `first` marks the first keys of documents and rows, and None means
+    slot 0.
     """
     T, S = logits.shape[-2:]
     first = (jnp.arange(S) == 0)[None] if first is None else first
@@ -33,19 +33,19 @@ def selection_penalty(
 class SelectiveAttention(WeightsAttention):
     """`o_proj(softmax(scale * q.k - F) . v)`, `F[t]` the sum over i < t of `relu(scale * q.k)[i]`.
 
-    The logits in F are those of the first head. A query may select a key, which is then hidden,
-    more or less, from all queries after it. Holds all weights, T x S a head, since F sums rows.
+    The logits in F are those of the first head. A query may select a key, which lowers its score
+    for all later queries. Materializes all weights, T x S per head, since F sums over rows.
 
     Shapes: x `*B T in_features` -> `*B T in_features`.
 
     Args:
-      in_features, num_heads, num_kv_heads, head_dim: as of `GroupedQueryAttention`.
+      in_features, num_heads, num_kv_heads, head_dim: as in `GroupedQueryAttention`.
       grouped: the other arguments of `GroupedQueryAttention`, except `sinks`,
         `clip_qkv` and `o_norm`.
 
     Raises:
-      ValueError: as of `GroupedQueryAttention`, and for sinks.
-      TypeError: as of `GroupedQueryAttention`.
+      ValueError: as in `GroupedQueryAttention`, and for sinks.
+      TypeError: as in `GroupedQueryAttention`.
 
     Source: Leviathan, Kalman and Matias, "Selective Attention Improves Transformer", 2024.
 
@@ -60,7 +60,7 @@ class SelectiveAttention(WeightsAttention):
     def read(
         self, q: Array, k: Array, v: Array, *, documents: Documents, **attend_kwargs: Any
     ) -> Float[Array, "*B T N H"]:
-        """Softmax of the logits less what earlier queries have selected."""
+        """Attention with the logits minus the selections of earlier queries."""
         tokens = q.shape[-3]
         first = _first_tokens(documents, q.shape[:-2])
         sizes = Sizes(q.shape[:-3], q.shape[-2], tokens, tokens)
@@ -73,7 +73,7 @@ class SelectiveAttention(WeightsAttention):
 
 
 def _first_tokens(documents: Documents, shape: tuple[int, ...]) -> Bool[Array, "B T"] | None:
-    """The first real token of each document, all batch axes as one; None for that of slot 0."""
+    """First real token of each document, with flattened batch axes; None means slot 0."""
     if documents.is_unpacked:
         return None
     valid = jnp.ones(shape, bool) if documents.valid is None else documents.valid

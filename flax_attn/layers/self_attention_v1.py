@@ -1,4 +1,4 @@
-"""Self-attention with trainable weights, first version: three matrices to the right of x."""
+"""Self-attention with three plain weight matrices."""
 
 from typing import Unpack
 
@@ -16,20 +16,19 @@ from ._init import InitKeywords, InitWithoutDropout, init_signature
 class SelfAttentionV1(nnx.Module):
     """`softmax(q k^T / sqrt(d_out)) v` with `q = x W_query`, `k = x W_key`, `v = x W_value`.
 
-    The three are plain Params of shape `(d_in, d_out)` that start from U[0, 1). They multiply from
-    the right: from a torch Parameter of the same name they come as they are, from an `nn.Linear`
-    transposed.
+    The three are plain Params of shape `(d_in, d_out)`, initialized from U[0, 1). They multiply
+    from the right: copy them from a torch Parameter as they are, from an `nn.Linear` transposed.
 
     Shapes: x `*B T d_in` -> context `*B T d_out`.
 
     Args:
       kernel_init: initializer of the three weights; None draws from U[0, 1).
-      bias_init: accepted as in every layer; there is no bias.
+      bias_init: accepted by every layer; there is no bias.
       rngs: source of the initial values.
-      d_in, d_out, dtype, param_dtype: as of `SelfAttentionV2`.
+      d_in, d_out, dtype, param_dtype: as in `SelfAttentionV2`.
 
     Raises:
-      ValueError, TypeError: as of `SelfAttentionV2`.
+      ValueError, TypeError: as in `SelfAttentionV2`.
 
     Source: that of `SelfAttentionV2`.
 
@@ -56,7 +55,7 @@ class SelfAttentionV1(nnx.Module):
     def __call__(
         self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None
     ) -> Float[Array, "*B T d_out"]:
-        """The context vectors. There is no dropout, so `deterministic` changes nothing."""
+        """The context vectors. There is no dropout, so `deterministic` has no effect."""
         x = check_input("x", x, self.W_query.shape[0])
         x, W_query, W_key, W_value = promote_dtype(
             (x, self.W_query[...], self.W_key[...], self.W_value[...]), dtype=self.dtype

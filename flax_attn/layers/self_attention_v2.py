@@ -1,4 +1,4 @@
-"""Self-attention with trainable weights, second version: three Linear layers."""
+"""Self-attention with three Linear layers."""
 
 from typing import Unpack
 
@@ -21,7 +21,7 @@ class SelfAttentionV2(nnx.Module):
     Args:
       d_in, d_out: widths of a token and of its query, key and value.
       qkv_bias: whether the three projections have biases.
-      kernel_init, bias_init: initializers of the projections; None draws as torch does.
+      kernel_init, bias_init: initializers of the projections; None for PyTorch's.
       rngs: source of the initial values, torch's U(+-1 / sqrt(d_in)).
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
@@ -56,7 +56,7 @@ class SelfAttentionV2(nnx.Module):
     def __call__(
         self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None
     ) -> Float[Array, "*B T d_out"]:
-        """The context vectors. There is no dropout, so `deterministic` changes nothing."""
+        """The context vectors. There is no dropout, so `deterministic` has no effect."""
         x = check_input("x", x, self.W_query.in_features)
         q = self.W_query(x)  # *B T d_out
         k = self.W_key(x)  # *B T d_out

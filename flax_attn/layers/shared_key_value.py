@@ -1,4 +1,4 @@
-"""Grouped-query attention whose keys are its values too."""
+"""Grouped-query attention with one projection for keys and values."""
 
 from typing import Any, Unpack
 from warnings import warn
@@ -19,14 +19,14 @@ class SharedKeyValueAttention(DecodingHeads, SelfAttention):
     Also called: attention with keys as values, `attention_k_eq_v`.
 
     The values are the keys before norm and rotary, or `v_norm(v_proj(x))` with `own_values`. A
-    `CrossLayerAttention` behind it reads its keys and values, by `layer.keys_and_values_of(x)`.
+    later `CrossLayerAttention` can reuse its keys and values, by `layer.keys_and_values_of(x)`.
 
-    Gemma leaves the logits as they are: hand in `rules=Rules(scale=1.0)`.
+    For Gemma, which does not scale logits, pass `rules=Rules(scale=1.0)`.
 
     Shapes: x `*B T in_features` -> `*B T in_features`.
 
     Args:
-      in_features, num_heads, num_kv_heads, head_dim: as of `GroupedQueryAttention`.
+      in_features, num_heads, num_kv_heads, head_dim: as in `GroupedQueryAttention`.
       v_norm: a norm of the values, such as `RMSNorm(None, eps=1e-6)`; None for none.
       own_values: whether there is a `v_proj`.
       grouped: the keywords of `GroupedQueryAttention`, except `clip_qkv` and `o_norm`.
@@ -72,15 +72,15 @@ class SharedKeyValueAttention(DecodingHeads, SelfAttention):
         positions: Int[Array, "... T"] | None = None,
         valid: Bool[Array, "*#B T"] | None = None,
     ) -> Pair:
-        """What this layer makes of x, for layers after it; arguments as of the call.
+        """This layer's keys and values of x, for later layers; arguments as in the call.
 
-        Of a mask only `Segments` count, for a rotary whose rates go by the length of documents.
+        Only `Segments` in the mask are used, by a rotary that depends on document lengths.
         """
         tokens = self.tokens(x, mask, valid, positions)
         return self.keys_and_values(tokens.x, tokens.positions)
 
     def keys_and_values(self, x: Float[Array, "*B T D"], positions: RotaryPositions) -> Pair:
-        """Keys, normed and turned, and values: the same projection, unless there are two."""
+        """Keys, normalised and rotated, and values, from one projection or two."""
         k = split_heads(self.k_proj(x), self.head_dim)  # *B T K H
         has_values = "v_proj" in self.kv_projections
         v = split_heads(self.v_proj(x), self.head_dim) if has_values else k  # *B T K H
@@ -89,12 +89,12 @@ class SharedKeyValueAttention(DecodingHeads, SelfAttention):
 
 
 def _renamed_argument(grouped: Any, v_norm: NormFn | None, own_values: bool) -> bool:
-    """Takes the argument of the last release out of `grouped`, and warns of it."""
+    """Removes the deprecated `across_layers` from `grouped`, with a warning; returns it."""
     warn(
         "SharedKeyValueAttention(across_layers=True) is now called CrossLayerAttention, and "
         "across_layers=False is left out; the old argument will be removed in the next release.",
         DeprecationWarning,
-        stacklevel=6,  # behind the constructor stand three functions of nnx
+        stacklevel=6,  # three frames of nnx are between constructor and caller
     )
     across_layers = grouped.pop("across_layers")
     if across_layers and (v_norm is not None or own_values):

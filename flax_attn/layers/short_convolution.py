@@ -1,4 +1,4 @@
-"""A short convolution between two gates: what LFM2 has in place of most of its attention."""
+"""A short convolution between two gates, which replaces most attention layers in LFM2."""
 
 from typing import Unpack
 
@@ -12,19 +12,19 @@ from ._recurrent import Recurred, Recurrent, Shape, Tokens, short_convolution, s
 
 
 class GatedShortConvolution(Recurrent):
-    """`out_proj(C * conv(B * x'))`, where `in_proj(x)` is B, C and x' beside each other.
+    """`out_proj(C * conv(B * x'))`, where `in_proj(x)` is B, C and x' concatenated.
 
     Also called: short convolution (short conv), LFM2's convolution block.
 
-    The convolution is causal, and of each component by itself.
+    The convolution is causal and depthwise.
 
     Shapes: x `*B T in_features` -> `*B T in_features`.
 
     Args:
       in_features: width of a token.
-      conv_size: how many tokens the convolution sees.
-      use_bias: whether projections and convolution have one.
-      kernel_init, bias_init: initializers of projections and convolution; None draws as torch does.
+      conv_size: kernel size of the convolution, in tokens.
+      use_bias: whether projections and convolution have biases.
+      kernel_init, bias_init: initializers of projections and convolution; None for PyTorch's.
       rngs: source of the initial values, torch's U(+-1 / sqrt(width in)).
       dtype: of the projections; None promotes x and the weights.
       param_dtype: of the weights.
@@ -63,5 +63,5 @@ class GatedShortConvolution(Recurrent):
         return tap("context", c * x), None, conv_state
 
     def state_shapes(self) -> tuple[Shape, Shape]:
-        """No recurrence, and the tokens that the convolution looks back at."""
+        """No recurrent state, and the past tokens of the convolution."""
         return None, state_of(self.conv)

@@ -1,4 +1,4 @@
-"""Sigmoid attention: each key weighs by its own score, without a softmax over the others."""
+"""Sigmoid attention: a sigmoid of each score instead of a softmax over keys."""
 
 import math
 from typing import Any, Unpack
@@ -18,25 +18,25 @@ from ._weights import WeightsAttention
 
 
 class SigmoidAttention(WeightsAttention):
-    """`o_proj(sigmoid(scale * q.k + logit_bias) . v)`, in the place of a softmax.
+    """`o_proj(sigmoid(scale * q.k + logit_bias) . v)`, without a softmax.
 
     Also called: sigmoid self-attention, SigmoidAttn.
 
-    The weights of a row have any sum. The paper's bias of -log S starts them near a sum of one; S
-    is the number of keys given, those that a mask hides included, but no padding, and with
-    `Segments` in the mask those of the token's own document.
+    The weights of a row may have any sum. The paper's bias of -log S starts them near a sum of one;
+    S is the number of keys, masked ones included and padding excluded, and with `Segments` in the
+    mask the length of the token's document.
 
     Shapes: x `*B T in_features` -> `*B T in_features`.
 
     Args:
-      in_features, num_heads, num_kv_heads, head_dim: as of `GroupedQueryAttention`.
+      in_features, num_heads, num_kv_heads, head_dim: as in `GroupedQueryAttention`.
       logit_bias: a number added to the scores; None for -log S, 0.0 for the plain sigmoid.
       grouped: the other arguments of `GroupedQueryAttention`, except `sinks`,
         `clip_qkv` and `o_norm`.
 
     Raises:
-      ValueError: as of `GroupedQueryAttention`, and for sinks.
-      TypeError: as of `GroupedQueryAttention`.
+      ValueError: as in `GroupedQueryAttention`, and for sinks.
+      TypeError: as in `GroupedQueryAttention`.
 
     Source: Ramapuram et al., "Theory, Analysis, and Best Practices for Sigmoid Self-Attention",
     2024.
@@ -66,7 +66,7 @@ class SigmoidAttention(WeightsAttention):
     def read(
         self, q: Array, k: Array, v: Array, *, documents: Documents, **attend_kwargs: Any
     ) -> Float[Array, "*B T N H"]:
-        """Weights of any sum, each of its own score."""
+        """Attention with elementwise sigmoid weights."""
         bias = self.logit_bias
         if bias is None and documents.is_unpacked:
             bias = _start_bias(q.shape[-3], wide(q.dtype))
@@ -80,7 +80,7 @@ class SigmoidAttention(WeightsAttention):
 
 
 def _start_bias(length: Any, dtype: Any) -> Any:
-    """`-log S`: a number, unless `jax.export` left the length open."""
+    """`-log S`: a float, or an array if the length is symbolic in `jax.export`."""
     if is_symbolic_dim(length):
         return -jnp.log(jnp.asarray(length, dtype))
     return -math.log(max(length, 1))

@@ -1,4 +1,4 @@
-"""Self-attention without weights: every token asks, answers and is mixed as it stands."""
+"""Self-attention without parameters: tokens are queries, keys and values."""
 
 from typing import Any
 
@@ -19,9 +19,9 @@ class SimplifiedSelfAttention(nnx.Module):
     Shapes: x `*B T D` -> context `*B T D`.
 
     Args:
-      normalise: what makes a row of scores add up to one: `"softmax"`, or `"sum"`, which divides by
-        the row's sum and is fit only for scores whose sum keeps away from zero.
-      kernel_init, bias_init, rngs, dtype, param_dtype: as of `UniformCausalAverage`.
+      normalise: normalisation of a row of scores: `"softmax"`, or `"sum"`, which divides by the
+        row's sum and requires sums away from zero.
+      kernel_init, bias_init, rngs, dtype, param_dtype: as in `UniformCausalAverage`.
 
     Raises:
       ValueError: for another `normalise`, or if x has fewer than two axes.
@@ -51,7 +51,7 @@ class SimplifiedSelfAttention(nnx.Module):
     def __call__(
         self, x: Float[Array, "*B T D"], *, deterministic: bool | None = None
     ) -> Float[Array, "*B T D"]:
-        """The context vectors. There is no dropout, so `deterministic` changes nothing."""
+        """The context vectors. There is no dropout, so `deterministic` has no effect."""
         (x,) = promote_dtype((check_input("x", x),), dtype=self.dtype)
         scores = tap("scores", x @ x.mT)  # *B T T
         if self.normalise == "softmax":

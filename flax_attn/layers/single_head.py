@@ -1,4 +1,4 @@
-"""One head of causal attention whose scores are not scaled."""
+"""One head of causal attention with unscaled scores."""
 
 from typing import Unpack
 
@@ -13,7 +13,7 @@ from ._init import InitKeywords, InitWithoutDropout, init_signature
 
 
 class SingleHeadAttention(nnx.Module):
-    """`softmax(q k^T, future at -inf) v`, the projections without biases.
+    """`softmax(q k^T, future at -inf) v`, with projections without biases.
 
     Shapes: x `*B T d_in` -> context `*B T head_size`, or `*B T d_in` with `value=False`.
 
@@ -21,12 +21,12 @@ class SingleHeadAttention(nnx.Module):
       d_in: width of a token.
       head_size: width of a query, key and value.
       scale: whether the scores are divided by sqrt(head_size); never by the width of a token.
-      value: whether there is a value projection; without one the tokens themselves are mixed.
-      bias_init: accepted as in every layer; there is no bias.
-      kernel_init, rngs, dtype, param_dtype: as of `SelfAttentionV2`.
+      value: whether there is a value projection; without one the values are x.
+      bias_init: accepted by every layer; there is no bias.
+      kernel_init, rngs, dtype, param_dtype: as in `SelfAttentionV2`.
 
     Raises:
-      ValueError, TypeError: as of `SelfAttentionV2`.
+      ValueError, TypeError: as in `SelfAttentionV2`.
 
     Source: Karpathy, "Let's build GPT: from scratch, in code, spelled out", 2023.
 
@@ -54,7 +54,7 @@ class SingleHeadAttention(nnx.Module):
     def __call__(
         self, x: Float[Array, "*B T d_in"], *, deterministic: bool | None = None
     ) -> Float[Array, "*B T h"]:
-        """The context vectors. There is no dropout, so `deterministic` changes nothing."""
+        """The context vectors. There is no dropout, so `deterministic` has no effect."""
         x = check_input("x", x, self.key.in_features)
         k = self.key(x)  # *B T H
         q = self.query(x)  # *B T H

@@ -1,4 +1,4 @@
-"""Spatial reduction: an image looks at a smaller copy of itself (PVT, Wang et al., 2021)."""
+"""Spatial-reduction attention to a downsampled image (PVT, Wang et al., 2021)."""
 
 from functools import partial
 from typing import Unpack
@@ -19,30 +19,30 @@ class SpatialReductionAttention(nnx.Module):
 
     Also called: spatial-reduction attention (SRA), PVT attention.
 
-    The reduction is a convolution over squares of ratio x ratio pixels, side by side, so that there
-    are ratio ** 2 times fewer keys than queries. Rows and columns that fill no square are no keys,
-    as in PVT. With ratio=1 there is neither convolution nor norm, and z is x.
+    The reduction is a convolution with kernel and stride ratio x ratio, so that there are
+    ratio ** 2 times fewer keys than queries. Remaining rows and columns are dropped, as in PVT.
+    With ratio=1 there is neither convolution nor norm, and z is x.
 
     Shapes: x `*B Y X dim`, an image of Y rows and X columns -> `*B Y X dim`.
 
     Args:
       dim: width of a pixel, D.
-      num_heads: how many heads, of width D / N; must divide dim.
-      ratio: the side of a square.
+      num_heads: number of heads, of width D / N; must divide dim.
+      ratio: kernel size and stride of the convolution.
       qkv_bias: whether `query`, `key` and `value` have biases; `dense` and `sequence_reduction`
         always have one.
       eps: of the norm; 1e-6 in PVT's published configs, 1e-5 in the paper's code.
-      mask: the default mask of a call, with queries Y X and keys (Y // ratio)
-        (X // ratio), both row by row; kept as `layer.mask`.
+      mask: the default mask of a call, with Y X queries and (Y // ratio) (X // ratio) keys, both in
+        row-major order; kept as `layer.mask`.
       dropout: dropout rate of the weights in training, from 0 to 1.
-      kernel_init, bias_init: initializers of projections and convolution; None draws as torch does.
+      kernel_init, bias_init: initializers of projections and convolution; None for PyTorch's.
       rngs: source of the initial values, torch's U(+-1 / sqrt(width in)), and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
 
     Raises:
-      ValueError: for counts below 1, heads that do not divide dim, a share outside [0, 1]; in the
-        call, if x or a mask do not fit, or x is smaller than a square.
+      ValueError: for counts below 1, heads that do not divide dim, a rate outside [0, 1]; in the
+        call, if x or a mask do not fit, or x is smaller than ratio x ratio.
       TypeError: if x is not floating, or a mask not boolean.
 
     Source: Wang et al., "Pyramid Vision Transformer", 2021, section 3.3; names as in the published
@@ -86,7 +86,7 @@ class SpatialReductionAttention(nnx.Module):
         mask: Mask | Array | None = None,
         deterministic: bool | None = None,
     ) -> Float[Array, "*B Y X D"]:
-        """Attention of x over its smaller copy.
+        """Attention of x over its downsampled copy.
 
         Args:
           x: the image.
@@ -105,7 +105,7 @@ class SpatialReductionAttention(nnx.Module):
         return self.dense(merge_heads(o)).reshape(x.shape)  # *B Y X D
 
     def reduced(self, x: Float[Array, "*B Y X D"]) -> Float[Array, "*B S D"]:
-        """What keys and values are made of, row by row."""
+        """Downsampled x, the source of keys and values, in row-major order."""
         *batch, rows, columns, width = x.shape
         if min(rows, columns) < self.ratio:
             raise ValueError(
@@ -119,6 +119,6 @@ class SpatialReductionAttention(nnx.Module):
 
 
 def _of_squares(dim: int, ratio: int, init: LayerInit) -> nnx.Conv:
-    """The convolution over squares side by side, which starts as torch's does."""
+    """Convolution with stride equal to kernel size, initialized as in PyTorch."""
     conv_kwargs = {"strides": ratio, "padding": "VALID", **init.torch_initializers(dim * ratio**2)}
     return nnx.Conv(dim, dim, (ratio, ratio), **conv_kwargs)

@@ -1,4 +1,4 @@
-"""T5's attention: unscaled, with a learned bias for ranges of distances (Raffel et al., 2020)."""
+"""T5's attention: unscaled, with a learned bias by distance bucket (Raffel et al., 2020)."""
 
 from typing import Any, Unpack, overload
 
@@ -22,30 +22,30 @@ class T5Attention(CrossForward):
 
     Also called: attention with a relative position bias.
 
-    In T5 the first layer of a stack owns the table, `has_bias=True`, and the others need its
-    bias: `layer(x, bias=first.score)`, or `bias=first.position_bias(T, S)` as an
-    array. Cross attention has no bias. A decoder is built with `bidirectional=False, mask=CAUSAL`.
+    In T5 the first layer of a stack owns the table, `has_bias=True`, and the others take its bias:
+    `layer(x, bias=first.score)`, or `bias=first.position_bias(T, S)` as an array. Cross attention
+    has no bias. A decoder layer has `bidirectional=False, mask=CAUSAL`.
 
     Shapes: x `*B T in_features`, memory `*B S in_features` -> `*B T in_features`.
 
     Args:
       in_features: width of a token.
-      num_heads: how many heads, N.
+      num_heads: number of heads, N.
       head_dim: width of a head, H; N * H need not be in_features.
-      buckets, max_distance, bidirectional: as of `positions.relative.t5_buckets`.
+      buckets, max_distance, bidirectional: as in `positions.relative.t5_buckets`.
       has_bias: whether the layer owns a table, `relative_attention_bias`.
       mask: the default mask of a call; kept as `layer.mask`.
       dropout: dropout rate of the weights in training, from 0 to 1.
-      kernel_init: initializer of the projections and the table; None draws as torch does.
-      bias_init: accepted as in every layer; no projection has a bias.
+      kernel_init: initializer of the projections and the table; None for PyTorch's.
+      bias_init: accepted by every layer; no projection has a bias.
       rngs: source of the initial values and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
 
     Raises:
-      ValueError: for counts below 1, a share outside [0, 1], buckets that `t5_buckets` refuses; in
-        the call, if x, memory, masks, valid or bias do not fit, for another word for `empty`, or
-        where the bias is asked of a layer without a table or left out of its self attention.
+      ValueError: for counts below 1, a rate outside [0, 1], buckets that `t5_buckets` refuses; in
+        the call, if x, memory, masks, valid or bias do not fit, for an unknown `empty`, or in a
+        layer without a table for `score`, or for self attention without a bias.
       TypeError: if x, memory or bias are not floating, or a mask or valid not boolean.
 
     Source: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
@@ -75,7 +75,7 @@ class T5Attention(CrossForward):
         check_positive(buckets=buckets, max_distance=max_distance)
         self.buckets, self.max_distance = buckets, max_distance
         self.bidirectional = bidirectional
-        self._of(jnp.zeros((buckets, num_heads)))  # refuses buckets that no table can have
+        self._of(jnp.zeros((buckets, num_heads)))  # raises ValueError for invalid buckets
         self.head_dim, self.mask = head_dim, as_module_data(as_mask(mask))
         init = LayerInit(**more)
         self.q = init.linear(in_features, num_heads * head_dim, use_bias=False)
@@ -90,7 +90,7 @@ class T5Attention(CrossForward):
         self.dropout = init.attention_dropout()
 
     def projections(self) -> tuple[nnx.Linear, nnx.Linear, nnx.Linear, nnx.Linear]:
-        """Those of queries, keys, values and output."""
+        """The projections of queries, keys, values and output."""
         return self.q, self.k, self.v, self.o
 
     @property
@@ -108,7 +108,7 @@ class T5Attention(CrossForward):
         return T5Bias(table, buckets=self.buckets, **bias_kwargs)
 
     def position_bias(self, queries: int, keys: int) -> Float[Array, "N T S"]:
-        """The layer's bias as an array, for T queries and S keys that begin at one place."""
+        """The layer's bias as an array, for T queries and S keys from the same position."""
         q, k = jnp.arange(queries)[:, None], jnp.arange(keys)[None]
         table = self.score.table
         heads = jnp.arange(table.shape[1])[:, None, None]
@@ -146,11 +146,11 @@ class T5Attention(CrossForward):
         deterministic: bool | None = None,
         cache: AnyCache | Memory | None = None,
     ) -> Any:
-        """Attention of x over memory, or over itself; arguments as of `CrossAttention`.
+        """Attention of x over memory, or over itself; arguments as in `CrossAttention`.
 
         Args:
-          bias: another layer's, in place of this one's: its `score`, or an array that broadcasts to
-            `*B N T S`. Without a table self attention needs one; `IDENTITY` stands for none.
+          bias: replaces the layer's bias: another layer's `score`, or an array that broadcasts to
+            `*B N T S`. Self attention without a table requires it; `IDENTITY` for no bias.
         """
         crosses = memory is not None or isinstance(cache, Memory)
         attend_kwargs = {"score": self._score(bias, crosses), "scale": 1.0}

@@ -1,4 +1,4 @@
-"""Talking heads: the heads' scores and weights are mixed (Shazeer et al., 2020; CaiT, 2021)."""
+"""Talking heads: scores and weights mixed over heads (Shazeer et al., 2020; CaiT, 2021)."""
 
 from functools import partial
 from typing import Any, Unpack
@@ -16,7 +16,7 @@ from ._inputs import tokens, zero_padding
 
 
 def over_heads(linear: nnx.Linear, x: Float[Array, "B N T S"]) -> Float[Array, "B N T S"]:
-    """`linear` over the axis of heads, in the dtype of x: each new head is a sum of the old ones.
+    """Applies `linear` along the axis of heads, in the dtype of x.
 
     >>> twice = nnx.Linear(3, 3, kernel_init=nnx.initializers.constant(2.0), rngs=nnx.Rngs(0))
     >>> over_heads(twice, jnp.ones((1, 3, 1, 1))).ravel().tolist()
@@ -26,37 +26,37 @@ def over_heads(linear: nnx.Linear, x: Float[Array, "B N T S"]) -> Float[Array, "
 
 
 def in_dtype_of_first(arrays: Any, **_: Any) -> Any:
-    """The arrays in the dtype of the first: scores are float32 or wider, whatever mixes them."""
+    """Casts the arrays to the dtype of the first, since scores are float32 or wider."""
     return tuple(None if x is None else x.astype(arrays[0].dtype) for x in arrays)
 
 
 class TalkingHeadsAttention(nnx.Module):
     """`proj(proj_w(softmax(proj_l(q k^T / sqrt(H)))) v)`, where proj_l and proj_w mix heads.
 
-    The form of CaiT: the heads are mixed before and after the softmax, each time by an N x N matrix
-    and a bias. Shazeer et al. mix without biases. The weights of all heads are held, T x T a head,
-    on every machine, since a mixing needs them all at once.
+    The form of CaiT: heads are mixed before and after the softmax by an N x N matrix and a bias
+    each. Shazeer et al. have no biases. The weights of all heads, T x T each, are materialized on
+    every device, since mixing needs all of them.
 
-    A mask is asked for the heads that come out of `proj_l`, and hides them behind `proj_w` too:
-    otherwise its bias would let a token see what is hidden. CaiT has no masks.
+    Masks apply to the output heads of `proj_l`, and again after `proj_w`, whose bias would
+    otherwise give weight to masked keys. CaiT has no masks.
 
     Shapes: x `*B T dim` -> `*B T dim`.
 
     Args:
       dim: width of a token, D.
-      num_heads: how many heads, N.
+      num_heads: number of heads, N.
       head_dim: width of a head, H; None for dim / num_heads.
-      qkv_bias: whether `qkv` has a bias; `proj` always has one. Its output lies as [3, N, H].
-      mix_bias: whether `proj_l` and `proj_w` have biases, as CaiT's.
+      qkv_bias: whether `qkv` has a bias; `proj` always has one. Layout [3, N, H].
+      mix_bias: whether `proj_l` and `proj_w` have biases, as in CaiT.
       mask: the default mask of a call; kept as `layer.mask`.
       dropout: dropout rate of the weights in training, from 0 to 1, after `proj_w`.
-      kernel_init, bias_init: initializers of all projections; None draws as torch does.
+      kernel_init, bias_init: initializers of all projections; None for PyTorch's.
       rngs: source of the initial values, torch's U(+-1 / sqrt(width in)), and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
 
     Raises:
-      ValueError: for counts below 1, heads that do not divide dim where head_dim is None, a share
+      ValueError: for counts below 1, heads that do not divide dim where head_dim is None, a rate
         outside [0, 1]; in the call, if x, a mask or valid do not fit.
       TypeError: if x is not floating, or a mask or valid not boolean.
 
@@ -108,7 +108,7 @@ class TalkingHeadsAttention(nnx.Module):
         Args:
           x: the tokens.
           mask: replaces the layer's; None keeps the layer's.
-          positions: where the tokens stand, for masks that read it; None counts the real tokens.
+          positions: token positions, for masks that read them; None counts the real tokens.
           valid: which tokens are real. Padding is masked out, and its outputs are zero.
           deterministic: overrides `train()` and `eval()`.
         """

@@ -18,8 +18,8 @@ class TransformerMultiHeadAttention(nnx.Module):
 
     Also called: multi-head attention (MHA), `nn.MultiheadAttention`.
 
-    The same function as `torch.nn.MultiheadAttention(batch_first=True)`, whose weights `port`
-    carries packed or apart, with three differences: here True in a mask means "may look"
+    The same function as `torch.nn.MultiheadAttention(batch_first=True)`, whose packed or separate
+    weights `port` copies, with three differences: True in a mask means "may attend"
     (`mask=CAUSAL`, `mask=Lengths(n)` or `mask=~blocked`); a fully masked query gives zeros
     before out_proj, where torch gives NaN; `taps.listen()` records the weights of each head before
     dropout, where torch returns their mean after it.
@@ -28,15 +28,15 @@ class TransformerMultiHeadAttention(nnx.Module):
 
     Args:
       embed_dim: width of queries and output.
-      num_heads: how many heads; must divide embed_dim.
+      num_heads: number of heads; must divide embed_dim.
       dropout: dropout rate of the weights in training, from 0 to 1.
       bias: whether the four projections have biases.
       kdim: width of keys; None for embed_dim.
       vdim: width of values; None for embed_dim.
-      kernel_init, bias_init, rngs, dtype, param_dtype: as of `CausalAttention`.
+      kernel_init, bias_init, rngs, dtype, param_dtype: as in `CausalAttention`.
 
     Raises:
-      ValueError: for counts below 1, heads that do not divide embed_dim, a share outside [0, 1], or
+      ValueError: for counts below 1, heads that do not divide embed_dim, a rate outside [0, 1], or
         inputs and masks of other shapes.
       TypeError: for inputs that are not floating and masks that are not boolean.
 

@@ -1,4 +1,4 @@
-"""The mean of the tokens so far: causal attention with equal weights."""
+"""Causal attention with equal weights: the running mean of the tokens."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ from ..taps import tap
 class UniformCausalAverage(nnx.Module):
     """`softmax(0, future at -inf) x`: row t is the mean of tokens 0 to t.
 
-    Shapes: x `*B T D` -> context `*B T D`. The weights are one `T T` table for the whole batch.
+    Shapes: x `*B T D` -> context `*B T D`. All batch entries share one `T T` array of weights.
 
     Args:
-      kernel_init, bias_init, rngs, param_dtype: accepted as in every layer; there are no weights.
+      kernel_init, bias_init, rngs, param_dtype: accepted by every layer; there are no weights.
       dtype: of the arithmetic; None keeps that of x.
 
     Raises:
@@ -46,7 +46,7 @@ class UniformCausalAverage(nnx.Module):
     def __call__(
         self, x: Float[Array, "*B T D"], *, deterministic: bool | None = None
     ) -> Float[Array, "*B T D"]:
-        """The running means. There is no dropout, so `deterministic` changes nothing."""
+        """The running means. There is no dropout, so `deterministic` has no effect."""
         (x,) = promote_dtype((check_input("x", x),), dtype=self.dtype)
         scores = jnp.zeros((x.shape[-2], x.shape[-2]), x.dtype)  # T T
         future = jnp.triu(jnp.ones_like(scores, dtype=bool), k=1)

@@ -1,4 +1,4 @@
-"""Value residual attention: values mixed with those of the first layer."""
+"""Value residual attention: values are mixed with those of the first layer."""
 
 from functools import partial
 from typing import Any, Unpack, overload
@@ -21,19 +21,19 @@ class ValueResidualAttention(DecodingHeads, Forward):
     Also called: value residual learning, ResFormer.
 
     Runs through `attend`. The first layer of a model is called without `values`, and the others
-    with `values=first.values(x)`, x being what the first was given.
+    with `values=first.values(x)`, where x is the input of the first layer.
 
     Shapes: x `*B T in_features` -> `*B T in_features`.
 
     Args:
-      in_features, num_heads, num_kv_heads, head_dim: as of `GroupedQueryAttention`.
-      learned_mix: whether `mix_proj`, with a sigmoid, says of each token and key/value head how
-        much is its own; if not, the mix is a half.
+      in_features, num_heads, num_kv_heads, head_dim: as in `GroupedQueryAttention`.
+      learned_mix: whether the mix of each token and key/value head is `sigmoid(mix_proj(x))`; if
+        not, it is 0.5.
       grouped: the other arguments of `GroupedQueryAttention`, except `clip_qkv` and `o_norm`.
 
     Raises:
-      ValueError: as of `GroupedQueryAttention`, and if `values` are not `*B T K H`.
-      TypeError: as of `GroupedQueryAttention`.
+      ValueError: as in `GroupedQueryAttention`, and if `values` are not `*B T K H`.
+      TypeError: as in `GroupedQueryAttention`.
 
     Source: Zhou et al., "Value Residual Learning", 2024.
 
@@ -82,7 +82,7 @@ class ValueResidualAttention(DecodingHeads, Forward):
     ) -> Any:
         """Attention of x over itself; `values` are the first layer's, None if this is the first.
 
-        The other arguments are as of `GroupedQueryAttention`.
+        The other arguments are as in `GroupedQueryAttention`.
         """
         project = partial(self.project_mixed, values, call.get("valid"))
         return self.forward(project, x, **call)
@@ -95,7 +95,7 @@ class ValueResidualAttention(DecodingHeads, Forward):
         positions: RotaryPositions,
         cached: bool,
     ) -> tuple[Array, Array, Float[Array, "*B T K H"], None]:
-        """Queries, keys, and values between the first layer's and its own."""
+        """Queries, keys, and values mixed with the first layer's."""
         q, k, v = self.heads(x, positions)  # *B T N H, *B T K H, *B T K H
         return q, k, v if first is None else self._mixed(x, v, first, valid), None
 

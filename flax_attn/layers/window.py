@@ -1,4 +1,4 @@
-"""Attention within the windows of an image, shifted or not: Swin and Swin v2 (Liu et al., 2021)."""
+"""Attention within the windows of an image, optionally shifted: Swin and Swin v2."""
 
 from math import log
 from typing import Literal, Unpack
@@ -24,7 +24,7 @@ Sides = tuple[int, int]
 
 
 def to_windows(x: Shaped[Array, "*B Y X C"], window: Sides) -> Shaped[Array, "*B M T C"]:
-    """An image as M windows of T = height width tokens, both counted along rows.
+    """Splits an image into M windows of T = height width tokens, both in row-major order.
 
     >>> to_windows(jnp.arange(8).reshape(2, 4, 1), (2, 2))[..., 0].tolist()
     [[0, 1, 4, 5], [2, 3, 6, 7]]
@@ -37,7 +37,7 @@ def to_windows(x: Shaped[Array, "*B Y X C"], window: Sides) -> Shaped[Array, "*B
 def from_windows(
     x: Shaped[Array, "*B M T C"], window: Sides, height: int, width: int
 ) -> Shaped[Array, "*B Y X C"]:
-    """The image of these sides whose windows these are.
+    """Reassembles an image from its windows; inverse of `to_windows`.
 
     >>> windows = to_windows(jnp.arange(8).reshape(2, 4, 1), (2, 2))
     >>> from_windows(windows, (2, 2), 2, 4)[..., 0].tolist()
@@ -49,9 +49,9 @@ def from_windows(
 
 
 def shifted_regions(height: int, width: int, window: Sides, shift: Sides) -> Int[np.ndarray, "M T"]:
-    """For each token of a shifted image's windows a number that its neighbours in the image share.
+    """Region ids of the tokens in a shifted image's windows; equal for contiguous tokens.
 
-    The image was rolled by `-shift`, so that its last windows hold tokens of opposite borders.
+    Rolling the image by `-shift` puts tokens of opposite borders into its last windows.
 
     >>> shifted_regions(2, 2, (1, 2), (0, 1)).tolist()
     [[1, 2], [4, 5]]
@@ -67,39 +67,39 @@ def shifted_regions(height: int, width: int, window: Sides, shift: Sides) -> Int
 
 
 class WindowAttention(nnx.Module):
-    """Each window of an image attends to itself, with a bias for the place of key beside query.
+    """Attention within each window of an image, with a relative position bias.
 
     Also called: Swin attention, shifted-window attention (W-MSA, SW-MSA).
 
     Version 1: `softmax(q k / sqrt(H) + table[rows])`. Version 2: `softmax(cos(q, k) exp(scale) +
-    16 sigmoid(mlp(coordinates))[rows])`, the scale of each head at most log 100, and no bias of the
-    keys. With a shift the image is rolled first; tokens from opposite borders, which then share a
-    window, do not see each other. Published code adds -100 there (version 2: -200), which is zero
+    16 sigmoid(mlp(coordinates))[rows])`, the scale of each head at most log 100, and no key bias.
+    With a shift the image is rolled first; tokens from opposite borders, which then share a window,
+    are masked from each other. Published code adds -100 there (version 2: -200), which is zero
     after the softmax unless logits differ by as much.
 
-    An image whose sides the window does not divide is padded with zeros on the right and below;
-    these are seen, as in the published code.
+    If the window does not divide the image's sides, zeros are padded on the right and below; these
+    are not masked, as in the published code.
 
     Shapes: x `*B Y X dim` -> `*B Y X dim`.
 
     Args:
       dim: width of a token, C.
       window: height and width of a window.
-      num_heads: how many heads, N; must divide dim.
+      num_heads: number of heads, N; must divide dim.
       shift: rows and columns by which windows are moved; half a window in every second layer.
       version: 1 for Swin, 2 for Swin v2.
-      pretrained: sides of the window that version 2 was trained with, if others.
+      pretrained: sides of the window used in training of version 2, if different.
       qkv_bias: whether queries and values have a bias, and in version 1 the keys.
       dropout: dropout rate of the weights in training, from 0 to 1.
-      kernel_init, bias_init: initializers of the projections and the table; None draws the
-        projections as torch does and the table from N(0, 0.02).
+      kernel_init, bias_init: initializers of the projections and the table; None for PyTorch's,
+        and N(0, 0.02) for the table.
       rngs: source of the initial values and of the dropout.
       dtype: of the arithmetic; None promotes x and the weights.
       param_dtype: of the weights.
 
     Raises:
       ValueError: for counts below 1, heads that do not divide dim, a shift that is no smaller than
-        its window, another version, pretrained in version 1, a share outside [0, 1]; in the call,
+        its window, another version, pretrained in version 1, a rate outside [0, 1]; in the call,
         if x or valid do not fit.
       TypeError: if x is not floating, or valid not boolean.
 
@@ -145,7 +145,7 @@ class WindowAttention(nnx.Module):
         self.dropout = init.attention_dropout()
 
     def position_bias(self) -> Float[Array, "N T T"]:
-        """What each head adds for the place of a key beside a query."""
+        """Bias of each head by the position of a key relative to a query."""
         if self.version == 1:
             table = self.relative_position_bias_table[...]  # R N
             return jnp.moveaxis(table[window_rows(*self.window)], -1, 0)
@@ -181,7 +181,7 @@ class WindowAttention(nnx.Module):
         return zero_padding(y, valid)
 
     def _similarity_inputs(self, q: Array, k: Array) -> tuple[Array, Array, float]:
-        """Queries, keys and scale: as they are, or cosines times each head's own scale."""
+        """Queries, keys and scale; in version 2 normalised, with a learned scale per head."""
         if self.version == 1:
             return q, k, self.head_dim**-0.5
         by_head = jnp.exp(jnp.minimum(self.logit_scale[...], log(100)))[..., 0]  # N 1
@@ -191,7 +191,7 @@ class WindowAttention(nnx.Module):
     def _windows(
         self, x: Float[Array, "*B Y X C"], valid: Array | None
     ) -> tuple[Float[Array, "*B M T C"], Mask]:
-        """The image's windows, padded and rolled, and who may look at whom."""
+        """The windows of the padded and rolled image, and their attention mask."""
         height, width = x.shape[-3:-1]
         more = [-side % step for side, step in zip((height, width), self.window, strict=True)]
         pad = [(0, 0)] * (x.ndim - 3) + [(0, more[0]), (0, more[1])]
@@ -211,7 +211,7 @@ class WindowAttention(nnx.Module):
     def _image(
         self, windows: Float[Array, "*B M T C"], height: int, width: int
     ) -> Float[Array, "*B Y X C"]:
-        """The image of these windows, rolled back and without the padding."""
+        """The image of these windows, rolled back and cropped."""
         padded = (side + -side % n for side, n in zip((height, width), self.window, strict=True))
         image = jnp.roll(from_windows(windows, self.window, *padded), self.shift, (-3, -2))
         return image[..., :height, :width, :]

@@ -1,10 +1,10 @@
-"""Masks: which query may look at which key. Data, combined with `&`, `|` and `~`.
+"""Attention masks: frozen pytrees, combined with `&`, `|` and `~`.
 
-True means that a query may look at a key. A mask is a frozen pytree that hashes by value. You can
-ask it for index arrays (`mask(b, n, q, k)`), for a whole attention (`mask.grid(sizes)`), and for a
-block of queries (`mask.key_range(...)`, `mask.seen_range(...)`), so that a backend can skip fully
-masked blocks. `runs` has the masks in which each query sees one run of keys, `nodes` the other
-masks, `algebra` the operators, and `answers` the only code that reads a mask's answers.
+True means that a query may attend to a key. A mask is a frozen pytree that hashes by value. It can
+be evaluated at index arrays (`mask(b, n, q, k)`), for a whole attention (`mask.grid(sizes)`), and
+for a block of queries (`mask.key_range(...)`, `mask.seen_range(...)`), so that a backend can skip
+fully masked blocks. `runs` has the masks with one contiguous range of keys per query, `nodes` and
+`documents` the others, `algebra` the operators, and `ranges` validates the results of masks.
 """
 
 from .algebra import And as And

@@ -1,4 +1,4 @@
-"""What every mask can do: the base of all masks, `&`, `|` and `~`, and boolean arrays."""
+"""The base class of masks, the operators `&`, `|` and `~`, and boolean arrays."""
 
 from functools import cached_property
 from typing import Any, ClassVar
@@ -32,7 +32,7 @@ from .ranges import (
 
 
 class Mask:
-    """The base of all masks. A subclass says which (b, n, q, k) may look; the rest has defaults.
+    """Base class of masks. A subclass defines `__call__`; all other methods have defaults.
 
     Decorate your own subclass with `flax_attn.frozen`, which makes it a dataclass, a pytree of its
     arrays, and equal by value. Every backend in plain JAX then takes it. Set `is_static = True` if
@@ -41,15 +41,15 @@ class Mask:
     libraries take masks that define `as_band`, `as_runs` or `as_segments`. `&`, `|` and `~` combine
     masks, also with boolean arrays.
 
-    Beside padding and packed documents a layer asks a mask at numbers other than slots, as `reads`
-    says: "order", the default, is a token's number among the real tokens of its row; "position" is
-    that of the layer's `positions=`, as for `Chunked`; "distance" is the order of a mask that reads
-    q - k alone; "sequence" is for one that reads which of them comes first, "nothing" for one that
-    reads neither, and "slot" for one that means slots. A class with an array along q or k says so
-    by the name of the field, `AXES = {"array": "bnqk"}`, and goes by slot.
+    With padding or packed documents a layer evaluates a mask at indices other than slots (indices
+    along the axis), as `reads` says: "order", the default, is a token's index among the real tokens
+    of its row; "position" is the layer's `positions=`, as for `Chunked`; "distance" is the order,
+    for masks that read only q - k; "sequence" is for masks that read only which of them is first,
+    "nothing" for masks that read neither, and "slot" for slots. A class with an array along q or k
+    declares it by field name, `AXES = {"array": "bnqk"}`, and is evaluated at slots.
 
-    A static mask may compute its answers in Python, numpy or jax.numpy. Any other mask runs inside
-    a program, on blocks of queries whose place is traced, so it must use jax.numpy.
+    A static mask may compute its results in Python, numpy or jax.numpy. Any other mask is traced,
+    on blocks of queries whose start is traced, so it must use jax.numpy.
 
     Raises:
       NotImplementedError: in use, by a subclass that does not define `__call__`.
@@ -71,7 +71,7 @@ class Mask:
     [True, True, False, False]
     """
 
-    __array_ufunc__ = None  # numpy then leaves `array & mask` to the mask
+    __array_ufunc__ = None  # so that `array & mask` calls `mask.__rand__`
     reads: str = "order"
 
     def __bool__(self) -> bool:
@@ -81,32 +81,31 @@ class Mask:
 
     @cached_property
     def is_static(self) -> bool:
-        """Whether the mask is known without any array, batch entry or head."""
+        """Whether the mask depends on no array, batch entry or head."""
         parts = (part for part in vars(self).values() if isinstance(part, Mask))
         declared = hasattr(self, "AXES")
         return declared and not jax.tree.leaves(self) and all(part.is_static for part in parts)
 
     @cached_property
     def shows_later(self) -> bool:
-        """Whether it is known without any array that a token sees some that come after it."""
+        """Whether a static mask is known to let a query attend to later keys."""
         band = self.bind(Sizes((), 1, 1, 1)).as_band() if self.is_static else None
         return band is not None and (band.hi is None or band.hi > 0)
 
     def __call__(self, b: Any, n: Any, q: Any, k: Any) -> Any:
-        """Whether query q of head n in batch entry b may look at key k; index arrays broadcast."""
+        """Whether query q of head n in batch entry b may attend to key k; arrays broadcast."""
         raise NotImplementedError
 
     def bind(self, sizes: Sizes) -> "Mask":
-        """This mask for these sizes: shapes checked, batch axes as one, `"end"` as a number."""
+        """This mask for these sizes: checks shapes, flattens batch axes, resolves `"end"`."""
         is_users = is_frozen(type(self)) and not hasattr(self, "AXES")
         return jax.tree.map(jnp.asarray, self) if is_users else self
 
     def at(self, places: Places) -> "Mask":
-        """This mask for a shard whose batch entries and heads stand at `places` in the whole.
+        """This mask for a shard whose batch entries and heads have global indices `places`.
 
-        A class with `AXES` is given its own part of its arrays and asked by the shard's numbers;
-        any other keeps its arrays whole and is asked by the numbers of the whole. A static mask
-        asks for neither entry nor head.
+        A class with `AXES` gets its shard of its arrays and local indices; any other keeps its
+        arrays replicated and gets global indices. A static mask reads neither entry nor head.
         """
         return self if hasattr(self, "AXES") or self.is_static else Placed(self, places)
 
@@ -115,23 +114,23 @@ class Mask:
         return jnp.asarray(self(*sizes.iotas()))
 
     def key_range(self, b: Any, n: Any, q: Range, sizes: Sizes) -> Range:
-        """`lo, hi`: no query of `range(*q)` may look at a key outside, whichever its head.
+        """`lo, hi`: no query of `range(*q)`, in any head, attends to a key outside.
 
-        A bound mask is asked once for all heads, with n = 0, and what lies beyond the keys is cut
-        off. Backends ask for `Rows`: a pair that may be traced, whose `size` is a number. At
-        `q_positions` the pair holds the least and most of a block's positions, and has no `size`.
+        It is called once for all heads of a bound mask, with n = 0, and clipped to the keys.
+        Backends pass `Rows`: a pair that may be traced, with a static `size`. With `q_positions`
+        the pair spans the positions of a block, and has no `size`.
         """
         return 0, sizes.S
 
     def seen_range(self, b: Any, n: Any, q: Range, sizes: Sizes) -> Range:
-        """`lo, hi`: every query of `range(*q)` may look at every key inside, whichever its head.
+        """`lo, hi`: every query of `range(*q)`, in every head, attends to every key inside.
 
-        Asked as `key_range` is, and empty if `lo >= hi`.
+        It is called as `key_range` is, and empty if `lo >= hi`.
         """
         return 0, 0
 
     def reach(self, keep_first: int = 0) -> int | None:
-        """How many tokens back it looks, the token itself included; None if that has no limit.
+        """Number of past tokens it attends to, the token itself included; None if unbounded.
 
         The first `keep_first` tokens are not counted.
         """
@@ -139,14 +138,14 @@ class Mask:
         return None if band is None or band.lo is None else max(1 - band.lo, 0)
 
     def as_band(self) -> Band | None:
-        """The bound mask as a band with lengths, or None if it is none."""
+        """The bound mask as a band with lengths, or None if it is not one."""
         return None
 
     def as_runs(self, q: Any) -> tuple[Any, Any] | None:
-        """First key and end of the one run that each query sees, if it sees any; of a bound mask.
+        """First key and end of each query's contiguous range of keys; for a bound mask.
 
-        The queries are `1 T`, the ends `B|1 T`, or None where nothing is cut off. None in place of
-        both says that a query may see several runs.
+        The queries are `1 T`, the bounds `B|1 T`, or None if unbounded. None instead of the pair
+        means that the visible keys of a query may not be contiguous. A range may be empty.
         """
         band = self.as_band()
         if band is None:
@@ -159,9 +158,9 @@ class Mask:
         return first, end
 
     def as_segments(self) -> tuple[Any, Any] | None:
-        """Ids of queries, `B T`, and of keys, `B S`, that look if they are equal; None if not so.
+        """Ids of queries, `B T`, and keys, `B S`; a query attends to keys of equal id. Or None.
 
-        Of a bound mask.
+        For a bound mask.
         """
         return None
 
@@ -188,12 +187,12 @@ class Mask:
 
 @frozen
 class Dense(Mask):
-    """A boolean array that broadcasts to `*B N T S`; True may look.
+    """A boolean array that broadcasts to `*B N T S`; True means "may attend".
 
     Also called: boolean attention mask, `attn_mask`.
 
     Args:
-      array: booleans. If True hides a key, as in torch's `key_padding_mask`, use `~Dense(array)`.
+      array: booleans. If True masks a key, as in torch's `key_padding_mask`, use `~Dense(array)`.
 
     Raises:
       TypeError: if `array` is not boolean.
@@ -224,7 +223,7 @@ class Dense(Mask):
 
 @frozen
 class Placed(Mask):
-    """A mask that knows nothing of shards, asked by the numbers of the whole."""
+    """A mask without `AXES` in a shard, evaluated at global indices."""
 
     mask: Mask
     places: Places
@@ -265,7 +264,7 @@ class Placed(Mask):
 
 @frozen
 class And(Mask):
-    """Both let it look."""
+    """True where both masks are True."""
 
     a: Mask
     b: Mask
@@ -309,7 +308,7 @@ class And(Mask):
 
 @frozen
 class Or(Mask):
-    """Either lets it look."""
+    """True where either mask is True."""
 
     a: Mask
     b: Mask
@@ -343,7 +342,7 @@ class Or(Mask):
         return _longer(one, two)
 
     def as_runs(self, q):
-        """One run if both begin with the first key and hide no query, as `CAUSAL | Prefix(n)`."""
+        """One range if both start at key 0 and mask no query, as `CAUSAL | Prefix(n)`."""
         ends = []
         for part in (self.a, self.b):
             band, runs = as_known_band(part), runs_of(part, q)
@@ -355,7 +354,7 @@ class Or(Mask):
 
 @frozen
 class Not(Mask):
-    """What the other hides."""
+    """True where the mask is False."""
 
     a: Mask
 
@@ -374,13 +373,13 @@ class Not(Mask):
         return ~self.a.grid(sizes)
 
     def key_range(self, b, n, q, sizes):
-        """What is hidden at one end is cut off; a hole in the middle is not."""
+        """Excludes masked keys at one end, but not in the middle."""
         lo, hi = fully_visible_range(self.a, b, q, sizes)
         some, S = lo < hi, sizes.S
         return select(some & (lo <= 0), hi, 0), select(some & (hi >= S), lo, S)
 
     def seen_range(self, b, n, q, sizes):
-        """What lies before all that the other may show, or behind it, whichever is more."""
+        """The keys before all that `a` may show, or after, whichever are more."""
         lo, hi = visible_range(self.a, b, q, sizes)
         lo, hi = select(lo < hi, lo, sizes.S), select(lo < hi, hi, sizes.S)
         return _longer((0, lo), (hi, sizes.S))
@@ -392,17 +391,17 @@ def _longer(one: Range, two: Range) -> Range:
 
 
 def as_mask(mask: Any) -> Mask:
-    """A mask from a mask or a boolean array; a TypeError names both conventions otherwise."""
+    """Wraps a boolean array in `Dense`; returns a mask as it is; else raises TypeError."""
     return mask if isinstance(mask, Mask) else Dense(mask)
 
 
 def parts_of(mask: Mask) -> list[Mask]:
-    """The masks that were put together by `&`."""
+    """The operands of nested `&`, as a list."""
     return [*parts_of(mask.a), *parts_of(mask.b)] if isinstance(mask, And) else [mask]
 
 
 def check_array(name: str, array: Any) -> None:
-    """TypeError for a mask object where another library's function takes only arrays."""
+    """Raises TypeError for a mask object where only arrays are accepted."""
     if isinstance(array, Mask):
         raise TypeError(
             f"{name} must be an array in this function; got {array}, which flax_attn.attend takes."

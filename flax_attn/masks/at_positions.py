@@ -1,4 +1,4 @@
-"""Masks asked at the positions of queries and keys, which slots of a cache hold in any order."""
+"""Masks evaluated at positions of queries and keys instead of slots, for caches."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -16,17 +16,17 @@ from .runs import FULL
 
 
 def at_positions(mask: Mask, positions: Positions) -> Mask:
-    """`mask`, asked at bound positions, and nothing that is absent.
+    """Returns `mask` evaluated at bound positions, with absent keys masked.
 
-    What has an array along the queries or the keys goes on by slot. Presence is joined last, so
-    that `~` shows no absent key.
+    Parts with an array along queries or keys stay evaluated at slots. Absent keys are masked last,
+    so that `~` does not make them visible.
     """
     moved = _moved(mask, positions)
     return moved if isinstance(moved, AtPositions) else AtPositions(FULL, positions) & moved
 
 
 def presence_in(mask: Mask) -> Mask | None:
-    """A mask that hides what is absent alone, from one of `at_positions`; None from others."""
+    """The part of an `at_positions` mask that masks absent keys; None for other masks."""
     if isinstance(mask, And):
         return presence_in(mask.a)
     if not isinstance(mask, AtPositions) or mask.positions.all_present:
@@ -35,9 +35,9 @@ def presence_in(mask: Mask) -> Mask | None:
 
 
 def at_positions_of(mask: Mask, positions_of: Callable[[Mask], Positions | None], end: Any) -> Mask:
-    """`mask`, each part of which is asked at the positions that `positions_of` gives for it.
+    """Returns `mask` with each part evaluated at the positions that `positions_of` returns for it.
 
-    None leaves a part by slot. `end` is what `offset="end"` stands for at positions.
+    None keeps slots for a part. `end` replaces `offset="end"` at positions.
     """
     if isinstance(mask, Not):
         return Not(at_positions_of(mask.a, positions_of, end))
@@ -45,27 +45,27 @@ def at_positions_of(mask: Mask, positions_of: Callable[[Mask], Positions | None]
         a, b = (at_positions_of(part, positions_of, end) for part in (mask.a, mask.b))
         if isinstance(mask, And) and isinstance(a, AtPositions) and isinstance(b, AtPositions):
             if a.positions is b.positions:
-                return AtPositions(a.mask & b.mask, a.positions)  # asked once for the range of both
+                return AtPositions(a.mask & b.mask, a.positions)  # one range query for both
         return type(mask)(a, b)
     positions = positions_of(mask)
     return mask if positions is None else AtPositions(with_end(mask, end), positions)
 
 
 def leaves_of(mask: Mask) -> list[Mask]:
-    """The masks that were put together by `&`, `|` and `~`."""
+    """The operands of nested `&`, `|` and `~`, as a list."""
     if isinstance(mask, Not):
         return leaves_of(mask.a)
     return [*leaves_of(mask.a), *leaves_of(mask.b)] if isinstance(mask, And | Or) else [mask]
 
 
 def _moved(mask: Mask, positions: Positions) -> Mask:
-    """`mask` at positions, of which each one by itself shows nothing absent, but `~` may."""
-    if isinstance(mask, Not):  # told of slots, its longest range is one of slots
+    """`mask` at positions; each part masks absent keys, but `~` may make them visible."""
+    if isinstance(mask, Not):  # so that its longest range is one of slots
         return Not(_moved(mask.a, positions))
     if isinstance(mask, And | Or):
         a, b = (_moved(part, positions) for part in (mask.a, mask.b))
         if isinstance(mask, And) and isinstance(a, AtPositions) and isinstance(b, AtPositions):
-            return AtPositions(a.mask & b.mask, positions)  # asked once for the range of both
+            return AtPositions(a.mask & b.mask, positions)  # one range query for both
         return type(mask)(a, b)
     if is_indexed_by_slot(mask):
         return mask
@@ -75,9 +75,9 @@ def _moved(mask: Mask, positions: Positions) -> Mask:
 
 @frozen
 class AtPositions(Mask):
-    """A mask that is asked at positions in place of slots.
+    """A mask evaluated at positions instead of slots.
 
-    What has a negative one sees nothing and is not seen, unless the positions are `all_present`.
+    Queries and keys at negative positions are fully masked, unless `positions.all_present`.
     """
 
     mask: Mask
@@ -94,7 +94,7 @@ class AtPositions(Mask):
         return AtPositions(self.mask.bind(_unbounded_sizes(sizes)), self.positions.bind(sizes))
 
     def evaluate(self, b: Any, n: Any, q: Any, k: Any) -> Any:
-        """Whether a query at position q may look at a key at position k."""
+        """Whether a query at position q may attend to a key at position k."""
         shown = self.mask(b, n, q, k)
         return shown if self.positions.all_present else (q >= 0) & (k >= 0) & shown
 
@@ -106,12 +106,12 @@ class AtPositions(Mask):
         return self.evaluate(b, n, *self.positions.grid)
 
     def key_range(self, b, n, q, sizes):
-        """From the first to the last slot whose position the mask may show to these queries.
+        """From the first to the last slot whose position may be visible to these queries.
 
-        The last position has none behind it to end a range: its queries may see every slot, and
-        its key is in every range.
+        INT32_MAX has no successor to end a range: queries there may attend to every slot, and a
+        key there is in every range.
         """
-        if not isinstance(q, Rows):  # how many they are is not known
+        if not isinstance(q, Rows):  # their number is not static
             return 0, sizes.S
         rows = self._row(self.positions.q, b, q)
         least, most = _ends(rows)
@@ -121,7 +121,7 @@ class AtPositions(Mask):
         else:
             keys = self._row(self.positions.k, b)
             inside = (keys >= first) & (keys < end) | (keys == INT32_MAX)
-            if self.positions.all_present:  # no range of positions holds a negative one
+            if self.positions.all_present:  # ranges never include negative positions
                 inside = inside | (keys < 0)
             lo, hi, _ = _slots(inside)
         none, reaches_end = least >= most, most == INT32_MAX
@@ -132,7 +132,7 @@ class AtPositions(Mask):
         )
 
     def seen_range(self, b, n, q, sizes):
-        """The slots whose positions all queries see, if they stand together and all are present."""
+        """The slots visible to all queries, if they are contiguous and all queries present."""
         if not isinstance(q, Rows):
             return 0, 0
         rows, keys = self._row(self.positions.q, b, q), self._row(self.positions.k, b)
@@ -143,15 +143,15 @@ class AtPositions(Mask):
         return select(whole, lo, 0), select(whole, hi, 0)
 
     def _row(self, positions: jax.Array, b: Any, rows: Rows | None = None) -> jax.Array:
-        """The positions of one batch entry, of the queries `rows` alone if they are given."""
+        """The positions of one batch entry; with `rows`, only those of these queries."""
         row = positions[0 if positions.shape[0] == 1 else b]
         return row if rows is None else jax.lax.dynamic_slice_in_dim(row, rows[0], rows.size)
 
 
 def _slots(inside: jax.Array) -> tuple[Any, Any, Any]:
-    """The first slot that is inside, the end of the last, and how many there are.
+    """The first slot inside, one past the last, and their number.
 
-    Ranges of positions start at 0 or later, so that absent keys are never inside.
+    Ranges of positions start at 0 or later, so absent keys are never inside.
     """
     slots = jnp.arange(len(inside), dtype=jnp.int32)
     lo = jnp.min(jnp.where(inside, slots, len(inside)))
@@ -160,11 +160,11 @@ def _slots(inside: jax.Array) -> tuple[Any, Any, Any]:
 
 
 def _unbounded_sizes(sizes: Sizes) -> Sizes:
-    """The sizes as a mask at positions is told them: queries and keys may stand anywhere."""
+    """Sizes for a mask at positions, where any position may occur."""
     return sizes._replace(T=INT32_MAX, S=INT32_MAX)
 
 
 def _ends(rows: jax.Array) -> Range:
-    """The least of the positions that are present, and one after the most of them, if int32 can."""
+    """The minimum of the present positions, and their maximum plus one, saturated at int32."""
     least = jnp.min(jnp.where(rows >= 0, rows, INT32_MAX))
     return least, saturating_add(jnp.max(rows), 1)

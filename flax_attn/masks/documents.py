@@ -1,7 +1,7 @@
-"""Packed documents of given lengths, one after another: each query sees one run of keys.
+"""Packed documents by their lengths: each query attends to one contiguous range of keys.
 
-Kernels take runs. `Segments(ids)` says the same of the same tokens, but ids alone do not tell that
-equal ones stand together.
+Kernels support such ranges. `Segments(ids)` describes the same mask, but does not guarantee that
+equal ids are contiguous.
 """
 
 from dataclasses import field
@@ -18,32 +18,32 @@ from .._internal.types import frozen
 from .algebra import Mask
 from .ranges import segments_of
 
-MIN_ID_TOKENS = 9  # tokens
+MIN_ID_TOKENS = 9  # rows with fewer tokens are not checked for ids
 
 
 @frozen
 class Documents(Mask):
-    """Packed documents: every token sees its own document alone.
+    """Packed documents: every token attends only to its own document.
 
     Also called: document mask, sequence packing, varlen attention.
 
     A row holds documents one after another: the first `lengths[0]` tokens are one, the next
-    `lengths[1]` another. It is not causal: a decoder takes `CAUSAL & Documents(lengths)`. Tokens
-    behind the last document are padding: they see nothing, nothing sees them, and their outputs are
-    zero. In a layer that is given `valid=` too, lengths count its real tokens alone.
+    `lengths[1]` another. It is not causal: a decoder uses `CAUSAL & Documents(lengths)`. Tokens
+    after the last document are padding: they are masked as queries and as keys, with zero outputs.
+    In a layer with `valid=`, lengths count only real tokens.
 
     Args:
-      lengths: how many tokens each document has, integers, shape (batch, most documents in a row),
-        shorter rows filled with 0; a flat array is for every row. They are counts, neither ids, of
-        which `Documents.of(ids)` makes them, nor `cu_seqlens`, whose differences they are. They may
-        be traced; then nobody can check them, and what goes beyond the tokens is cut off.
-      ends, tokens: internal, set where the mask is used.
+      lengths: number of tokens of each document, integers, shape (batch, max documents per row),
+        shorter rows filled with 0; a flat array is for every row. They are counts: convert ids by
+        `Documents.of(ids)`, and `cu_seqlens` by differences. They may be traced; then they are not
+        checked, and documents are truncated to the tokens.
+      ends, tokens: internal, set by `bind`.
 
     Raises:
       TypeError: if `lengths` are not integers.
-      ValueError: for rows of other lengths in a list, for known lengths below 0 or that look like
-        ids; in use, if queries and keys are not the same tokens, if known lengths are more tokens
-        than there are, or if the shape does not fit.
+      ValueError: for ragged lists, for concrete lengths below 0 or that look like ids; in use, if
+        queries and keys are not the same tokens, if concrete lengths exceed the number of tokens,
+        or if the shape does not fit.
 
     Source: Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021.
 
@@ -84,13 +84,13 @@ class Documents(Mask):
 
     @classmethod
     def of(cls, ids: Any) -> "Documents":
-        """The documents of ids that are known and do not decrease along a row, `*B T`.
+        """Documents from concrete ids that do not decrease along a row, `*B T`.
 
-        Every token belongs to one, so padding with an id of its own sees itself.
+        Every token belongs to one, so padding with a separate id attends to itself.
 
         Raises:
           TypeError: if the ids are not integers.
-          ValueError: if they are traced, or decrease; `Segments(ids)` takes them then.
+          ValueError: if they are traced, or decrease; use `Segments(ids)` then.
 
         >>> Documents.of(np.asarray([[7, 7, 8], [3, 3, 3]])).lengths.tolist()
         [[2, 1], [3, 0]]
@@ -115,14 +115,14 @@ class Documents(Mask):
         return cls((number[..., None] == np.arange(most)).sum(-2).astype(np.int32))
 
     def segments(self, length: int | None = None) -> Int[Array, "*B T"]:
-        """The number of each token's document, to be given to recurrent layers as `segments=`.
+        """The index of each token's document, for `segments=` of recurrent layers.
 
         Args:
-          length: tokens in a row; None is as many as the fullest row has, if lengths are known.
-            Padding has the number of documents as its own.
+          length: tokens in a row; None for those of the fullest row, if lengths are concrete.
+            Padding has the number of documents as its index.
 
         Raises:
-          ValueError: for None where lengths are traced.
+          ValueError: for None with traced lengths.
 
         >>> Documents([2, 1]).segments(4).tolist()
         [0, 0, 1, 2]
@@ -130,13 +130,13 @@ class Documents(Mask):
         return self._tokens(length)[0]
 
     def positions(self, length: int | None = None) -> Int[Array, "*B T"]:
-        """The place of each token in its own document, to be given to layers as `positions=`.
+        """The position of each token in its document, for `positions=` of layers.
 
         Args:
-          length: tokens in a row; None as of `segments`.
+          length: tokens in a row; None as in `segments`.
 
         Raises:
-          ValueError: for None where lengths are traced.
+          ValueError: for None with traced lengths.
 
         >>> Documents([2, 1]).positions(4).tolist()
         [0, 1, 0, 0]
@@ -144,7 +144,7 @@ class Documents(Mask):
         return self._tokens(length)[1]
 
     def _tokens(self, length: int | None) -> tuple[jax.Array, jax.Array]:
-        """Of each token the number of its document, and its place in that."""
+        """The index of each token's document, and the token's position in it."""
         if length is None and not _is_known(self.lengths):
             raise ValueError(
                 "Documents does not know how many tokens a row has, since its lengths are traced; "
@@ -197,10 +197,10 @@ class Documents(Mask):
         return _first(ends, q), _end(ends, q)
 
     def as_segments(self):
-        """Ids by which padding is no document either: no key has that of its queries."""
+        """Segment ids; padding has different ids as query and as key, so it attends to nothing."""
         if (
             self.tokens is None or self.tokens == INT32_MAX
-        ):  # asked at positions, of which none is last
+        ):  # evaluated at positions, which are unbounded
             return None
         q = jnp.arange(self.tokens, dtype=jnp.int32)[None]
         ids = _document_number(self.ends[:, None, :], q)  # B|1 T
@@ -208,27 +208,27 @@ class Documents(Mask):
         return jnp.where(is_padding, -1, ids), jnp.where(is_padding, -2, ids)
 
     def key_range(self, b, n, q, sizes):
-        """From the first key of the first query's document to the last of the last one's."""
+        """From the start of the first query's document to the end of the last query's."""
         ends = self._row(b)
         return _first(ends, q[0]), _end(ends, q[1] - 1)
 
     def seen_range(self, b, n, q, sizes):
-        """The document, if the first and the last query are of one; else it is empty."""
+        """The document, if the first and the last query share one; else empty."""
         ends = self._row(b)
         return _first(ends, q[1] - 1), _end(ends, q[0])
 
     def _row(self, b: Any) -> jax.Array:
-        """The ends of batch entry b, in front of which lie the axes of b."""
+        """The ends of batch entry b, after the axes of b."""
         return self.ends[0] if len(self.ends) == 1 else jnp.asarray(self.ends)[b]
 
 
 def _is_known(x: Any) -> bool:
-    """Whether its numbers can be read while a program is traced."""
+    """Whether its values are concrete during tracing."""
     return not isinstance(x, Tracer | jax.ShapeDtypeStruct)
 
 
 def _look_like_ids(lengths: np.ndarray, tokens: Any) -> bool:
-    """Whether they number documents from 0 on, one for each token; of few tokens nobody can say."""
+    """Whether lengths look like document ids from 0, one per token; False for few tokens."""
     if not isinstance(tokens, int) or lengths.shape[-1] != tokens or tokens < MIN_ID_TOKENS:
         return False
     steps = np.diff(lengths, axis=-1)
@@ -237,10 +237,10 @@ def _look_like_ids(lengths: np.ndarray, tokens: Any) -> bool:
 
 
 def segments_for(mask: Mask, shape: tuple[int, ...], order: Any = None) -> tuple[Any, Any] | None:
-    """Ids of queries and keys, which are the same tokens `*B T`, by a mask that is not bound.
+    """Document ids of queries and keys, the same tokens `*B T`, from an unbound mask.
 
-    None if it is no mask of documents. `order` is the number of each token among the real ones of
-    its row, if some are padding.
+    None if the mask has no documents. `order` is the index of each token among the real tokens of
+    its row, if there is padding.
     """
     if not isinstance(mask, Documents):
         return segments_of(mask)
@@ -252,7 +252,7 @@ def segments_for(mask: Mask, shape: tuple[int, ...], order: Any = None) -> tuple
 
 
 def check_same_tokens(mask: Documents, sizes: Any) -> None:
-    """ValueError unless queries and keys are as many, and so may be the same tokens."""
+    """Raises ValueError unless queries and keys have the same length."""
     if sizes.T != sizes.S:
         raise ValueError(
             f"Documents is for queries and keys that are the same tokens; got T={sizes.T} and "
@@ -261,32 +261,32 @@ def check_same_tokens(mask: Documents, sizes: Any) -> None:
 
 
 def _document_ends(lengths: Any) -> Int[Array, "... G"]:
-    """Where each document ends; as many tokens at most as int32 counts."""
+    """End of each document, saturated at INT32_MAX."""
     rows = jnp.clip(saturate(lengths), 0)
-    if rows.shape[-1] == 0:  # no document at all: all is padding
+    if rows.shape[-1] == 0:  # no documents: everything is padding
         rows = jnp.zeros((*rows.shape[:-1], 1), jnp.int32)
-    total = jnp.cumsum(rows.astype(jnp.float32), axis=-1) >= INT32_MAX  # int32 would wrap
+    total = jnp.cumsum(rows.astype(jnp.float32), axis=-1) >= INT32_MAX  # int32 would overflow
     return jnp.where(total, INT32_MAX, jnp.cumsum(rows, axis=-1, dtype=jnp.int32))
 
 
-# Both never fall as q grows. Behind the last document both are the end of all.
+# Both never decrease in q. After the last document both equal the last end.
 
 
 def _first(ends: Any, q: Any) -> Any:
-    """The first token of the document that q stands in."""
+    """Start of the document that contains q."""
     q = jnp.asarray(q).astype(jnp.int32)[..., None]
     ends = aligned(jnp.asarray(ends), q)
     return jnp.where(ends <= q, ends, 0).max(-1, initial=0)
 
 
 def _end(ends: Any, q: Any) -> Any:
-    """One after its last token."""
+    """End of the document that contains q."""
     q = jnp.asarray(q).astype(jnp.int32)[..., None]
     ends = aligned(jnp.asarray(ends), q)
     return jnp.where(ends > q, ends, ends[..., -1:]).min(-1, initial=INT32_MAX)
 
 
 def _document_number(ends: Any, q: Any) -> Any:
-    """How many documents end before it, of which some may be empty."""
+    """Index of the document that contains q: the number of documents that end before it."""
     q = jnp.asarray(q).astype(jnp.int32)[..., None]
     return (q >= aligned(jnp.asarray(ends), q)).sum(-1, dtype=jnp.int32)

@@ -1,4 +1,4 @@
-"""Masks that are not one run of keys per query: packed documents, and functions."""
+"""Masks without contiguous key ranges: packed documents by ids, and functions."""
 
 from collections.abc import Callable
 from dataclasses import field
@@ -18,17 +18,17 @@ from .ranges import Rows
 
 @frozen
 class Segments(Mask):
-    """`ids[q] == ids[k]`, or `q_ids[q] == kv_ids[k]`: packed documents see only themselves.
+    """`ids[q] == ids[k]`, or `q_ids[q] == kv_ids[k]`: packed documents attend only to themselves.
 
     Also called: document mask, segment ids, sequence packing, packed documents.
 
     Args:
-      ids: the document of each token, integers, `*B T`, where T equals S. Padding with its
-        own id sees itself: add `Lengths` to hide it.
+      ids: the document of each token, integers, `*B T`, where T equals S. Padding with a
+        separate id attends to itself: add `Lengths` to mask it.
       q_ids, kv_ids: instead of `ids`, the ids of the queries, `*B T`, and of the keys, `*B S`.
 
     Raises:
-      TypeError: if they are no integers; unless either `ids` or both others are given.
+      TypeError: if they are not integers; unless either `ids` or both others are given.
       ValueError: in use, if their shapes do not fit.
 
     Source: Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021.
@@ -76,26 +76,26 @@ class Segments(Mask):
         return (self.q_ids, self.kv_ids) if self.ids is None else (self.ids, self.ids)
 
     def key_range(self, b, n, q, sizes):
-        """From the first to the last key whose segment lies among those of the queries."""
-        if not isinstance(q, Rows):  # how many they are is not known
+        """From the first to the last key with an id in the range of the queries' ids."""
+        if not isinstance(q, Rows):  # their number is not static
             return 0, sizes.S
         lo, hi, _ = self._keys_of(b, q, sizes)
         return lo, hi
 
     def seen_range(self, b, n, q, sizes):
-        """The keys of the segment, if the queries are of one and its keys stand together."""
+        """The keys of the segment, if the queries share one and its keys are contiguous."""
         if not isinstance(q, Rows):
             return 0, 0
         lo, hi, whole = self._keys_of(b, q, sizes)
         return select(whole, lo, 0), select(whole, hi, 0)
 
     def _keys_of(self, b: Any, q: Rows, sizes: Sizes) -> tuple[Any, Any, Any]:
-        """The run that holds all keys of the queries' segments, and whether it is of one."""
+        """The range that holds all keys of the queries' segments, and whether it is one segment."""
         mine = jax.lax.dynamic_slice_in_dim(self.q_ids[b], q[0], q.size)
         keys, least, most = self.kv_ids[b], mine.min(), mine.max()
         among = (keys >= least) & (keys <= most)
         some = among.any()
-        first = partial(jax.lax.argmax, axis=0, index_dtype=jnp.int32)  # with x64 on, too
+        first = partial(jax.lax.argmax, axis=0, index_dtype=jnp.int32)  # int32 also with x64
         lo = jnp.where(some, first(among), sizes.S).astype(jnp.int32)
         hi = jnp.where(some, sizes.S - first(among[::-1]), 0).astype(jnp.int32)
         return lo, hi, (least == most) & (among.sum(dtype=jnp.int32) == hi - lo)
@@ -103,7 +103,7 @@ class Segments(Mask):
 
 @frozen
 class MaskFn(Mask):
-    """`fn(b, n, q, k)` on index arrays, which torch's flex attention calls `mask_mod`.
+    """`fn(b, n, q, k)` on index arrays, the `mask_mod` of torch's flex attention.
 
     Also called: `mask_mod` of FlexAttention.
 
@@ -112,12 +112,12 @@ class MaskFn(Mask):
 
     Args:
       fn: from four integer arrays that broadcast against each other to booleans.
-      reads: which numbers a layer gives it beside padding, as of `Mask`.
-      places: positions of batch entries and heads in the whole array; `attend` sets it for shards.
+      reads: which indices a layer passes if there is padding, as in `Mask`.
+      places: global indices of batch entries and heads; `attend` sets it for shards.
 
     Raises:
       TypeError: in use, if what it returns is not boolean.
-      ValueError: for a word that `reads` does not know.
+      ValueError: for an unknown `reads`.
 
     Source: Dong et al., "Flex Attention", 2024.
 
@@ -142,7 +142,7 @@ class MaskFn(Mask):
         return MaskFn(self.fn, places, reads=self.reads)
 
     def __call__(self, b, n, q, k):
-        with jax.numpy_dtype_promotion("standard"):  # indices may be mixed with anything
+        with jax.numpy_dtype_promotion("standard"):  # `fn` may mix indices with any dtype
             visible = self.fn(*in_whole(self.places, b, n), q, k)
         check_boolean(np.asarray(visible) if isinstance(visible, bool) else visible)
         return visible

@@ -1,10 +1,9 @@
-"""What a mask says of itself: the forms of its answers, and the one place where they are read.
+"""Validated access to what masks report about themselves: key ranges, bands and segments.
 
-A mask answers by methods, which a user may write: which keys a block of queries may see, its band,
-its runs, its segments. Backends and combined masks read the answers by the functions here. What a
-static mask says becomes Python numbers, however it was computed, so that a plan is made of the very
-numbers that its loops run over; what has not the form that was asked for is a TypeError that names
-the class and the method.
+Users may override the methods of a mask. Backends and combined masks call them only through the
+functions here. Results of a static mask become Python ints, however they were computed, so that
+plans and loops use the same values. A result of the wrong form raises a TypeError that names the
+class and the method.
 """
 
 from collections.abc import Callable
@@ -22,17 +21,17 @@ Range = tuple[Any, Any]
 TRACED = (
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
-    jax.errors.ConcretizationTypeError,  # of which TracerBoolConversionError is one
+    jax.errors.ConcretizationTypeError,  # includes TracerBoolConversionError
 )
 
 
 class Rows(tuple):
-    """Queries from `start`, which may be traced, as the pair of the first and one after the last.
+    """A block of queries as the pair (first, one past the last); `start` may be traced.
 
     Attributes:
-      size: how many they are, which is a number even if the pair is traced.
-      length: of how many queries they are a block, where these are cut into blocks of `size`, the
-        last of which reaches back into the one before; None where they may start anywhere.
+      size: number of queries, static even if the pair is traced.
+      length: total number of queries if they are split into blocks of `size`, the last of which
+        may overlap the one before; None if the block may start anywhere.
     """
 
     size: int
@@ -45,13 +44,13 @@ class Rows(tuple):
 
 
 class Band(NamedTuple):
-    """`lo <= k - q <= hi`, `k < kv` and `q < rows`; None where nothing is asked.
+    """`lo <= k - q <= hi`, `k < kv` and `q < rows`; None for no bound.
 
-    What a mask's `as_band` answers if it is nothing else. Raises nothing.
+    Returned by a mask's `as_band` if this describes the mask completely. Raises nothing.
 
     Args:
-      lo, hi: numbers.
-      kv, rows: numbers, or arrays of one a batch entry.
+      lo, hi: ints.
+      kv, rows: ints, or arrays with one per batch entry.
 
     Source: the lengths and windows that the kernels of cuDNN take.
 
@@ -66,12 +65,12 @@ class Band(NamedTuple):
     rows: Any = None
 
     def combine(self, other: "Band") -> "Band":
-        """What both bands show."""
+        """The intersection of both bands."""
         return Band(*map(combine, (max, min, minimum, minimum), self, other))
 
 
 def combine(choose: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
-    """`choose(a, b)`, or the one of them that is not None."""
+    """`choose(a, b)`, or the other one if one is None."""
     return b if a is None else a if b is None else choose(a, b)
 
 
@@ -79,17 +78,17 @@ def combine(choose: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
 
 
 def visible_range(mask: Any, b: Any, q: Range, sizes: Sizes) -> Range:
-    """`lo, hi`: no query of `range(*q)`, of any head, may look at a key outside."""
+    """`lo, hi`: no query of `range(*q)`, in any head, attends to a key outside."""
     return _range("key_range", mask, b, q, sizes)
 
 
 def fully_visible_range(mask: Any, b: Any, q: Range, sizes: Sizes) -> Range:
-    """`lo, hi`: every query of `range(*q)`, of every head, may look at every key inside."""
+    """`lo, hi`: every query of `range(*q)`, in every head, attends to every key inside."""
     return _range("seen_range", mask, b, q, sizes)
 
 
 def block_starts(length: int, size: int) -> list[int]:
-    """Where the blocks of `size` start that cover a length; the last ends with it."""
+    """Starts of blocks of `size` that cover `length`; the last one ends at `length`."""
     return [min(start, length - size) for start in range(0, length, size)]
 
 
@@ -100,7 +99,7 @@ def _range(method: str, mask: Any, b: Any, q: Range, sizes: Sizes) -> Range:
         return _known_range(method, mask, int(q[0]), q.size, sizes)
     if q.length is None:
         return _clipped(mask, method, _evaluate(mask, method, 0, 0, q, sizes), sizes)
-    block = (q[0] + q.size - 1) // q.size  # the last one starts between two multiples
+    block = (q[0] + q.size - 1) // q.size  # rounded up, since the last start need not be a multiple
     ends = zip(*_known_ranges(method, mask, q.length, q.size, sizes), strict=True)
     lo, hi = (_of_block(of_blocks, block) for of_blocks in ends)
     return lo, hi
@@ -122,14 +121,14 @@ def _known_ranges(
 
 
 def _of_block(ends: tuple[int, ...], block: Any) -> Any:
-    """The end of one block of several, which is a number if all have the same."""
+    """The bound of one block; a Python int if all blocks have the same."""
     if len(set(ends)) == 1:
         return ends[0]
     return jax.lax.dynamic_index_in_dim(jnp.asarray(ends, jnp.int32), block, keepdims=False)
 
 
 def _clipped(mask: Any, method: str, answer: Any, sizes: Sizes) -> Range:
-    """A range without what lies beyond the keys, where a class of a user's may end it."""
+    """Clips a range to the keys, since user classes may exceed them."""
     is_pair = isinstance(answer, tuple | list) and len(answer) == 2
     if not is_pair or not all(_is_index(x) for x in answer):
         _refuse(mask, method, "two whole numbers, the first key and the end of the last", answer)
@@ -141,7 +140,7 @@ def _clipped(mask: Any, method: str, answer: Any, sizes: Sizes) -> Range:
 
 
 def as_known_band(mask: Any) -> Band | None:
-    """The bound mask as a band, its ends in Python numbers, or None if it is none."""
+    """The bound mask as a `Band` with ends as Python ints, or None if it is not one."""
     band = _evaluate_static(mask, "as_band")
     if band is None:
         return None
@@ -153,7 +152,7 @@ def as_known_band(mask: Any) -> Band | None:
 
 
 def runs_of(mask: Any, q: Any) -> tuple[Any, Any] | None:
-    """First key and end of the run that each query sees, as `Mask.as_runs` gives them."""
+    """First key and end of each query's contiguous range of keys, from `Mask.as_runs`."""
     runs = _evaluate_static(mask, "as_runs", q)
     fits = isinstance(runs, tuple) and len(runs) == 2
     if runs is not None and not (fits and all(x is None or _is_whole_array(x) for x in runs)):
@@ -162,7 +161,7 @@ def runs_of(mask: Any, q: Any) -> tuple[Any, Any] | None:
 
 
 def segments_of(mask: Any) -> tuple[Any, Any] | None:
-    """Ids of queries and keys that look if they are equal, or None if the mask is not so."""
+    """Ids of queries and keys, which attend where equal, from `Mask.as_segments`, or None."""
     ids = mask.as_segments()
     fits = isinstance(ids, tuple) and len(ids) == 2
     if ids is not None and not (fits and all(_is_whole_array(x) for x in ids)):
@@ -171,7 +170,7 @@ def segments_of(mask: Any) -> tuple[Any, Any] | None:
 
 
 def reach_of(mask: Any, keep_first: int = 0) -> int | None:
-    """How many tokens back a mask looks, itself included; None if that has no limit."""
+    """Number of past tokens a mask attends to, itself included; None if unbounded."""
     back = _evaluate_static(mask, "reach", keep_first)
     return None if back is None else _number(mask, "reach", back)
 
@@ -207,7 +206,7 @@ def _count(mask: Any, x: Any) -> Any:
 
 
 def _is_index(x: Any) -> bool:
-    """Whether it is one whole number, of Python, numpy or jax, traced or not."""
+    """Whether x is an integer scalar of Python, numpy or jax, traced or not."""
     return is_integer(x) or (getattr(x, "ndim", None) == 0 and _is_whole_array(x))
 
 

@@ -1,11 +1,11 @@
-"""Masks whose queries see one run of keys each.
+"""Masks with one contiguous range of keys per query.
 
-Such a mask says where a query's run starts and where it ends, as data. All that a mask is asked
-follows from these two ends: who sees whom, what a block of queries may see at most and what all of
-it sees, the band and the runs that kernels take, and how far back a cache has to reach.
+Such a mask defines the start and end of each query's range as data. All methods of `Mask` follow
+from these bounds: the mask's values, key ranges of blocks of queries, the bands and ranges that
+kernels take, and how far back a cache must reach.
 
 If T != S, `offset` sets the diagonal: `offset=0` is upper-left, as in torch and jax, and
-`offset="end"` lets the last query see the last key, as in flash-attention.
+`offset="end"` aligns the last query with the last key, as in flash-attention.
 
     >>> from flax_attn._internal.types import Sizes
     >>> (Causal() & Window(1, 0)).static(Sizes((), 1, 3, 3)).astype(int)
@@ -45,19 +45,19 @@ from .ranges import Band
 Offset = int | Literal["end"] | Any
 
 
-MIN_OFFSET = -INT32_MAX - 1  # of an offset, by which the last position that there is sees no key
+MIN_OFFSET = -INT32_MAX - 1  # the smallest offset: it masks all keys of every query
 
 
 class Edge(NamedTuple):
-    """Of query q the last key seen, or that before the first: `q // chunk * chunk + at + by`.
+    """A bound of query q's range of keys: `q // chunk * chunk + at + by`.
 
-    Both are cut off where int32 ends, beyond which no key stands. It never falls as q grows, so
-    that the ends of a block of queries are those of its first and its last query.
+    It is the last visible key, or the key before the first, saturated at the limits of int32. It
+    never decreases in q, so a block's bounds are those of its first and last query.
 
     Attributes:
-      at: a number, or one for each batch entry; of a mask that is not bound also "end".
-      by: a number.
-      chunk: of how many positions a chunk is, with 1 for q itself; None if it is `at + by` alone.
+      at: an int, or one per batch entry; in an unbound mask also "end".
+      by: an int.
+      chunk: positions per chunk, 1 for q itself; None for a bound `at + by` without q.
     """
 
     at: Any = 0
@@ -65,7 +65,7 @@ class Edge(NamedTuple):
     chunk: int | None = 1
 
     def of(self, q: Any, at: Any) -> Any:
-        """The edge of queries, with `at` in the shape that broadcasts to them."""
+        """The bound for queries q, with `at` in a shape that broadcasts to them."""
         moved = saturating_add(at, self.by, MIN_OFFSET)
         if self.chunk is None:
             return moved
@@ -73,7 +73,7 @@ class Edge(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Query q sees the keys `before < k <= last`, if `q < rows`; None where nothing is cut."""
+    """Query q attends to keys `before < k <= last`, if `q < rows`; None for no bound."""
 
     before: Edge | None = None
     last: Edge | None = None
@@ -81,10 +81,10 @@ class Run(NamedTuple):
 
 
 class RunMask(Mask):
-    """A mask that is a run of keys for each query. A subclass says which, once it is bound."""
+    """Base of masks with one range of keys per query. Subclasses define `run`."""
 
     def run(self) -> Run:
-        """The two ends of every query's run."""
+        """The bounds of every query's range; for a bound mask."""
         raise NotImplementedError
 
     def __call__(self, b, n, q, k):
@@ -108,7 +108,7 @@ class RunMask(Mask):
         return self._between(b, q[1] - 1, q[0], q[1] - 1, sizes)
 
     def _between(self, b: Any, first_of: Any, last_of: Any, in_rows: Any, sizes: Any) -> Any:
-        """Where the run of one query starts and that of another ends, if a third is in the rows."""
+        """Start of one query's range and end of another's; empty if a third exceeds `rows`."""
         before, last, rows = self.run()
         lo, hi = 0, sizes.S
         if before is not None:
@@ -145,13 +145,13 @@ class RunMask(Mask):
 
 
 def _entries(x: Any, axes: int) -> Any:
-    """A number, or one for each batch entry, with so many axes behind that of the entries."""
+    """A scalar as it is; values per batch entry with `axes` trailing axes of size 1."""
     return x.reshape(-1, *[1] * axes) if jnp.ndim(x) else x
 
 
 @frozen
 class Full(RunMask):
-    """Every query may look at every key; `FULL` is one. Raises nothing.
+    """Every query may attend to every key; `FULL` is an instance. Raises nothing.
 
     Also called: no mask, bidirectional attention.
 
@@ -170,15 +170,15 @@ class Full(RunMask):
 
 @frozen
 class Causal(RunMask):
-    """`k <= q + offset`: no looking ahead; `CAUSAL` is the one of offset 0.
+    """`k <= q + offset`: no later keys; `CAUSAL` is the instance with offset 0.
 
     Also called: causal mask, look-ahead mask, lower-triangular mask.
 
     Args:
-      offset: the distance of query 0 from key 0; `"end"` lets the last query see the last key. An
-        array of integers that broadcasts to `*B` gives every batch entry its own, for
-        caches filled to different lengths. Padding on the left moves both queries and keys, so
-        the offset stays 0 there: use `CAUSAL & ~Lengths(padding)`.
+      offset: the distance of query 0 from key 0; `"end"` aligns the last query with the last key.
+        An array of integers that broadcasts to `*B` sets it per batch entry, for caches filled to
+        different lengths. Left padding shifts both queries and keys, so the offset stays 0: use
+        `CAUSAL & ~Lengths(padding)`.
 
     Raises:
       ValueError: if `offset` is neither of integers nor "end"; in use, if it does not broadcast.
@@ -199,7 +199,7 @@ class Causal(RunMask):
 
     @property
     def reads(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Which of two tokens comes first, or with an offset how far they are apart."""
+        """Returns "sequence", or "distance" with an offset other than 0 or "end"."""
         is_plain = isinstance(self.offset, str) or (is_integer(self.offset) and self.offset == 0)
         return "sequence" if is_plain else "distance"
 
@@ -214,15 +214,15 @@ class Causal(RunMask):
 
 @frozen
 class Window(RunMask):
-    """`q + offset - left <= k <= q + offset + right`: counts of keys beside self, None unlimited.
+    """`q + offset - left <= k <= q + offset + right`: counts exclude self; None is unlimited.
 
     Also called: sliding-window attention (SWA), local attention.
 
     Hugging Face's `sliding_window=W` counts self: it is `Window(W - 1, 0)`.
 
     Args:
-      left, right: how many keys before and after its own a query sees.
-      offset: as of `Causal`; masks joined by `&` share a diagonal only if their offsets are equal.
+      left, right: number of visible keys before and after the query's own.
+      offset: as in `Causal`; masks joined by `&` share a diagonal only if their offsets are equal.
 
     Raises:
       ValueError: for a count that is not an integer >= 0, or an invalid offset.
@@ -256,7 +256,7 @@ class Window(RunMask):
                 None if n is None else min(n, -2 * MIN_OFFSET) for n in (self.left, self.right)
             )
             return Window(left, right, offset)
-        # Both ends are moved before they are cut off, since far offsets and counts may cancel.
+        # Add before saturating, since large offsets and counts may cancel.
         known_offset = int(self.offset)
         left = (
             None if self.left is None else offset - saturate(known_offset - self.left, MIN_OFFSET)
@@ -275,7 +275,7 @@ class Window(RunMask):
 
 @frozen
 class Chunked(RunMask):
-    """`q // size == k // size`: chunks of positions that see only themselves.
+    """`q // size == k // size`: chunks of positions that attend only to themselves.
 
     Also called: chunked attention, block-diagonal mask.
 
@@ -308,7 +308,7 @@ class Chunked(RunMask):
 
 @frozen
 class Prefix(RunMask):
-    """`k < length`: keys that all queries see; `Causal() | Prefix(p)` is a prefix language model.
+    """`k < length`: keys visible to all queries; `Causal() | Prefix(p)` is a prefix LM.
 
     Also called: prefix-LM mask.
 
@@ -345,7 +345,7 @@ class Prefix(RunMask):
 
 @frozen
 class Lengths(RunMask):
-    """`k < kv[b]` and, if `q` is given, `q < q[b]`: padding on the right; `~`, on the left.
+    """`k < kv[b]` and, if `q` is given, `q < q[b]`: right padding; with `~`, left padding.
 
     Also called: padding mask, key padding mask.
 
@@ -356,7 +356,7 @@ class Lengths(RunMask):
       TypeError: if they are not integers.
       ValueError: in use, if they do not broadcast to `*B`.
 
-    Source: `key_padding_mask` of torch.nn.MultiheadAttention, which is True where hidden.
+    Source: `key_padding_mask` of torch.nn.MultiheadAttention, which is True where masked.
 
     >>> Lengths(jnp.asarray([4, 1]))(1, 0, 0, np.arange(4)).tolist()
     [True, False, False, False]

@@ -1,4 +1,4 @@
-"""Masks and scores made ready to be cut along the queries and along the keys."""
+"""Prepares masks and scores for sharding along queries and keys."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -10,9 +10,9 @@ from .nodes import Segments
 
 
 def shardable(node: Any, sizes: Sizes) -> Any:
-    """A mask or a score that tells queries from keys and asks nothing of the whole lengths.
+    """Returns an equal mask or score whose arrays can be sharded along queries and keys separately.
 
-    The ids of `Segments` are written down twice, and `offset="end"` becomes a number.
+    `Segments` gets separate ids for queries and keys, and `offset="end"` becomes an int.
     """
     if not is_frozen(type(node)):
         return node

@@ -1,14 +1,14 @@
-"""The parity harness: shows that a Flax module is its PyTorch original, or where it is not.
+"""Parity harness: checks that a Flax module computes the same function as its PyTorch original.
 
-It knows jax, flax, numpy and (imported late) torch, and of this library only the taps: it serves
-anybody's port.
+Where the two differ, it locates the difference. torch is imported lazily. The harness does not
+depend on the layers of this library, so it also works for other ports.
 """
 
 import sys
 
 from .._internal.lazy import Lazy
 
-TYPE_CHECKING = False  # what type checkers take for true; typing itself is not imported
+TYPE_CHECKING = False  # type checkers treat this name as True; avoids importing `typing`
 if TYPE_CHECKING:
     from ..errors import ParityError as ParityError
     from ..weights.plan import Plan as Plan
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .report import Report as Report
     from .report import Row as Row
 
-# The module that defines each public name; "." for a submodule itself. Imported on first use.
+# The module that defines each public name ("." for a submodule). Imported on first use.
 _HOMES = {
     "ParityError": "..errors",
     "Plan": "..weights.plan",
@@ -46,7 +46,7 @@ _HOMES = {
     "Report": ".report",
     "Row": ".report",
 }
-# Old public names, and what they are called now.
+# Deprecated public names and their replacements.
 _RENAMED: dict[str, str] = {}
 
 __all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]

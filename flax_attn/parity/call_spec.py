@@ -1,4 +1,4 @@
-"""What `compare` and `record` are asked of one call, before torch's side fills in what is open."""
+"""Arguments of one `compare` or `record` call, before defaults are filled in from torch's side."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,18 +17,18 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class CallSpec:
-    """A call, and what is wanted of it; None is left to torch's side.
+    """A call and what to record of it; fields that are None take the value of torch's side.
 
     Attributes:
       inputs, kwargs: the call's arguments.
       constants: names of inputs that are not differentiated.
-      seed: of weights, cotangents and dropout masks that torch draws.
-      train: whether both are in train mode.
-      grads, taps: whether gradients and taps are wanted.
-      call: how torch's module is called; None calls the module itself.
+      seed: for weights, cotangents and the dropout masks that torch draws.
+      train: whether both modules run in train mode.
+      grads, taps: whether gradients and taps are recorded.
+      call: calls the torch module, as `call(module, ...)`; None calls the module itself.
 
     Raises:
-      TypeError: for inputs that are arrays of JAX or torch.
+      TypeError: if an input is a jax or torch array.
     """
 
     inputs: tuple[Any, ...] = ()
@@ -50,32 +50,32 @@ class CallSpec:
                 )
 
     def request(self) -> Request:
-        """All of it, where nothing is left open."""
+        """Returns the `Request`, with defaults for open fields."""
         wanted = self.seed or 0, bool(self.train), self.grads, self.taps
         return checked_constants(self.constants, Request(self.inputs, dict(self.kwargs), *wanted))
 
     def live(self, module: Any) -> Live:
-        """Torch's side, of a module of torch's."""
+        """Returns torch's side for a torch module."""
         return Live(module, self.call or plain_call, self.request())
 
 
 def or_default(value: Value | None, default: Value) -> Value:
-    """What was said, if anything was."""
+    """Returns `value` unless it is None, else `default`."""
     return default if value is None else value
 
 
 def is_torch_module(value: Any) -> bool:
-    """Whether something is a module of torch's; nothing is where nobody has imported torch."""
+    """Whether `value` is a torch module; False if torch has not been imported."""
     return "torch" in sys.modules and isinstance(value, sys.modules["torch"].nn.Module)
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether something is a tensor of torch's; nothing is where nobody has imported torch."""
+    """Whether `value` is a torch tensor; False if torch has not been imported."""
     return "torch" in sys.modules and sys.modules["torch"].is_tensor(value)
 
 
 def _named_leaves(inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Every argument, and of plain containers their leaves."""
+    """Returns the arguments by name, with plain containers flattened into their leaves."""
     named = {**{f"input {i}": x for i, x in enumerate(inputs)}, **kwargs}
     containers = (list, tuple, dict)
     return [

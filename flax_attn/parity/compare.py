@@ -1,4 +1,4 @@
-"""`compare` and `assert_parity`: two modules, the same weights and inputs, everything compared."""
+"""`compare` and `assert_parity`: run two modules on equal weights and compare all their values."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -35,7 +35,7 @@ from .sides.steps import Decoded, check_decode, decoded
 from .versions import versions
 from .watch import Watch
 
-# Times the noise of one run: beyond it no other run would excuse a difference.
+# A float64 error above this multiple of the first noise run's change is not measured again.
 NOISE_MARGIN = 100.0
 
 
@@ -70,40 +70,39 @@ def compare(
     runs eagerly and under jit in float64, and only under jit in narrower dtypes.
 
     Args:
-      torch_module: the original, or a `Recording` of it. A recording has the inputs, dtypes, seed,
-        weights and optimizer that it was made with: these are the defaults, and other values
-        raise an error.
+      torch_module: the original, or a `Recording` of it. A recording supplies the inputs, dtypes,
+        seed, weights and optimizer it was made with as defaults; other values raise an error.
       flax_module: the port, an nnx module.
       inputs, kwargs: arguments of both calls; numpy arrays are inputs, also inside tuples, lists,
         dicts and dataclasses, and floating ones are differentiated. Other objects are passed
         unchanged.
-      dtypes: of "float64", "float32", "bfloat16", "float16"; inputs and weights are rounded first.
-        None is float64 and float32.
-      grads: whether gradients of inputs and parameters are compared, by a random cotangent.
-      taps: whether submodules' outputs, scores and weights are compared.
-      eager, jit: whether Flax runs eagerly and under jit; one of them at least.
+      dtypes: any of "float64", "float32", "bfloat16", "float16"; inputs and weights are first
+        rounded to each. None means float64 and float32.
+      grads: whether gradients of inputs and parameters are compared, using a random cotangent.
+      taps: whether submodule outputs, attention scores and attention weights are compared.
+      eager, jit: whether Flax runs eagerly and under jit; at least one must be True.
       train: whether both run in train mode. JAX draws the dropout masks and torch reuses them;
         with a recording, torch drew them and JAX reuses them.
-      constants: inputs that are not differentiated, such as a float mask: keywords, or places like
-        "0"; inside containers "cache.k", or all of "cache".
-      noise: whether torch's own rounding noise is shown next to every error, in every dtype; in
-        float64 it is always measured where a limit is exceeded.
-      optimizer, steps: a name and torch's options, `("adamw", dict(lr=1e-3))`, and how many steps
-        of torch.optim and optax are compared, parameter by parameter, in float64.
-      weights: "random" draws new ones for both, "given" copies torch's, "as_is" copies
-        nothing. None is "random".
-      rules: the part of the mapping that does not follow from names and types.
-      seed: of weights and cotangents; None is 0.
-      torch_call, flax_call: called as `call(module, *inputs, **kwargs)` in place of the module.
+      constants: inputs that are not differentiated, such as a float mask: keywords, or positions
+        such as "0"; inside containers "cache.k", or "cache" for all of it.
+      noise: whether torch's own rounding noise is reported next to every error, in every dtype;
+        in float64 it is always measured where a limit is exceeded.
+      optimizer, steps: a name and torch's options, `("adamw", dict(lr=1e-3))`, and the number of
+        steps of torch.optim and optax to compare, parameter by parameter, in float64.
+      weights: "random" draws new weights for both, "given" copies torch's, "as_is" copies
+        nothing. None means "random".
+      rules: the part of the weight mapping that does not follow from names and types.
+      seed: for weights and cotangents; None means 0.
+      torch_call, flax_call: called as `call(module, *inputs, **kwargs)` instead of the module.
       decode: how to also run both step by step with their caches, in the first of `dtypes`.
-      title, reproduce: for the report.
+      title, reproduce: the report's title, and the command shown for reproducing it.
 
     Returns:
-      A `Report`; `report.ok` says whether all is equal.
+      A `Report`; `report.ok` says whether everything is equal.
 
     Raises:
-      ParityError: if the weights of the two cannot be mapped, or a recording lacks an option.
-      ValueError: for a dtype or a kind of weights that does not exist.
+      ParityError: if the weights cannot be mapped, or a recording lacks a requested option.
+      ValueError: for an unknown dtype or kind of weights.
 
     >>> import torch
     >>> theirs, mine = torch.nn.Linear(3, 2), nnx.Linear(3, 2, rngs=nnx.Rngs(0))
@@ -128,7 +127,7 @@ def compare(
 
 
 class _ReportBuilder:
-    """What a report will tell: rows, taps without a counterpart, sentences."""
+    """Collects the contents of a report: rows, unpaired taps and notes."""
 
     def __init__(self, pair: Pair, options: Options):
         self.pair, self.options = pair, options
@@ -140,12 +139,12 @@ class _ReportBuilder:
         self.steps: tuple[Decoded, list[decoding.CutComparison]] | None = None
 
     def run(self) -> None:
-        """Runs both sides in every dtype, and step by step in the first, if that is asked for."""
+        """Runs both sides in every dtype, then decoding and optimizer steps if requested."""
         options = self.options
         for dtype in options.dtypes:
             for mode, runs in self.pair.run(dtype, options.modes):
                 self.add(runs, dtype, mode)
-                del runs  # before the next are made
+                del runs  # frees memory before the next runs
         if options.decode is not None:
             self.decode(options.decode, options.dtypes[0], options.modes[-1])
         if options.optimizer is not None:
@@ -158,20 +157,20 @@ class _ReportBuilder:
         noisy = self._noisy(torch_run, dtype) if self.options.noise else ()
         rows = judged(got, torch_run, truth, pair.names, dtype, mode, noisy)
         if dtype == "float64" and not noisy and _decided_against(rows):
-            for count in (1, None):  # one run tells enough of what is wrong by far
+            for count in (1, None):  # one noise run confirms a large difference
                 noisy = self._noisy(torch_run, dtype, count)
                 rows = judged(got, torch_run, truth, pair.names, dtype, mode, noisy)
                 if not any(map(_noise_could_excuse, rows)):
                     break
         right = not any(row.verdict.differs for row in rows)
-        # Gradients are as large as the model, and only what differs is looked at again.
+        # Gradients are as large as the model; only the diagnosis of a difference needs them.
         visible_runs = (replace(run, gradients={}) for run in runs) if right else runs
         self.runs[dtype, mode] = cast(tuple[Run, Run, Run], tuple(visible_runs))
         self.rows += rows
         states(pair, got, torch_run, dtype, mode, self.rows, self.notes)
         draws(got, torch_run, self.rows, self.notes)
         if dtype == "float64" or ("float64", mode) not in self.runs:
-            # Narrow values cannot tell which taps belong together, nor how they are laid out.
+            # Values in narrow dtypes are too coarse to pair taps or to infer layouts.
             matching = matching_taps(got, truth, pair.names.tap)
             self.alone |= dict.fromkeys(unpaired(got, truth, matching))
             self.notes |= dict.fromkeys(other_shapes(got, truth, matching))
@@ -194,7 +193,7 @@ class _ReportBuilder:
         self.notes |= dict.fromkeys(decoding.notes(steps, runs[2]))
 
     def _noisy(self, torch_run: Run, dtype: str, count: int | None = None) -> list[Run]:
-        """Torch's runs in a dtype with every operation moved, so many or all, each made once."""
+        """Torch's runs in `dtype` with perturbed rounding: `count`, or all; cached."""
         if dtype not in self.noisy:
             self.pair.watch.at(f"torch in {dtype}, its rounding noise")
             self.noisy[dtype] = [], self.pair.original.noisy(dtype, torch_run.keeps)
@@ -203,7 +202,7 @@ class _ReportBuilder:
         return made
 
     def facts(self) -> dict[str, Any]:
-        """The report's fields, with what it says of the mapping."""
+        """The report's fields, including notes on the weight mapping."""
         plan = self.pair.plan
         skipped = plan.skipped if plan else ()
         return {
@@ -222,7 +221,7 @@ class _ReportBuilder:
 
 
 def _not_dropped(pair: Pair, alone: Iterable[str]) -> list[str]:
-    """A sentence on torch's dropouts that eval mode leaves out and that Flax shows nowhere."""
+    """Note on torch dropouts that are off in eval mode and have no Flax counterpart."""
     if pair.request.train:
         return []
     drops = {f"{name} (torch)" for name in pair.original.dropouts}
@@ -233,12 +232,12 @@ def _not_dropped(pair: Pair, alone: Iterable[str]) -> list[str]:
 
 
 def _noise_could_excuse(row: Row) -> bool:
-    """Whether more of torch's noise could still excuse a difference."""
+    """Whether measuring more of torch's rounding noise could still excuse a difference."""
     return row.verdict.differs and row.verdict.error < NOISE_MARGIN * (row.verdict.noise or 0.0)
 
 
 def _decided_against(rows: Sequence[Row]) -> bool:
-    """Whether a number of the result, or of a gradient, is over its limit."""
+    """Whether an output or gradient exceeds its limit by a finite error."""
     kinds = ("output", "gradient", "decode")
     return any(
         row.kind in kinds and np.isfinite(row.verdict.error) and row.verdict.differs for row in rows
@@ -248,7 +247,7 @@ def _decided_against(rows: Sequence[Row]) -> bool:
 def make_pair(
     original: Original, flax_module: nnx.Module, options: Options, title: str = ""
 ) -> Pair:
-    """The two sides with a mapping between them and weights for both."""
+    """Builds a `Pair`: both sides, the weight mapping between them, and weights for both."""
     rules, weight_strategy = options.rules, options.weights
     parts = [*original.parts]
     plan = (
@@ -265,16 +264,16 @@ def make_pair(
 def assert_parity(
     torch_module: Any, flax_module: nnx.Module, *inputs: Any, **options: Any
 ) -> Report:
-    """`compare`, with the same arguments, raising unless all is equal.
+    """Runs `compare` with the same arguments and raises unless everything is equal.
 
     Args:
-      torch_module, flax_module, inputs, options: as of `compare`.
+      torch_module, flax_module, inputs, options: as for `compare`.
 
     Returns:
       The report.
 
     Raises:
-      ParityError: an AssertionError whose text is the report, which is its `report` too.
+      ParityError: an AssertionError; its text is the report, also available as `error.report`.
 
     >>> import torch
     >>> theirs, mine = torch.nn.Tanh(), nnx.Sequential(nnx.relu)
@@ -299,7 +298,7 @@ def _check_modules(torch_module: Any, flax_module: Any) -> None:
 
 
 def _exact(pair: Pair) -> list[Row]:
-    """The exact statements about weights: there and back again, bit for bit."""
+    """Rows checking that weights survive the round trip torch -> Flax -> torch bit for bit."""
     if pair.plan is None:
         return []
     copy = nnx.clone(pair.flax_module)

@@ -1,4 +1,4 @@
-"""How a sequence is cut into calls when both sides are run step by step with their caches."""
+"""How a sequence is split into calls when both sides are run step by step with a cache."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,24 +10,24 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Decode:
-    """Both modules step by step with their caches, for several ways of cutting the tokens.
+    """Runs both modules step by step with their caches, for several ways of splitting the tokens.
 
-    A step is called as its module is, with a piece of the tokens and `cache=`, which is None in the
-    first step and later what the step before returned. It returns `(y, cache)`.
+    A step is called like its module, with a chunk of the tokens and `cache=`: None in the first
+    step, then the cache returned by the previous step. It returns `(y, cache)`.
 
     Args:
-      cuts: each the lengths of its pieces, which sum to T; () takes a handful of T.
-      flax: Flax's step; None calls the module itself, the first time with the cache that
-        `module.init_cache(batch, length)` makes.
-      torch: torch's step; None takes the rows of its full forward pass.
-      length: length of the cache that is made if `flax` is None; None for T.
-      axes: the inputs that are cut, and along which axis; None cuts the first input along its axis
-        -2. The outputs of the steps are joined along the first of these axes.
+      cuts: splits, each given by the lengths of its chunks, which sum to T; () uses a few defaults.
+      flax: Flax's step; None calls the module itself, with the cache made by
+        `module.init_cache(batch, length)` in the first step.
+      torch: torch's step; None uses the rows of torch's full forward pass.
+      length: length of the cache created if `flax` is None; None means T.
+      axes: the inputs that are split, and along which axis; None splits the first input along axis
+        -2. Step outputs are concatenated along the first of these axes.
 
     Raises:
-      ValueError: in use, for a cut whose lengths do not sum to T, or a module without `init_cache`.
+      ValueError: when used, if the lengths do not sum to T, or the module has no `init_cache`.
 
-    A sum of all tokens so far, whose cache is the sum:
+    Example: a cumulative sum, whose cache is the running sum:
 
     >>> import torch
     >>> from flax import nnx
@@ -53,10 +53,10 @@ class Decode:
     axes: Mapping[str, int] | None = None
 
     def along(self, arrays: Mapping[str, np.ndarray]) -> dict[str, int]:
-        """The inputs that are cut, and their axes.
+        """Returns the inputs to split and their axes.
 
         Raises:
-          ValueError: if one of them is no input, has no such axis, or another number of tokens.
+          ValueError: if a name is not an input, the axis does not exist, or token counts differ.
         """
         axes = {name: -2 for name in [*arrays][:1]} if self.axes is None else dict(self.axes)
         for name, axis in axes.items():
@@ -78,10 +78,10 @@ class Decode:
         return axes
 
     def checked(self, arrays: Mapping[str, np.ndarray]) -> "list[Cut]":
-        """The cuts of these inputs.
+        """Returns the splits of these inputs, validated.
 
         Raises:
-          ValueError: if the inputs cannot be cut, or the pieces of a cut do not sum to T.
+          ValueError: if the inputs cannot be split, or the lengths of a split do not sum to T.
         """
         name, axis = next(iter(self.along(arrays).items()))
         tokens = arrays[name].shape[axis]
@@ -101,7 +101,7 @@ class Decode:
 
 @dataclass(frozen=True)
 class Cut:
-    """One way of cutting T tokens into calls.
+    """One way of splitting T tokens into calls.
 
     >>> str(Cut((9, 5, 1, 1, 1))), Cut((2, 1)).spans
     ('9+5+3x1', [(0, 2), (2, 3)])
@@ -115,25 +115,26 @@ class Cut:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """The first token of each piece, and the one behind its last."""
+        """The `(start, end)` token range of each chunk, end exclusive."""
         ends = [*accumulate(self.lengths)]
         return list(zip([0, *ends], ends, strict=False))
 
     def pieces(self, x: Any, axis: int) -> Iterator[Any]:
-        """An array of either side, piece by piece."""
+        """Yields the chunks of a numpy, torch or jax array along `axis`."""
         at = [slice(None)] * x.ndim
         for first, end in self.spans:
             at[axis] = slice(first, end)
             yield x[tuple(at)]
 
     def step_of(self, token: int) -> int:
-        """Which piece a token is in."""
+        """Index of the chunk that contains a token."""
         return next(i for i, (_, end) in enumerate(self.spans) if token < end)
 
 
 def handful(tokens: int) -> list[tuple[int, ...]]:
-    """Cuts into pieces of three lengths, so that few programs are compiled: all at once, one by
-    one, a prefill before single tokens and behind them, and two chunks.
+    """Default splits: all at once, two chunks, prefill then single tokens, the reverse, one by one.
+
+    At most three different lengths, so that few programs are compiled.
 
     >>> handful(5)
     [(5,), (2, 2, 1), (2, 1, 1, 1), (1, 1, 1, 2), (1, 1, 1, 1, 1)]

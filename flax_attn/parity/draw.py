@@ -1,6 +1,6 @@
-"""Random weights and inputs from numpy's frozen legacy stream: the same numbers in every version.
+"""Random weights and inputs from numpy's frozen legacy generator: stable across versions.
 
-Each array has a stream of its own, named after it, so that nothing depends on order.
+Each array has its own stream, seeded by its name, so values do not depend on drawing order.
 """
 
 import zlib
@@ -12,17 +12,17 @@ from ..weights.described import Source
 
 
 def stream(seed: int, name: str) -> np.random.RandomState:
-    """The stream of one named array."""
+    """Returns the generator for the array with this name."""
     return np.random.RandomState(zlib.crc32(f"{seed}/{name}".encode()))
 
 
 def normal(seed: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Standard normal float64 numbers."""
+    """Returns standard normal float64 values."""
     return stream(seed, name).standard_normal(shape)
 
 
 def like(seed: int, name: str, shape: tuple[int, ...], is_complex: bool) -> np.ndarray:
-    """Standard normal numbers; complex ones have an imaginary part from a stream of its own.
+    """Returns standard normal values; complex ones draw the imaginary part from a second stream.
 
     >>> like(0, "x", (2,), True).dtype
     dtype('complex128')
@@ -32,7 +32,7 @@ def like(seed: int, name: str, shape: tuple[int, ...], is_complex: bool) -> np.n
 
 
 def keep(seed: int, number: int, rate: np.ndarray | float, shape: tuple[int, ...]) -> np.ndarray:
-    """The dropout mask of that number: True, which is kept, with probability `rate`.
+    """Returns dropout mask `number`: True (keep) with probability `rate`.
 
     >>> keep(0, 1, 0.9, (3,)).tolist()
     [True, True, True]
@@ -43,14 +43,14 @@ def keep(seed: int, number: int, rate: np.ndarray | float, shape: tuple[int, ...
 def parameter(
     seed: int, name: str, kind: str, shape: tuple[int, ...], is_complex: bool = False
 ) -> np.ndarray:
-    """A parameter that hides no fault: biases non-zero, gains off one, logits of deviation 2 to 3.
+    """Draws a parameter that exposes faults: non-zero biases, gains other than 1, large weights.
 
-    A BatchNorm's statistics are drawn too, its variance positive.
+    BatchNorm statistics are drawn too, with positive variance.
 
     Args:
-      kind: the type of the module that holds it; "Parameter" for a plain one.
-      shape: as torch has it; a Linear's weight is (out, in).
-      is_complex: whether it has an imaginary part, drawn in the same way.
+      kind: type of the module that holds it; "Parameter" for a plain one.
+      shape: in torch's layout; a Linear's weight is (out, in).
+      is_complex: whether it is complex; the imaginary part is drawn in the same way.
     """
     if is_complex:
         return parameter(seed, name, kind, shape) + 1j * parameter(
@@ -71,7 +71,7 @@ def parameter(
 
 
 def parameters(seed: int, sources: Sequence[Source]) -> dict[str, np.ndarray]:
-    """Random values for every described parameter, tied ones equal; buffers are left out."""
+    """Draws values for every described parameter, equal for tied ones; buffers are left out."""
     kinds = {source.name: source.kind for source in sources}
     return {
         s.name: parameter(

@@ -1,11 +1,11 @@
-"""The judge: what "identical" means, and the only numbers that say so.
+"""Defines what "identical" means, and holds all numeric tolerances.
 
 Four statements. *Exact*: bit equal, shapes and dtypes included; integers by value. *Same function*:
 in float64 the norm-relative error is at most 1e-12. *Same precision*: in a narrower dtype the error
-against the float64 truth is at most k times torch's own error against the same truth, plus a few
-eps. *No worse*: the same against another way of our own, at most twice its error.
+against the float64 truth is at most k times torch's own error against that truth, plus a few eps.
+*No worse*: at most twice the error of another implementation in this library, plus a floor.
 
-Fills go by their places, and huge numbers are judged apart from all others (`groups`).
+Fill values are compared by position, and huge values separately from all others (`groups`).
 """
 
 import warnings
@@ -24,38 +24,39 @@ FLOOR_EPS = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 NO_WORSE = 2.0
 GRADIENT_SHARE = 1e-3
 HUGE_GRADIENT = (
-    1e6  # times the largest gradient of a parameter: an input's that is larger is judged alone
+    1e6  # times the largest parameter gradient; a larger input gradient is judged by itself
 )
 PRINTED = 0.5e-4 + 1e-6
 LIKENESS = 1e-6
 INF = float("inf")
-NOISE = 2.0  # times torch's own rounding noise is as far as an input can tell
-SIGMAS = 6.0  # standard deviations of a fair draw within which a dropout keeps its share
-CHANCE = 1e-9  # with less probability no two fair masks are the same
-TELLS = 0.1  # an own error of torch, or a rounding noise, beyond it shows nothing
+NOISE = 2.0  # errors up to this multiple of torch's own rounding noise pass
+SIGMAS = 6.0  # tolerated deviation of a dropout mask's keep rate, in standard deviations
+CHANCE = 1e-9  # equal masks that are less likely than this count as one fixed mask
+TELLS = 0.1  # values whose own torch error or rounding noise exceeds this are inconclusive
 
 ZEROS = "both are all zeros"
 EMPTY = "there are no elements"
 FILLED = "every element is infinite or a fill"
 ROUNDS = 0.3
-ORDINARY = 128  # powers of two whose squares, and those of differences, float64 holds by far
+ORDINARY = 128  # binary exponents up to this cannot overflow or underflow when squared in float64
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One judgement: the error, its limit, whether it passed, and where the worst element lies.
+    """One judgement: the error, its limit, whether it passed, and the index of the worst element.
 
     Attributes:
       statement: "exact", "same function", "same precision" or "no worse".
       error: norm-relative error; inf where shapes or NaN and Inf patterns differ.
       limit: the largest error that passes.
-      other_error: torch's error against the float64 truth, for "same precision"; the other way's,
-        for "no worse".
-      index: of the element that differs most, or None.
-      got, want: the two values there.
-      note: a sentence where the numbers do not say it all.
-      noise: torch's own rounding noise, measured as the error is, where it was asked for.
-      shows: whether these values can tell a right port from a wrong one; if not, nothing differs.
+      other_error: torch's error against the float64 truth for "same precision"; for "no worse", the
+        error of the other implementation.
+      index: index of the element with the largest difference, or None.
+      got, want: the two values at `index`.
+      note: an explanation where the numbers are not enough.
+      noise: torch's own rounding noise, measured like the error, where requested.
+      shows: whether these values can distinguish a right port from a wrong one; if not, they do not
+        count as different.
     """
 
     statement: str
@@ -77,28 +78,28 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether the error is within the limit; NaN never is."""
+        """Whether the error is within the limit; False for NaN."""
         return bool(self.error <= self.limit)
 
     @property
     def differs(self) -> bool:
-        """Whether something is shown, and it is a difference."""
+        """Whether the comparison is conclusive and failed."""
         return self.shows and not self.ok
 
     @property
     def by_noise(self) -> bool:
-        """Whether only torch's own rounding noise lets it pass."""
+        """Whether it passes only because of torch's own rounding noise."""
         close = self.statement != "same function" or self.error <= SAME_FUNCTION
         return self.shows and self.ok and not close
 
     @property
     def ratio(self) -> float | None:
-        """The error over torch's own, where both were measured."""
+        """The error divided by torch's own, where both were measured."""
         return None if not self.other_error else self.error / self.other_error
 
 
 def exact(got: np.ndarray, want: np.ndarray) -> Verdict:
-    """Bit equality of two arrays, shape and dtype included; NaN equals NaN of the same bits."""
+    """Bit equality of two arrays, including shape and dtype; NaNs must have equal bits."""
     got, want = np.asarray(got), np.asarray(want)
     if got.shape != want.shape or got.dtype != want.dtype:
         note = f"{got.dtype}{list(got.shape)} is not {want.dtype}{list(want.shape)}"
@@ -111,12 +112,12 @@ def exact(got: np.ndarray, want: np.ndarray) -> Verdict:
 
 
 def failed_fact(note: str) -> Verdict:
-    """The verdict on a fact that does not hold, told in a sentence."""
+    """Returns the verdict for a fact that does not hold, described by `note`."""
     return Verdict("exact", INF, 0.0, note=note)
 
 
 def same_values(got: np.ndarray, want: np.ndarray) -> Verdict:
-    """Equality of integers and booleans by value, however wide each is; shapes are exact."""
+    """Equality of integers and booleans by value, regardless of width; shapes must match."""
     got, want = np.asarray(got), np.asarray(want)
     if got.shape != want.shape or (got.dtype == bool) != (want.dtype == bool):
         return exact(got, want)
@@ -127,7 +128,7 @@ def same_values(got: np.ndarray, want: np.ndarray) -> Verdict:
 
 
 def error(got: np.ndarray, want: np.ndarray, scale: float | None = None) -> float:
-    """`norm(got - want) / norm(want)`, or over `scale`; inf where finite values do not line up."""
+    """`norm(got - want) / norm(want)`, or `/ scale`; inf if shapes or non-finite values differ."""
     got, want = real(got), real(want)
     if got.shape != want.shape or _pattern(got, want).any():
         return INF
@@ -143,14 +144,15 @@ def same_function(
     fill: bool = False,
     noisy: Sequence[np.ndarray] = (),
 ) -> Verdict:
-    """Equality in float64, at `SAME_FUNCTION`, of each of its `groups` by itself.
+    """Equality in float64 to `SAME_FUNCTION`, judged separately for each of its `groups`.
 
     Args:
-      scale: what the difference of all elements is measured against, instead of `norm(want)`.
-      zero: whether a reference that is all zeros is expected; otherwise it shows nothing.
-      fill: whether all fills (-inf, finfo.min, -1e9) are one; otherwise -inf is itself alone.
-      noisy: the reference again, every operation moved by a unit in the last place; `NOISE` times
-        the largest change is the limit if that is larger; beyond `TELLS` it shows nothing.
+      scale: divisor for the norm of the difference, instead of `norm(want)`; disables groups.
+      zero: whether an all-zero reference is expected; otherwise it is inconclusive.
+      fill: whether all fills (-inf, finfo.min, -1e9) are equivalent; otherwise -inf equals only
+        itself.
+      noisy: the reference computed with perturbed rounding (1 ulp per operation). `NOISE` times the
+        largest change replaces a smaller limit; beyond `TELLS` a failure is inconclusive.
     """
     sides = _Sides.of(got, want, "float64", scale is None, fill)
 
@@ -178,7 +180,7 @@ def same_precision(
 ) -> Verdict:
     """At most `FACTOR[dtype]` times torch's own error against the float64 truth, plus a floor.
 
-    Each of its `groups` by itself. Where torch's own error exceeds `TELLS`, nothing is shown.
+    Judged separately for each of its `groups`; inconclusive where torch's error exceeds `TELLS`.
     """
     sides = _Sides.of(got, truth, dtype, scale is None, fill)
     torch_sides = _Sides.of(torch_reference, truth, dtype, scale is None, fill)
@@ -199,7 +201,7 @@ def within_precision(
     scale: float | None = None,
     zero: bool = False,
 ) -> Verdict:
-    """`same_precision` of all elements together, with torch's own error already known."""
+    """`same_precision` of all elements together, given torch's own error."""
     sides = _Sides.of(got, truth, dtype, False, False)
 
     def judged(part: np.ndarray) -> Verdict:
@@ -216,10 +218,10 @@ def no_worse(
     scale: float | None = None,
     zero: bool = False,
 ) -> Verdict:
-    """At most `NO_WORSE` times the error of another way to compute the same, plus a floor.
+    """At most `NO_WORSE` times the error of another implementation, plus a floor.
 
-    The floor is that of `same_precision`, and in float64, where two ways may both be off by much
-    more than `SAME_FUNCTION` if the truth is known better than that, it is `SAME_FUNCTION`.
+    The floor is that of `same_precision`. In float64 it is `SAME_FUNCTION`: with a more accurate
+    truth, both implementations may have larger errors than that.
     """
     other_error = error(others, truth, scale)
     eps = float(ml_dtypes.finfo(dtype).eps)
@@ -237,7 +239,7 @@ def no_worse(
 
 
 def real(x: np.ndarray) -> np.ndarray:
-    """Float64; of complex numbers both parts, along a last axis of their own."""
+    """Converts to float64; complex values become a trailing axis (real, imaginary)."""
     x = np.asarray(x)
     if x.dtype.kind == "c":
         x = np.stack([np.real(x), np.imag(x)], axis=-1)
@@ -245,7 +247,7 @@ def real(x: np.ndarray) -> np.ndarray:
 
 
 def printed(got: np.ndarray, want: np.ndarray) -> bool:
-    """Whether `got` is what a table printed to four decimals shows, -inf in its place."""
+    """Whether `got` equals a table printed to four decimals, with non-finite values in place."""
     got, want = real(got), real(want)
     if got.shape != want.shape or _pattern(got, want).any():
         return False
@@ -254,16 +256,16 @@ def printed(got: np.ndarray, want: np.ndarray) -> bool:
 
 
 def allclose(got: np.ndarray, want: np.ndarray) -> bool:
-    """Whether one error is another: what a hint says must explain all but a `LIKENESS` of it."""
+    """Whether two errors are equal: a hint must explain all but a fraction `LIKENESS` of one."""
     return error(got, want) <= LIKENESS
 
 
 def of_one_size(gradients: Mapping[str, np.ndarray]) -> list[str]:
-    """The names of the gradients that are measured against all of them together.
+    """Names of the gradients whose errors are measured relative to all of them together.
 
-    Those of the parameters, and of the inputs ("input x") those at most `HUGE_GRADIENT` times as
-    large as the largest of the parameters. A mask that is multiplied with finfo.min has one of
-    1e300, next to which nothing else counts. Without parameters, those not huge next to the rest.
+    These are the parameters' gradients, and input gradients ("input x") of at most `HUGE_GRADIENT`
+    times the largest of them. A mask multiplied by finfo.min, for example, has a gradient of 1e300,
+    which would dominate. Without parameters: all except those huge relative to the rest.
     """
     sizes = {name: whole_gradient([x]) for name, x in gradients.items()}
     params = [name for name in sizes if not name.startswith("input ")]
@@ -276,21 +278,23 @@ def of_one_size(gradients: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def gradient_floor(gradients: list[np.ndarray]) -> float:
-    """`1e-3 * norm(all g)`: what an error of one of them is measured against at least."""
+    """`1e-3 * norm(all g)`: the minimum scale for the error of one gradient."""
     return GRADIENT_SHARE * whole_gradient(gradients)
 
 
 def gradient_scale(gradients: list[np.ndarray], gradient: np.ndarray) -> float:
-    """`max(norm(g), 1e-3 * norm(all g))`: what an error of one gradient is measured against.
+    """`max(norm(g), 1e-3 * norm(all g))`: the scale for the error of one gradient.
 
-    Only finite elements count, here and below: measured against Inf, anything would pass.
+    Only finite elements count, here and below: relative to Inf, any error would pass.
     """
     return max(whole_gradient([gradient]), gradient_floor(gradients))
 
 
 def whole_gradient(gradients: list[np.ndarray]) -> float:
-    """`norm(all g)`: what gradients are measured against in narrow dtypes, where single ones, the
-    bias of keys say, may be nothing but rounding."""
+    """`norm(all g)`: the scale for gradients in narrow dtypes.
+
+    A single gradient, such as the key bias's, may consist of rounding errors only.
+    """
     finite = [x[np.isfinite(x)] for x in map(real, gradients)]
     power = _power(*finite) if finite else 0
     norms = [np.linalg.norm(_scaled(x, power)) for x in finite]
@@ -299,12 +303,12 @@ def whole_gradient(gradients: list[np.ndarray]) -> float:
 
 @dataclass(frozen=True)
 class _Sides:
-    """Two arrays as float64, and what of them is compared.
+    """Two arrays as float64, and which of their elements are compared.
 
     Attributes:
-      lined_up: whether their shapes agree.
-      wrong: where NaN, Inf or a fill stands on one side only.
-      part: the group of each element, -1 where nothing is left to compare.
+      lined_up: whether the shapes agree.
+      wrong: where only one side has NaN, Inf or a fill.
+      part: group of each element, -1 where it is not compared.
     """
 
     got: np.ndarray
@@ -315,7 +319,7 @@ class _Sides:
 
     @classmethod
     def of(cls, got: np.ndarray, want: np.ndarray, dtype: str, split: bool, fill: bool) -> "_Sides":
-        """`split` into groups, or all elements together; `fill` as of `same_function`."""
+        """`split`: into groups, or all elements together; `fill`: as for `same_function`."""
         got, want = real(got), real(want)
         if got.shape != want.shape:
             return cls(got, want, False, np.zeros(()), np.zeros((), int))
@@ -331,15 +335,15 @@ class _Sides:
         return cls(got, want, True, wrong, part)
 
     def error(self, part: Any, scale: float | None, other: np.ndarray | None = None) -> float:
-        """That of the elements where `part` is true; of `other` in place of `got`, if given."""
+        """Error of the elements where `part` is true; of `other` instead of `got`, if given."""
         if not self.lined_up:
             return INF
-        some = part if not np.all(part) else ...  # all of a large array is not copied
+        some = part if not np.all(part) else ...  # `...` avoids copying a large array
         return _over((self.got if other is None else other)[some], self.want[some], scale)
 
 
 def _worst(sides: _Sides, judged: Callable[[np.ndarray], Verdict], zero: bool) -> Verdict:
-    """The verdict on the worst group, with its worst element; what shows nothing says so."""
+    """The verdict on the worst group, with its worst element; inconclusive ones are marked."""
     parts = [sides.part == i for i in range(sides.part.max(initial=0) + 1)]
     verdicts = [judged(part) for part in parts]
     at = max(range(len(parts)), key=lambda i: _excess(verdicts[i]))
@@ -376,7 +380,7 @@ def _one_sided(sides: _Sides) -> str:
 
 
 def _shows_nothing(sides: _Sides, zero: bool) -> str:
-    """Why two arrays that agree show nothing, or ""."""
+    """Why two agreeing arrays are inconclusive, or ""."""
     left = sides.part >= 0
     if not sides.want.size:
         return EMPTY
@@ -392,7 +396,7 @@ def _beside(sides: _Sides, part: np.ndarray) -> str:
 
 
 def _precise(error: float, torch_error: float, dtype: str) -> Verdict:
-    """How precise `error` is beside torch's own error."""
+    """Judges `error` relative to torch's own error."""
     if not np.isfinite(torch_error):
         note = f"torch itself has other NaN or Inf in {dtype} than in float64"
         return Verdict("same precision", INF, 0.0, other_error=torch_error, note=note, shows=False)
@@ -412,9 +416,9 @@ def _over(got: np.ndarray, want: np.ndarray, scale: float | None) -> float:
 
 
 def _power(*arrays: np.ndarray) -> int:
-    """Of two, by which the largest element comes below one: exact, and no square is lost.
+    """Power of two that scales the largest element below one, exactly and without lost squares.
 
-    0 where none would be lost anyway, so that a large array is not copied.
+    0 where no square would be lost anyway, so that a large array is not copied.
     """
     power = -int(np.frexp(max(np.abs(x).max(initial=0.0) for x in arrays))[1])
     return power if abs(power) > ORDINARY else 0
@@ -425,7 +429,7 @@ def _scaled(x: np.ndarray, power: int) -> np.ndarray:
 
 
 def _pattern(got: np.ndarray, want: np.ndarray) -> np.ndarray:
-    """Where NaN, Inf or -Inf stands on one side only."""
+    """Where only one side has NaN, Inf or -Inf."""
     if np.isfinite(got).all() and np.isfinite(want).all():
         return np.zeros(got.shape, bool)
     kinds = ((np.isnan(x), np.isposinf(x), np.isneginf(x)) for x in (got, want))

@@ -1,4 +1,4 @@
-"""What `compare` is asked to do with two modules, in one frozen object."""
+"""The options of `compare`, in one frozen dataclass."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Options:
-    """Keywords of `compare`, checked, but for those of one call, which `Asked` holds.
+    """Validated keywords of `compare`, except those of a single call, which are in `CallSpec`.
 
     Raises:
-      ValueError: for a dtype or a kind of weights that does not exist, for no step, or no run.
+      ValueError: for an unknown dtype or kind of weights, no steps, or neither eager nor jit.
     """
 
     dtypes: Sequence[str] = ("float64", "float32")
@@ -45,10 +45,10 @@ class Options:
 
     @property
     def modes(self) -> list[str]:
-        """In which modes Flax runs."""
+        """The modes in which Flax runs."""
         return ["eager"] * self.eager + ["jit"] * self.jit
 
     @property
     def call(self) -> Callable[..., Any]:
-        """How Flax's module is called."""
+        """The function that calls the Flax module."""
         return self.flax_call or plain_call

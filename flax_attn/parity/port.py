@@ -1,4 +1,4 @@
-"""`port` copies weights from torch to Flax, or back; `plan` shows the mapping, `suggest` rules."""
+"""`port` copies weights between torch and Flax; `plan` shows the mapping; `suggest` finds rules."""
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -23,14 +23,15 @@ M = TypeVar("M")
 
 
 def plan(torch_module: Any, flax_module: nnx.Module, rules: Sequence[Rule] = ()) -> Plan:
-    """The mapping that `port` would use, to print: `print(plan(torch_module, flax_module))`.
+    """The mapping that `port` would use, for printing: `print(plan(torch_module, flax_module))`.
 
     Args:
-      torch_module, flax_module: the two; neither is changed. A `Recording` is a torch module too.
+      torch_module, flax_module: the two modules; neither is changed. A `Recording` may replace the
+        torch module.
       rules: the part of the mapping that does not follow from names and types.
 
     Raises:
-      ParityError: with every problem at once, if the two do not fit.
+      ParityError: listing every problem, if the modules do not match.
 
     >>> import torch
     >>> print(plan(torch.nn.Linear(3, 2), nnx.Linear(3, 2, rngs=nnx.Rngs(0))))
@@ -42,16 +43,16 @@ def plan(torch_module: Any, flax_module: nnx.Module, rules: Sequence[Rule] = ())
 
 
 def suggest(torch_module: Any, flax_module: nnx.Module, rules: Sequence[Rule] = ()) -> list[Rule]:
-    """Proposed rules for tensors without a place and Params that no tensor fills.
+    """Proposed rules for unmapped torch tensors and unfilled Flax Params.
 
-    It compares names and looks for layouts that fit, and checks that each rule solves a problem. It
-    applies none. The list is empty if no tensor is left over, or if no rule fits. Two rules with
-    the same names are the two possible orders of the parts of a fused weight,
-    `[3, heads, width]` and `[heads, 3, width]`: keep one of them.
+    Compares names, looks for compatible layouts, and checks that each rule solves a problem. No
+    rule is applied. The list is empty if no tensor is left over, or if no rule fits. Two rules with
+    the same names are the two possible orders of the parts of a fused weight, `[3, heads, width]`
+    and `[heads, 3, width]`: keep one of them.
 
     Args:
-      torch_module, flax_module: as `port` takes them.
-      rules: the known rules.
+      torch_module, flax_module: as for `port`.
+      rules: rules that are already known.
 
     Raises:
       ParityError: if a rule of `rules` does not fit.
@@ -69,24 +70,24 @@ def suggest(torch_module: Any, flax_module: nnx.Module, rules: Sequence[Rule] = 
 
 
 def port(source: Any, destination: M, rules: Sequence[Rule] = ()) -> M:
-    """Copies every weight of a torch module into an nnx module, or the other way round.
+    """Copies every weight of a torch module into an nnx module, or from nnx to torch.
 
     Linear weights are transposed, and tensors are matched by type and name. Every torch tensor is
-    used once, every Flax Param is filled once, and no memory is shared. If a tensor does not fit,
+    used once, every Flax Param is filled once, and no memory is shared. If any tensor does not fit,
     no weight changes.
 
     Args:
       source: `torch.nn.Module`, a `Recording` of one, or `flax.nnx.Module`; not changed.
-      destination: the other kind; its weights are replaced.
+      destination: a module of the other library; its weights are replaced.
       rules: what does not follow from names and types, always written from torch to Flax.
 
     Returns:
       `destination`.
 
     Raises:
-      ParityError: with every problem at once; also where a value would not survive the
-        destination's dtype (float64 into float32).
-      TypeError: unless one is a torch and the other an nnx module.
+      ParityError: listing every problem; also if a value would lose precision in the destination's
+        dtype (float64 into float32).
+      TypeError: unless one module is torch's and the other is an nnx module.
 
     >>> import torch
     >>> theirs = torch.nn.Linear(3, 2)
@@ -114,17 +115,17 @@ def port(source: Any, destination: M, rules: Sequence[Rule] = ()) -> M:
 
 
 def flax_values(module: nnx.Module) -> dict[str, np.ndarray]:
-    """Every Param and statistic of an nnx module as a numpy copy, by dotted path."""
+    """Copies every Param and statistic of an nnx module to numpy, keyed by dotted path."""
     return {path: np.array(variable.get_value()) for path, variable in flax_state(module).items()}
 
 
 def set_flax(module: nnx.Module, values: dict[str, np.ndarray], dtype: Any = None) -> None:
-    """Copies arrays into an nnx module's Params and statistics, in its dtypes or in `dtype`."""
+    """Copies arrays into an nnx module's Params and statistics, in their dtypes or in `dtype`."""
     state = flax_state(module)
     for path, value in values.items():
         kind = state[path].get_value().dtype if dtype is None else dtype
         kind = np.result_type(kind, np.complex64) if value.dtype.kind == "c" and dtype else kind
-        with jax.enable_x64(True):  # or a float64 value would be halved without a word
+        with jax.enable_x64(True):  # otherwise float64 is silently truncated to float32
             array = jnp.array(np.array(value, dtype=kind, order="C", copy=True))
         state[path].set_value(array)
 

@@ -1,14 +1,14 @@
-"""Repeated layers: names that differ in a number are told once, each list of layers in a line."""
+"""Summarises repeated layers: names that differ only in a layer index are reported together."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
 NUMBER = re.compile(r"(?<![^.])\d+(?![^. ])")
-MIN_REPEATED = 3  # from so many on they are layers of one kind
+MIN_REPEATED = 3  # minimum number of names that count as repeated layers
 
 
 def together(names: Iterable[str]) -> list[str]:
-    """Names in their order, three and more that differ in their numbers alone as one.
+    """Names in order, with three or more that differ only in their numbers merged into one.
 
     >>> together(["wte", "h.0.drop (torch)", "h.1.drop (torch)", "h.2.drop (torch)", "h.0.up"])
     ['wte', 'h.*.drop (torch)', 'h.0.up']
@@ -21,11 +21,11 @@ def together(names: Iterable[str]) -> list[str]:
 
 
 def of_layers(errors: Mapping[str, float], wrong: Sequence[str] = ()) -> list[str]:
-    """One line for each list of repeated layers: whether all are equal, and the worst of those.
+    """One line per list of repeated layers: whether all are equal, and the largest error.
 
     Args:
-      errors: by the name of what was compared.
-      wrong: the names of what is at fault.
+      errors: by the name of the compared value.
+      wrong: names of the values at fault.
 
     >>> of_layers({f"h.{i}.up": i * 1e-16 for i in range(4)} | {"norm": 1.0})
     ['h.0 ... h.3: equal, worst h.3 3.0e-16']

@@ -1,4 +1,4 @@
-"""Reports: what was compared, what differs first, and how to see it again."""
+"""Reports: what was compared, the first difference, and how to reproduce it."""
 
 import json
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import numpy as np
 from .judge import Verdict
 from .repeated import of_layers, together
 
-# Kinds of rows that decide; a tap that differs inside an equal function is another way to write it.
+# Row kinds that decide the verdict. A tap may differ while the function is equal.
 DECIDING = ("exact", "output", "gradient", "state", "step", "decode")
 WIDTHS = ("float64", "float32", "float16", "bfloat16")
 
@@ -20,9 +20,9 @@ EQUAL, ANOTHER_WAY = "equal", "equal, another way inside"
 UNSURE = "equal as far as this input can tell"
 NOTHING, DIFFERENT = "nothing is proven", "DIFFERENT"
 
-# How many places, neighbours and names a report shows.
+# Maximum number of places and names that a report lists.
 MAX_LISTED = 6
-# What torch's own rounding noise is told of.
+# Row kinds for which torch's own rounding noise is reported.
 MEASURED = ("tap", "output", "gradient")
 
 
@@ -33,9 +33,9 @@ class Row:
     Attributes:
       name: an output, a tap, a gradient ("input x" or a Param's path), a statistic or a fact.
       kind: "exact", "tap", "output", "gradient", "state", "step" of an optimizer, or "decode";
-        "local" and "local gradient" where what a tap is computed from was torch's own.
-      dtype: in which both sides ran.
-      mode: "eager" or "jit"; "" for facts that have none.
+        "local" and "local gradient" where the inputs of a tap were replaced by torch's own.
+      dtype: the dtype in which both sides ran.
+      mode: "eager" or "jit"; "" for facts without a mode.
       verdict: the judgement.
 
     >>> from .judge import same_function
@@ -63,16 +63,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Divergence:
-    """A place where Flax computes something else from the same inputs.
+    """A place where Flax computes something different from the same inputs.
 
     Attributes:
-      tap: its name.
-      error, limit, statement, index: of the judgement.
-      hint: what it looks like, where that is known, else "".
-      kind: "value", "gradient", "between" two taps, or the kind of the row where no place could be
-        found.
+      tap: name of the tap.
+      error, limit, statement, index: from the verdict.
+      hint: the likely cause, or "" if unknown.
+      kind: "value", "gradient", "between" two taps, or the kind of the row if no place was found.
       got, want: Flax's and torch's value at `index`.
-      advice: how to look closer, where there is a way.
+      advice: how to narrow it down further, or "".
 
     >>> print(Divergence("scores", 0.25, 1e-12, "same function", None, "a scale left out"))
     scores, value: error 0.25, limit 1e-12
@@ -92,7 +91,7 @@ class Divergence:
 
     @classmethod
     def of(cls, row: Row, kind: str, hint: str = "") -> "Divergence":
-        """The divergence that a failed row shows."""
+        """Creates a divergence from a failed row."""
         v = row.verdict
         facts = (v.error, v.limit, v.statement, v.index, hint, kind, v.got, v.want)
         return cls(row.name, *facts)
@@ -110,19 +109,19 @@ class Report:
     """All comparisons of one pair of modules; prints, and writes JSON and HTML.
 
     Attributes:
-      title: which pair.
+      title: names the pair.
       rows: exact facts, then per dtype taps in torch's call order, outputs and gradients.
-      params: how many tensors were carried.
-      constants: torch's buffers that Flax computes, not carried.
-      unpaired: taps that only one side has.
-      notes: what else a reader must know.
+      params: number of tensors copied.
+      constants: torch buffers that Flax computes instead of copying.
+      unpaired: taps that exist on one side only.
+      notes: further remarks.
       versions: of torch, jax, flax and numpy.
-      reproduce: a command line that shows it again, or "".
+      reproduce: a command line that reproduces the report, or "".
       local: after a failure, each tap and gradient computed from torch's own values, in call order.
       divergences: the places at fault, in torch's call order.
       maps: `|flax - torch|` of the taps that differ locally.
-      noise: whether torch's own rounding noise is told beside every error.
-      replayed: why recorded results stand in for one reference although torch is here, or "".
+      noise: whether torch's own rounding noise is reported next to every error.
+      replayed: why recorded results replace a reference although torch is installed, or "".
 
     >>> Report("nothing was compared", ()).verdict
     'nothing is proven'
@@ -144,9 +143,9 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        """`EQUAL`, `ANOTHER_WAY`, `UNSURE` where the input cannot tell, `NOTHING` or `DIFFERENT`.
+        """`EQUAL`, `ANOTHER_WAY`, `UNSURE` (the input cannot tell), `NOTHING` or `DIFFERENT`.
 
-        Nothing is proven where no output shows anything in the widest dtype: all zeros, say.
+        `NOTHING` means that no output is conclusive in the widest dtype, for example all zeros.
         """
         if self.failed:
             return DIFFERENT
@@ -158,33 +157,33 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether something is proven, and nothing that decides differs."""
+        """Whether something is proven and no deciding comparison failed."""
         return not self.failed and self._shown()
 
     @property
     def certain(self) -> bool:
-        """Whether all is equal, without torch's own rounding noise as a reason."""
+        """Whether everything is equal without allowing for torch's own rounding noise."""
         return self.ok and not self.unsure
 
     @property
     def failed(self) -> list[Row]:
-        """The comparisons that decide and did not pass."""
+        """The deciding comparisons that failed."""
         return [row for row in self.rows if row.kind in DECIDING and row.verdict.differs]
 
     @property
     def unsure(self) -> tuple[str, ...]:
-        """What exceeds the limit of float64, but not what torch's own rounding changes there."""
+        """Names that exceed the float64 limit, but not torch's own rounding noise."""
         names = (r.name for r in self.rows if r.kind in DECIDING and r.verdict.by_noise)
         return tuple(dict.fromkeys(names))
 
     @property
     def rewritten(self) -> tuple[str, ...]:
-        """Taps that differ inside a function that is the same: another way to compute it."""
+        """Taps that differ although the function is equal: computed in a different way."""
         names = (r.name for r in self.rows if r.kind == "tap" and r.verdict.differs)
         return tuple(dict.fromkeys(names)) if self.ok else ()
 
     def _shown(self) -> bool:
-        """Whether an output shows something, in float64 or else in the widest dtype compared."""
+        """Whether an output is conclusive in float64, or else in the widest dtype compared."""
         outputs = [row for row in self.rows if row.kind == "output"]
         widest = min((row.dtype for row in outputs), key=WIDTHS.index, default="")
         return any(row.verdict.shows for row in outputs if row.dtype == widest)
@@ -200,7 +199,7 @@ class Report:
     def worst(self, dtype: str, *kinds: str) -> float | None:
         """The largest error in one dtype among rows of these kinds; None if there are none.
 
-        What shows nothing is left out, and taps that are computed another way, with one result.
+        Excludes inconclusive rows, and taps that differ while the result is equal.
         """
         other = self.rewritten
         shown = (r for r in self.rows if r.verdict.shows)
@@ -209,7 +208,7 @@ class Report:
         return max(errors, key=badness) if errors else None
 
     def ratio(self, dtype: str) -> float | None:
-        """The outputs' largest error over torch's own in one dtype; None if none was measured."""
+        """The outputs' largest error divided by torch's own in one dtype; None if not measured."""
         rows = (r for r in self.rows if r.dtype == dtype and r.kind == "output")
         ratios = [row.verdict.ratio for row in rows if row.verdict.shows]
         known = [ratio for ratio in ratios if ratio is not None]
@@ -234,7 +233,7 @@ class Report:
         return "; ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything but the maps as plain values."""
+        """Everything except the maps, as plain Python values."""
         parts = asdict(replace(self, maps={}))
         del parts["maps"]
         first = asdict(self.first) if self.first else None
@@ -242,7 +241,7 @@ class Report:
         return {**parts, "ok": self.ok, **properties, "first": first}
 
     def to_json(self, path: str | PathLike[str]) -> None:
-        """Writes everything to a JSON file; infinities as strings."""
+        """Writes everything to a JSON file; non-finite numbers as strings."""
         Path(path).write_text(json.dumps(plain(self.to_dict()), indent=1) + "\n")
 
     def to_html(self, path: str | PathLike[str]) -> None:
@@ -253,7 +252,7 @@ class Report:
 
 
 def plain(value: Any) -> Any:
-    """`value` with numbers that JSON cannot hold as strings."""
+    """Converts non-finite floats in `value` to strings, since JSON has none."""
     if isinstance(value, dict):
         return {key: plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -264,12 +263,12 @@ def plain(value: Any) -> Any:
 
 
 def badness(error: float) -> float:
-    """What errors are ordered by: NaN is the worst."""
+    """Sort key for errors: NaN is the largest."""
     return float("inf") if error != error else error
 
 
 def times(ratio: float) -> str:
-    """A ratio as it is read: how many times.
+    """Formats a ratio as a multiple.
 
     >>> times(0.96), times(3666431.0), times(float("inf"))
     ('1.0x', '4e6x', 'infx')
@@ -281,7 +280,7 @@ def times(ratio: float) -> str:
 
 
 def plural(count: int, word: str) -> str:
-    """A count and its word.
+    """Formats a count with its noun.
 
     >>> plural(1, "place"), plural(3, "place")
     ('1 place', '3 places')
@@ -290,7 +289,7 @@ def plural(count: int, word: str) -> str:
 
 
 def _text(report: Report) -> str:
-    """What was compared, or what differs first, where, what it looks like, and what it does."""
+    """The report as text: a summary, or the first difference, its likely cause and its effects."""
     count = len(report.failed)
     lines = [f"{report.title}: {plural(len(report.rows), 'comparison')}, {count} different"]
     if not report.ok and not count:
@@ -322,7 +321,7 @@ def _text(report: Report) -> str:
 
 
 def _layers(report: Report) -> list[str]:
-    """A line for each list of repeated layers, by what each made by itself where that is known."""
+    """One line per list of repeated layers, using local errors where available."""
     backward = report.first is not None and _backward(report.first)
     kind = "local gradient" if backward else "local"
     rows = [row for row in report.local if row.kind == kind]
@@ -335,7 +334,7 @@ def _layers(report: Report) -> list[str]:
 
 
 def unproven(report: Report) -> str:
-    """Why nothing is proven although nothing differs."""
+    """Why nothing is proven although no comparison failed."""
     if not report.rows:
         return "nothing was compared, so nothing is proven"
     whys = dict.fromkeys(f"{r.name}: {r.verdict.note}" for r in report.rows if r.kind == "output")
@@ -343,7 +342,7 @@ def unproven(report: Report) -> str:
 
 
 def _first(report: Report) -> list[str]:
-    """The verdict, and the place between its neighbours: its own error, and the error so far."""
+    """The verdict, and the place with its neighbours: local error and accumulated error."""
     first = report.first
     if first is None:
         return []
@@ -362,12 +361,12 @@ def _first(report: Report) -> list[str]:
         row.name: row.verdict.error for row in report.rows[::-1] if row.kind in kinds
     }
     wide = max(len(row.name) for row in neighbours)
-    lines.append(f"  {'':<{wide + 2}}  made here   so far    limit")
+    lines.append(f"  {'':<{wide + 2}}  {'local error':<13}{'accumulated':<13}limit")
     for row in neighbours:
         here = row.name == first.tap
         accumulated = f"{accumulated_error[row.name]:.1e}" if row.name in accumulated_error else ""
-        line = f"  {'>' if here else ' '} {row.name:<{wide}}  {row.verdict.error:.1e}"
-        line += f"     {accumulated:<9} {row.verdict.limit:.1e}"
+        line = f"  {'>' if here else ' '} {row.name:<{wide}}  {f'{row.verdict.error:.1e}':<13}"
+        line += f"{accumulated:<13}{row.verdict.limit:.1e}"
         lines.append(line + (_worst_line(first) if here else ""))
     return lines
 
@@ -395,7 +394,7 @@ def _others(report: Report) -> list[str]:
 
 
 def effects(report: Report) -> list[str]:
-    """The failed comparisons, one line for each dtype and kind."""
+    """The failed comparisons, one line per dtype and kind."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in report.failed:
         groups.setdefault((row.dtype, row.kind), []).append(row)
@@ -412,10 +411,10 @@ def effects(report: Report) -> list[str]:
 
 
 def _noise(report: Report) -> list[str]:
-    """One line for each value that was compared, in each dtype; nothing if no noise was asked for.
+    """One line for each compared value in each dtype; empty unless noise was requested.
 
-    What a value changes by if each of torch's operations is moved by up to a unit in the last place
-    stands beside Flax's error, both measured alike; in narrow dtypes torch's own error too.
+    Shows Flax's error next to torch's rounding noise: the change when each torch operation is
+    perturbed by up to one ulp, measured in the same way. In narrow dtypes also torch's own error.
     """
     rows = [row for row in report.rows if row.verdict.noise is not None and row.kind in MEASURED]
     if not report.noise or not rows:

@@ -1,4 +1,4 @@
-"""What a torch module holds: its tensors described, read as numpy arrays, and written."""
+"""Describes a torch module's tensors, reads them as numpy arrays, and writes them."""
 
 import copy
 import math
@@ -10,7 +10,7 @@ import numpy as np
 from ..weights.described import Source, head_counts
 from .sides.original import Part
 
-# torch's classes -> the kind of what they hold.
+# torch class -> kind of the tensors it holds.
 _SAME = "Linear Bilinear Embedding LayerNorm RMSNorm GroupNorm PReLU MultiheadAttention"
 _RECURRENT = "RNN GRU LSTM RNNCell GRUCell LSTMCell"
 KINDS = {
@@ -24,7 +24,7 @@ STATISTICS = ("running_mean", "running_var")
 
 
 def describe(module: Any) -> list[Source]:
-    """Every parameter and buffer of a torch module, tied ones under each of their names."""
+    """Describes every parameter and buffer of a torch module; tied ones under each name."""
     sources, first, heads = [], {}, {}
     for prefix, owner in module.named_modules(remove_duplicate=False):
         dot = f"{prefix}." if prefix else ""
@@ -43,7 +43,7 @@ def describe(module: Any) -> list[Source]:
 
 
 def read(module: Any) -> dict[str, np.ndarray]:
-    """Every parameter and buffer of a torch module as a numpy copy, by name."""
+    """Copies every parameter and buffer of a torch module to numpy, by name."""
     names = {source.name for source in describe(module)}
     tensors = {**dict(module.named_parameters(remove_duplicate=False))}
     tensors.update(module.named_buffers(remove_duplicate=False))
@@ -51,7 +51,7 @@ def read(module: Any) -> dict[str, np.ndarray]:
 
 
 def write(module: Any, values: dict[str, np.ndarray]) -> None:
-    """Copies arrays into parameters and buffers of a torch module, by name, in its dtypes."""
+    """Copies arrays into parameters and buffers of a torch module, by name, in their dtypes."""
     import torch
 
     tensors = dict(module.named_parameters(remove_duplicate=False))
@@ -62,7 +62,7 @@ def write(module: Any, values: dict[str, np.ndarray]) -> None:
 
 
 def to_numpy(tensor: Any) -> np.ndarray:
-    """A copy of a torch tensor, bit for bit, bfloat16 included."""
+    """Copies a torch tensor to numpy, bit for bit, bfloat16 included."""
     import torch
 
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
@@ -72,7 +72,7 @@ def to_numpy(tensor: Any) -> np.ndarray:
 
 
 def to_torch(array: np.ndarray) -> Any:
-    """A torch tensor of an array's values, bit for bit, sharing no memory."""
+    """Copies an array to a torch tensor, bit for bit; no memory is shared."""
     import torch
 
     array = np.array(array, order="C")
@@ -82,7 +82,7 @@ def to_torch(array: np.ndarray) -> Any:
 
 
 def part_of(module: Any) -> Part:
-    """What one module is, without those in it."""
+    """Describes one module, without its submodules."""
     facts = vars(module).items()
     settings = {name: x for name, x in facts if not name.startswith("_") and is_setting(x)}
     bases = type(module).__mro__[1:]
@@ -96,7 +96,7 @@ def path_of(kind: type) -> str:
 
 
 def is_setting(value: Any) -> bool:
-    """Whether something is None, a number, a text, a truth, or a tuple of these."""
+    """Whether `value` is None, a number, a string, a bool, or a tuple of these."""
     if isinstance(value, tuple):
         return all(map(is_setting, value))
     return value is None or isinstance(value, bool | int | float | str)
@@ -108,10 +108,10 @@ def _source(name: str, kind: str, tensor: Any, first: str, heads: tuple[int, ...
 
 
 def _kind(owner: Any) -> str:
-    """The kind of the first known class among the owner's.
+    """The kind of the first known class in the owner's MRO.
 
-    Other people's RMSNorm and LayerNorm go by what they compute, not by their names: T5's LayerNorm
-    is an RMSNorm. transformers' Conv1D is a Linear whose weight lies as in Flax.
+    RMSNorm and LayerNorm classes of other packages are classified by what they compute, not by
+    name: T5's LayerNorm is an RMSNorm. transformers' Conv1D is a Linear with Flax's weight layout.
     """
     for cls in type(owner).__mro__:
         if cls.__module__.startswith("torch.nn.") and cls.__name__ in KINDS:
@@ -122,10 +122,9 @@ def _kind(owner: Any) -> str:
 
 
 def _norm_kind(owner: Any) -> str:
-    """The norm that a module with one gain computes, or ""; one that cannot be called goes by name.
+    """The norm that a module with a single gain computes, or ""; by name if it cannot be called.
 
-    A norm gives the same for twice its input; one that takes the mean away also for its input and
-    a constant.
+    A norm is invariant to doubling its input; LayerNorm is also invariant to adding a constant.
     """
     params = dict(owner.named_parameters(recurse=False))
     sizes = {tuple(x.shape) for x in params.values()}
@@ -142,7 +141,7 @@ _COMPUTED: dict[type, str | None] = {}
 
 
 def _computes(kind: type, owner: Any, shape: tuple[int, ...]) -> str | None:
-    """ "RMSNorm", "LayerNorm", "" of another function, None if it takes other arguments."""
+    """ "RMSNorm", "LayerNorm", "" for another function, None if it takes other arguments."""
     import torch
 
     if kind not in _COMPUTED:

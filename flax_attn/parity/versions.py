@@ -1,10 +1,10 @@
-"""Which versions of the libraries are here."""
+"""Installed versions of the libraries."""
 
 from importlib.metadata import PackageNotFoundError, version
 
 
 def versions() -> dict[str, str]:
-    """Of torch (or "missing"), jax, flax and numpy."""
+    """Returns the versions of torch, jax, flax and numpy; "missing" if not installed."""
     by_library = {}
     for name in ("torch", "jax", "flax", "numpy"):
         try:

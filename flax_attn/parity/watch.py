@@ -1,4 +1,4 @@
-"""What a person sees, and what memory is let go, while a large model is compared."""
+"""Progress output, and freeing of memory, while a large model is compared."""
 
 import ctypes
 import gc
@@ -8,19 +8,19 @@ from time import monotonic
 
 import numpy as np
 
-LARGE = 2**24  # parameters, beyond which a comparison takes many seconds and copies are gigabytes
+LARGE = 2**24  # number of parameters above which a comparison is slow and its copies are gigabytes
 
 
 class Watch:
-    """Tells on stderr what a large comparison is at: one line that changes, or lines in a pipe.
+    """Prints the progress of a large comparison to stderr: one updated line, or lines in a pipe.
 
-    Between two parts of the work, what nobody holds any more is given back to the system: the
-    traced functions of JAX and the hooks of torch are circles, which Python finds only when it
-    looks for them, and glibc keeps the memory of arrays below 32 MB for itself.
+    Frees unused memory between two parts of the work. JAX's traced functions and torch's hooks form
+    reference cycles, which only the garbage collector frees, and glibc keeps freed memory of arrays
+    below 32 MB.
 
     Args:
-      title: which pair.
-      values: torch's weights; a small model is compared in silence.
+      title: names the pair.
+      values: torch's weights; nothing is printed for a small model.
     """
 
     def __init__(self, title: str, values: Mapping[str, np.ndarray]):
@@ -29,7 +29,7 @@ class Watch:
         self.wide = 0
 
     def at(self, part: str) -> None:
-        """One part of the work begins."""
+        """Reports that a part of the work begins."""
         if self.large:
             _clear_line()
             self._write(f"{self.title}: {part} ({monotonic() - self.start:.0f} s)")
@@ -38,7 +38,7 @@ class Watch:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Takes the line away, where it can be."""
+        """Clears the line, where possible."""
         if self.large:
             _clear_line()
             self._write("")

@@ -1,4 +1,4 @@
-"""Positions: rotary in every layout and scaling, ALiBi's slopes, relative tables and indices."""
+"""Positions: rotary embeddings and scalings, ALiBi slopes, relative position tables."""
 
 from .alibi import alibi_slopes as alibi_slopes
 from .axes import Axial as Axial

@@ -7,20 +7,20 @@ from .._internal.arrays import is_count
 
 
 def alibi_slopes(num_heads: int, *, bias_max: float = 8.0) -> Float[np.ndarray, " N"]:
-    """`2 ** (-bias_max i / n)`, i = 1 ... n; if n < N, the odd ones of 2 n fill up.
+    """`2 ** (-bias_max i / n)`, i = 1 ... n; if n < N, followed by odd i of 2 n slopes.
 
     Also called: slopes of ALiBi, attention with linear biases.
 
-    n is the largest power of two that is at most N. In float64 by numpy, and cast where they are
-    used: with 12 heads the powers are no float32 numbers. Bloom's code and MPT's, which begins with
-    the finer slopes and takes every second, give the same ones in the same order.
+    n is the largest power of two that is at most N. Computed by numpy in float64, since e.g. with
+    12 heads the powers are not exact in float32, and cast on use. Bloom's and MPT's code give the
+    same slopes in the same order.
 
     Args:
       num_heads: N.
       bias_max: the last exponent; 8 in the paper, `alibi_bias_max` in MPT's configs.
 
     Raises:
-      ValueError: if `num_heads` is no whole number of at least 1, or bias_max not above zero.
+      ValueError: if `num_heads` is not an integer >= 1, or bias_max not above zero.
 
     Source: Press et al., "Train Short, Test Long", 2022, and its code.
 

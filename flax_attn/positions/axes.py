@@ -1,4 +1,4 @@
-"""Positions with several axes: which pair of a rotary is turned by which of them.
+"""Positions with several axes: which axis rotates which rotary pair.
 
 Positions then have shape `(A, *B, T)`: time, row and column of a token for A = 3.
 """
@@ -12,7 +12,7 @@ from .._internal.types import frozen
 
 
 class PairAxes(NamedTuple):
-    """For each of the P pairs its axis of the positions, and its place in the list of rates."""
+    """Position axis, and index into the list of rates, of each of the P pairs."""
 
     axis: np.ndarray
     rate: np.ndarray
@@ -20,19 +20,19 @@ class PairAxes(NamedTuple):
 
 @frozen
 class Sections:
-    """M-RoPE: each pair keeps its rate and is turned by one axis of the positions.
+    """M-RoPE: each pair keeps its rate and is rotated by one axis of the positions.
 
     Also called: multimodal RoPE (M-RoPE), `mrope_section`.
 
     Args:
-      sizes: how many of the P pairs each axis turns.
+      sizes: number of pairs that each axis rotates; they sum to P.
       interleaved: False gives the first `sizes[0]` pairs to the first axis, and so on (Qwen2-VL).
         True gives pair i to axis `i % A` as long as that axis has pairs left, and to the first axis
         otherwise (Qwen3-VL).
 
     Raises:
-      ValueError: unless sizes are whole numbers; if the axes cannot take turns; in use, if the
-        sizes do not sum to the number of pairs.
+      ValueError: unless sizes are integers >= 0; if interleaving cannot give these sizes; in use,
+        if the sizes do not sum to the number of pairs.
 
     Source: Wang et al., "Qwen2-VL: Enhancing Vision-Language Model's Perception of the World at Any
     Resolution", 2024; Qwen3-VL's code.
@@ -59,7 +59,7 @@ class Sections:
 
     @property
     def lists(self) -> int:
-        """How many axes have a list of rates of their own; here all share one."""
+        """Number of separate lists of rates; here all axes share one."""
         return 1
 
     def assign(self, pairs: int) -> PairAxes:
@@ -84,22 +84,22 @@ class Sections:
 
 @frozen
 class Axial:
-    """Rows and columns: each axis of the positions turns P / A pairs, the first axis the first.
+    """Rows and columns: each axis of the positions rotates P / A pairs, in order of the axes.
 
     Also called: 2D RoPE, axial RoPE.
 
     Args:
       count: A, the number of axes.
       shared: False gives each axis the rates of width / A (the towers of Qwen2-VL and Llama 4).
-        True deals one list of rates, that of the whole width, to the axes in turn (Pixtral).
+        True distributes the rates of the whole width over the axes in turn (Pixtral).
 
     Raises:
-      ValueError: if count is no whole number of at least 1; in use, if A does not divide P.
+      ValueError: if count is not an integer >= 1; in use, if A does not divide P.
 
     Source: Heo et al., "Rotary Position Embedding for Vision Transformer", 2024.
 
     >>> Axial().assign(4)
-    Dealt(axis=array([0, 0, 1, 1]), rate=array([0, 1, 0, 1]))
+    PairAxes(axis=array([0, 0, 1, 1]), rate=array([0, 1, 0, 1]))
     >>> Axial(shared=True).assign(4).rate.tolist()
     [0, 2, 1, 3]
     """
@@ -115,7 +115,7 @@ class Axial:
 
     @property
     def lists(self) -> int:
-        """How many axes have a list of rates of their own."""
+        """Number of separate lists of rates."""
         return 1 if self.shared else self.count
 
     def assign(self, pairs: int) -> PairAxes:

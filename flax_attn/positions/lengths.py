@@ -1,4 +1,4 @@
-"""The length of the sequence that each token belongs to, for rates that depend on it."""
+"""The length of each token's sequence, for rotary rates that depend on it."""
 
 from typing import Any
 
@@ -16,17 +16,17 @@ def lengths_of(
     ids: Int[Array, "*B T"] | None = None,
     several: bool = False,
 ) -> Int[Array, "*B #T"]:
-    """Of each token the largest position of its row plus one, or of its document.
+    """For each token, the largest position in its row or document plus one.
 
-    `*B 1` where each row is one document.
+    `*B 1` if each row is one document.
 
     Args:
       positions: integers that broadcast to `*B T`, with `several` to `A *B T`; None counts the
         tokens of each row or document.
       shape: the sizes `*B T`.
-      valid: which tokens are real; the others do not count.
+      valid: which tokens are real; padding is ignored.
       ids: the document of each token; None for one in each row.
-      several: whether each token has A positions, of which the largest counts.
+      several: whether each token has A positions, of which the largest is used.
 
     >>> ids = jnp.asarray([7, 7, 7, 2, 2])
     >>> lengths_of(None, (5,), ids=ids).tolist(), lengths_of(jnp.arange(5), (5,)).tolist()
@@ -44,7 +44,7 @@ def lengths_of(
     if ids is None:
         of_rows = jnp.sum if positions is None else jnp.max
         return jnp.maximum(of_rows(counts, axis=-1, keepdims=True, initial=0), 1)  # *B 1
-    ids = ids + jnp.zeros_like(counts, ids.dtype)  # both lie alike on a mesh with Explicit axes
+    ids = ids + jnp.zeros_like(counts, ids.dtype)  # equal shardings on Explicit mesh axes
     counts = counts + jnp.zeros_like(ids, counts.dtype)
 
     def of_row(counts: Array, ids: Array) -> Array:

@@ -1,7 +1,7 @@
-"""Relative positions: buckets, indices into tables, and tables of other sizes; pure functions.
+"""Relative positions as pure functions: buckets, table indices, and resized tables.
 
-Indices are whole numbers by numpy where the distances are known. Each function names whose
-convention it is: which sign a distance has, and in which order a table's rows stand.
+Indices are numpy integers if the distances are concrete. Each function documents its convention:
+the sign of a distance, and the order of a table's rows.
 """
 
 from bisect import bisect_left
@@ -23,22 +23,22 @@ Indices = Int[np.ndarray, "*X"] | Int[Array, "*X"]
 def t5_buckets(
     distance: Indices, *, buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
 ) -> Indices:
-    """The row of T5's table for `distance = key - query`.
+    """Row of T5's table for `distance = key - query`.
 
-    Half of the rows (of a direction) are for one distance each, the others for ranges that grow by
-    a constant factor up to `max_distance`, from where on the last row serves. The edges are exact;
-    transformers', in float32, are the same for the published sizes.
+    Half of the rows (per direction) are for one distance each, the others for ranges that grow by
+    a constant factor up to `max_distance`; larger distances use the last row. The edges are exact;
+    those of transformers, in float32, are the same for the published sizes.
 
     Args:
-      distance: whole numbers, by numpy or jax, of any shape.
+      distance: integers, numpy or jax, of any shape.
       buckets: rows of the table.
-      max_distance: from where on the last row serves.
-      bidirectional: whether keys behind the query have the second half of the rows; if not, they
+      max_distance: this and larger distances use the last row.
+      bidirectional: whether keys after the query have the second half of the rows; if not, they
         all have row 0.
 
     Raises:
-      ValueError: for fewer than 4 buckets (2 if not bidirectional), or a max_distance that the rows
-        of one distance reach.
+      ValueError: for fewer than 4 buckets (2 if not bidirectional), or a max_distance within the
+        rows for one distance.
 
     Source: Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text
     Transformer", 2020, and its code.
@@ -62,18 +62,18 @@ def t5_buckets(
 def deberta_buckets(distance: Indices, *, buckets: int, max_distance: int) -> Indices:
     """DeBERTa-v2's bucket of `distance = query - key`, within -buckets and buckets.
 
-    Distances below buckets / 2 are themselves; further ones grow with the logarithm, and
-    `max_distance - 1` has the bucket `buckets - 1`. Row `bucket + buckets` of the table of
-    2 buckets rows, cut off at both ends, is what both c2p and p2c read at (query, key).
+    Distances below buckets / 2 map to themselves; larger ones grow logarithmically, and
+    `max_distance - 1` has the bucket `buckets - 1`. Both c2p and p2c read row `bucket + buckets`,
+    clipped to the table of 2 buckets rows, at (query, key).
 
     Args:
-      distance: whole numbers, by numpy or jax, of any shape.
-      buckets: `position_buckets` of a config, even.
-      max_distance: `max_relative_positions` of a config.
+      distance: integers, numpy or jax, of any shape.
+      buckets: `position_buckets` in configs, even.
+      max_distance: `max_relative_positions` in configs.
 
     Raises:
-      ValueError: for an odd number of buckets or fewer than 4, or a max_distance that the buckets
-        for one distance reach.
+      ValueError: for an odd number of buckets or fewer than 4, or a max_distance within the
+        buckets for one distance.
 
     Source: He et al., "DeBERTaV3", 2021, and the code of DeBERTa-v2.
 
@@ -91,11 +91,11 @@ def deberta_buckets(distance: Indices, *, buckets: int, max_distance: int) -> In
 
 
 def deberta_rows(queries: int, keys: int, *, buckets: int, max_distance: int) -> Indices:
-    """The row, `T S`, of DeBERTa-v2's table of 2 buckets rows that c2p and p2c read for each pair.
+    """Rows, `T S`, of DeBERTa-v2's table of 2 buckets rows for each query and key.
 
     Args:
       queries, keys: lengths, T and S.
-      buckets, max_distance: as of `deberta_buckets`.
+      buckets, max_distance: as in `deberta_buckets`.
 
     >>> deberta_rows(2, 3, buckets=4, max_distance=16).tolist()
     [[4, 3, 2], [5, 4, 3]]
@@ -105,10 +105,10 @@ def deberta_rows(queries: int, keys: int, *, buckets: int, max_distance: int) ->
 
 
 def deberta_rows_at(distance: Indices, *, buckets: int, max_distance: int) -> Indices:
-    """The row of that table for each distance from a key to its query.
+    """Rows of DeBERTa-v2's table for `distance = query - key`.
 
     Args:
-      distance, buckets, max_distance: as of `deberta_buckets`.
+      distance, buckets, max_distance: as in `deberta_buckets`.
 
     >>> deberta_rows_at(np.asarray([0, -1, 99]), buckets=4, max_distance=16).tolist()
     [4, 3, 7]
@@ -119,11 +119,11 @@ def deberta_rows_at(distance: Indices, *, buckets: int, max_distance: int) -> In
 
 @lru_cache(maxsize=64)
 def _edges(first: int, last: int, steps: int, above: bool) -> tuple[int, ...]:
-    """The distances from which on each bucket but the first of a logarithmic ramp serves.
+    """First distances of each bucket but the first of a logarithmic ramp.
 
-    The ramp is `first (last / first) ** (k / steps)`, compared in whole numbers, so exactly. An
-    edge is the first distance that is no smaller, for k = 1 ... steps - 1, or if `above` the first
-    that is larger, for k = 1 ... steps.
+    The ramp is `first (last / first) ** (k / steps)`, compared exactly in integers. An edge is the
+    first distance that is no smaller, for k = 1 ... steps - 1, or if `above` the first that is
+    larger, for k = 1 ... steps.
     """
 
     def beyond(distance: int, k: int) -> bool:
@@ -136,9 +136,9 @@ def _edges(first: int, last: int, steps: int, above: bool) -> tuple[int, ...]:
 
 
 def _bucket(distance: Any, single: int, edges: tuple[int, ...]) -> Any:
-    """`distance` where it is below `single`, and from there on `single` and the edges passed.
+    """`distance` if it is below `single`, else `single` plus the number of edges passed.
 
-    Edges are compared one by one, since a program that a mesh cuts may hold no constant array.
+    Edges are compared one by one, since a sharded program may not capture constant arrays.
     """
     passed = sum(((distance >= edge).astype(distance.dtype) for edge in edges), start=0 * distance)
     return _xp(distance).where(distance < single, distance, single + passed)
@@ -149,13 +149,13 @@ def _xp(x: Any) -> Any:
 
 
 def window_rows(height: int, width: int) -> Int[np.ndarray, "T T"]:
-    """The row of Swin's table of (2 height - 1)(2 width - 1) rows for each pair of a window.
+    """Rows of Swin's table of (2 height - 1)(2 width - 1) rows for each pair in a window.
 
-    Tokens are counted along rows of the window, T = height width. The row of the table is
+    Tokens are in row-major order, T = height width. The row of the table is
     `(dy + height - 1)(2 width - 1) + dx + width - 1`, with distances `query - key`.
 
     Raises:
-      ValueError: for sides that are no whole numbers of at least 1.
+      ValueError: for sides that are not integers >= 1.
 
     Source: Liu et al., "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows",
     2021, and its code.
@@ -174,15 +174,15 @@ def window_coordinates(
 ) -> Float[np.ndarray, "Y X 2"]:
     """Swin v2's log-spaced distances, `sign(d) log2(1 + 8 |d| / (side - 1)) / 3`.
 
-    The input of the network that makes the table, whose rows stand as `window_rows` counts them.
+    The input of the network that computes the table; rows are ordered as in `window_rows`.
 
     Args:
       height, width: sides of the window.
-      pretrained: sides of the window that the network was trained with, if others.
+      pretrained: sides of the window used in training, if different.
 
     Raises:
-      ValueError: for sides that are no whole numbers of at least 1, or beside a longer one a side
-        of 1 to divide by, where Swin's code has NaN.
+      ValueError: for sides that are not integers >= 1, or for one side of 1 with a longer one,
+        where Swin's code divides by zero and gives NaN.
 
     Source: Liu et al., "Swin Transformer V2: Scaling Up Capacity and Resolution", 2022, and its
     code.
@@ -204,17 +204,17 @@ def window_coordinates(
 
 
 def resized_rows(table: Float[Array, "R C"], queries: int, keys: int) -> Float[Array, "Q K C"]:
-    """SAM's entry for each query and key along one side of an image, of a table of any size.
+    """SAM's table entry for each query and key along one side of an image, interpolated.
 
-    The table is interpolated to 2 max(queries, keys) - 1 rows, as torch does it without aligned
-    corners. The row is `queries - keys` in steps of the longer side, rounded down.
+    The table is interpolated to 2 max(queries, keys) - 1 rows, as in torch with
+    `align_corners=False`. The row is `query - key` in steps of the longer side, rounded down.
 
     Args:
-      table: learnt for 2 n - 1 distances, from key far ahead to key far behind.
-      queries, keys: tokens along the side.
+      table: trained for 2 n - 1 distances, from keys far after to keys far before the query.
+      queries, keys: number of tokens along the side.
 
     Raises:
-      ValueError: for an empty table, or sides that are no whole numbers of at least 1.
+      ValueError: for an empty table, or sides that are not integers >= 1.
 
     Source: Li et al., "MViTv2: Improved Multiscale Vision Transformers for Classification and
     Detection", 2022, and the code of SAM.
@@ -225,7 +225,7 @@ def resized_rows(table: Float[Array, "R C"], queries: int, keys: int) -> Float[A
     _check_sides("an image", queries, keys)
     if table.ndim != 2 or not len(table):
         raise ValueError(f"table must have shape (rows, width); got {table.shape}.")
-    # In float32 and in the published order, on which rounding down depends.
+    # float32 and this order of operations, since rounding down depends on both.
     steps = np.float32(max(keys / queries, 1.0)), np.float32(max(queries / keys, 1.0))
     q = np.arange(queries, dtype=np.float32)[:, None] * steps[0]
     k = np.arange(keys, dtype=np.float32) * steps[1]
@@ -234,7 +234,7 @@ def resized_rows(table: Float[Array, "R C"], queries: int, keys: int) -> Float[A
 
 
 def _interpolated(table: Float[Array, "R C"], length: int) -> Float[Array, "length C"]:
-    """The table at `length` places, linearly between rows, as `align_corners=False` has them."""
+    """Linear interpolation of the table to `length` rows, as with `align_corners=False`."""
     if length == len(table):
         return table
     place = np.maximum((np.arange(length) + 0.5) * len(table) / length - 0.5, 0.0)
@@ -251,8 +251,7 @@ def decomposed_bias(
 ) -> Float[Array, "*B N T S"]:
     """`q . rows + q . columns`: a bias for the rows of an image plus one for its columns.
 
-    Tokens are counted along rows of the image: T = Y X queries and S = U V keys. In SAM q is not
-    scaled.
+    Tokens are in row-major order: T = Y X queries and S = U V keys. In SAM q is not scaled.
 
     Args:
       q: queries.
@@ -289,10 +288,10 @@ def sinusoids(
     layout: Literal["half", "interleaved"] = "half",
     dtype: Any = jnp.float32,
 ) -> Float[Array, "*B T D"]:
-    """`sin` and `cos` of `position * base ** (-2 i / width)`: no table, and nothing learnt.
+    """`sin` and `cos` of `position * base ** (-2 i / width)`: a fixed sinusoidal embedding.
 
     Args:
-      positions: of any sign; Transformer-XL's are distances, from far behind to far ahead.
+      positions: of any sign; in Transformer-XL distances, in decreasing order.
       width: D, even.
       base: the longest wavelength is about 2 pi base.
       layout: "half" puts all sines first (Transformer-XL, XLNet), "interleaved" each sine before
@@ -320,16 +319,16 @@ def sinusoids(
 def relative_shift(
     scores: Float[Array, "*B T R"], keys: int, *, pad: bool = False
 ) -> Float[Array, "*B T S"]:
-    """Scores by distance, moved to where their keys stand: `out[i, j] = scores[i, j + T - i]`.
+    """Shifts scores by distance to their keys: `out[i, j] = scores[i, j + T - i]`.
 
-    Read from the memory in rows that are one shorter, without indices. Where `j + T - i` exceeds
-    R - 1, the published code reads on in the next row and so does this; a causal mask hides it.
+    Implemented by a reshape to rows that are one shorter, without gathers. Where `j + T - i`
+    exceeds R - 1, this reads from the next row, as the published code; a causal mask masks it.
 
     Args:
-      scores: of T queries with R distances, from the key furthest behind to the one furthest ahead.
-      keys: S, how many keys are kept.
-      pad: whether a column is put in front first, so that `out[i, j] = scores[i, j + T - i - 1]`,
-        as Transformer-XL and the Conformer do, which have one distance less than XLNet.
+      scores: of T queries at R distances, from the key furthest before to the one furthest after.
+      keys: S, the number of keys in the result.
+      pad: whether to prepend a column, so that `out[i, j] = scores[i, j + T - i - 1]`, as in
+        Transformer-XL and the Conformer, which have one distance less than XLNet.
 
     Raises:
       ValueError: if fewer than `keys` columns are left.

@@ -1,4 +1,4 @@
-"""Rotary positions: the angles, the turn in both layouts, and both as an object for layers."""
+"""Rotary position embeddings: angles, rotation in both layouts, and `Rotary` for layers."""
 
 from typing import Any, Literal
 
@@ -22,12 +22,12 @@ def rotary_angles(
 
     Args:
       positions: integers.
-      width: how many components are turned; an even number.
+      width: number of rotated components; even.
       base: the longest wavelength is about 2 pi base.
       dtype: of the angles; the powers are computed in float64.
 
     Raises:
-      TypeError: for a name that is no dtype.
+      TypeError: for a string that names no dtype.
 
     Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021.
 
@@ -40,7 +40,7 @@ def rotary_angles(
 
 
 def _rates(base: Any, width: int, scaling: Scaling | None, length: Any, dtype: Any) -> Rates:
-    """The rates of `width` components, by numpy in float64 unless the base is an array."""
+    """Rates of `width` components, in numpy float64 unless the base is an array."""
     if scaling is not None:
         return scaling.rates(base, width, length)
     if isinstance(base, int | float | np.generic):
@@ -55,12 +55,12 @@ def rotate(
     *,
     magnitude: float = 1.0,
 ) -> Float[Array, "*B T N H"]:
-    """Turns each pair `(a, b)` into `(a cos - b sin, b cos + a sin)`; other components pass.
+    """Rotates each pair `(a, b)` to `(a cos - b sin, b cos + a sin)`; others are unchanged.
 
     Also called: applying rotary position embeddings (RoPE), `apply_rotary_pos_emb`.
 
     Args:
-      x: queries or keys; its first 2 P components are turned.
+      x: queries or keys; the first 2 P components are rotated.
       angles: radians, from `rotary_angles`.
       layout: pairs are `(i, i + P)` for "half" (GPT-NeoX, Llama) and `(2 i, 2 i + 1)` for
         "interleaved" (the paper, GPT-J).
@@ -84,40 +84,40 @@ def rotate(
     axis = -2 if layout == "half" else -1
     split = (2, pairs) if layout == "half" else (pairs, 2)
     parts = jnp.moveaxis(rotated_part.reshape(*x.shape[:-1], *split), axis, 0)
-    a, b = parts[0], parts[1]  # a sharded array that is unpacked outside of jit is not sharded
+    a, b = parts[0], parts[1]  # unpacking a sharded array outside jit loses its sharding
     rotated_part = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis).reshape(
         *x.shape[:-1], 2 * pairs
     )
-    if not passed.shape[-1]:  # an empty part of a sharded array is not sharded
+    if not passed.shape[-1]:  # an empty slice of a sharded array loses its sharding
         return rotated_part.astype(x.dtype)
     return jnp.concatenate([rotated_part.astype(x.dtype), passed], axis=-1)
 
 
 @frozen
 class Rotary:
-    """Rotary positions as an object to hand to a layer: `rotary(x, positions=None)`.
+    """Rotary position embedding for layers: `rotary(x, positions=None)`.
 
     Also called: rotary position embedding (RoPE).
 
     Args:
       base: the longest wavelength is about 2 pi base.
       layout: "half" or "interleaved", see `rotate`.
-      width: how many components are turned, the first ones; None turns all of them.
-      scaling: what stretches the rates, and the factor of cos and sin: `LinearScaling`,
+      width: number of rotated components, the first ones; None for all.
+      scaling: changes the rates and the factor of cos and sin: `LinearScaling`,
         `DynamicScaling`, `Llama3Scaling`, `Yarn`, `LongRope`, `Proportional` or `Frequencies`.
-      axes: `Sections` or `Axial`, where a token has several positions.
-      reverse: whether pairs are turned backwards, as by negative positions.
+      axes: `Sections` or `Axial`, if a token has several positions.
+      reverse: whether to rotate in the opposite direction, as for negative positions.
 
-    Rates are computed in float64 where the length of the sequence does not enter, angles in
-    float32, or in float64 for float64 inputs. x is `*B T N H`; positions are integers that
-    broadcast to `*B T`, and with `axes` to `A *B T`, with all A axes there. Without positions each
-    axis of `Sections` counts 0, 1, ... T - 1.
+    Rates are computed in float64 unless they depend on the sequence length, angles in float32, or
+    in float64 for float64 inputs. x is `*B T N H`; positions are integers that broadcast to `*B T`,
+    or with `axes` to `A *B T`, where the axis A does not broadcast. Positions default to
+    0, 1, ... T - 1, on each axis of `Sections`.
 
     Raises:
-      ValueError: for another layout, an odd width, a base of zero or less, a base or width beside
-        `Frequencies`; in use, if the width exceeds H, the positions do not fit or lack for `Axial`.
-      TypeError: for a scaling or axes of another class; for a base that is an array, beside a
-        scaling.
+      ValueError: for another layout, an odd width, a base of zero or less, a base or width with
+        `Frequencies`; in use, if the width exceeds H, or positions do not fit or are missing for
+        `Axial`.
+      TypeError: for a scaling or axes of another class; for an array as base with a scaling.
 
     Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021.
 
@@ -152,10 +152,10 @@ class Rotary:
         positions: Int[Array, "*A T"] | None = None,
         lengths: Int[Array, "*#B #T"] | None = None,
     ) -> Float[Array, "*B T N H"]:
-        """`x` turned at `positions`, which are 0, 1, ... T - 1 in the order of the layout.
+        """Rotates x by `positions`, by default 0, 1, ... T - 1 in the order of the layout.
 
-        `lengths` are those of the sequences that the tokens belong to, for a scaling that depends
-        on them; None takes the largest position of a row plus one.
+        `lengths` are the lengths of the tokens' sequences, for a scaling that depends on them; None
+        uses the largest position of a row plus one.
         """
         if positions is None and not isinstance(self.axes, Axial):
             positions = self._layout_positions(x)
@@ -172,24 +172,24 @@ class Rotary:
         return self.scaling is not None and self.scaling.needs_length
 
     def from_token_index(self, places: Any) -> Any:
-        """The positions of tokens whose place is all that is known: one on all axes, as in text.
+        """Positions from token indices: equal on all axes, as for text.
 
-        None for `Axial`, whose rows and columns no place tells.
+        None for `Axial`, whose rows and columns do not follow from the index.
         """
         if self.axes is None:
             return places
         if isinstance(self.axes, Axial):
             return None
-        arrays = np if isinstance(places, np.ndarray) else jnp  # known numbers stay known
+        arrays = np if isinstance(places, np.ndarray) else jnp  # concrete values stay concrete
         return arrays.broadcast_to(places, (self.axes.count, *places.shape))
 
     def _layout_positions(self, x: Array) -> Any:
-        """The positions of tokens that a layout has put in another order."""
+        """Positions of tokens in a permuted layout; None if it is not permuted."""
         positions = positions_of(x, -3)
         return None if positions is None else self.from_token_index(positions)
 
     def _width(self, head_dim: int) -> int:
-        """How many of the components of a head are turned."""
+        """Number of rotated components per head."""
         width = head_dim if self.width is None else self.width
         if isinstance(self.scaling, Frequencies):
             width = 2 * len(self.scaling.values)
@@ -202,7 +202,7 @@ class Rotary:
     def _angles(
         self, raw_positions: Any, width: int, whole: tuple[int, ...], dtype: Any, lengths: Any
     ) -> Float[Array, "*B T P"]:
-        """The angle of each pair, by its own axis of the positions if they have axes."""
+        """The angle of each pair, from its axis of the positions if they have axes."""
         lists = 1 if self.axes is None else self.axes.lists
         rates = self._rates(width // lists, lengths, dtype)  # P, or *B T P
         positions = _positions(raw_positions, self.axes, whole)
@@ -217,7 +217,7 @@ class Rotary:
         return positions.astype(dtype) * rates
 
     def _rates(self, width: int, lengths: Any, dtype: Any) -> Any:
-        """The rates of `width` components, for each token where lengths differ."""
+        """Rates of `width` components, per token if lengths differ."""
         if lengths is None or isinstance(lengths, int):
             return _rates(self.base, width, self.scaling, lengths, dtype)
         lengths = jnp.asarray(lengths, dtype)
@@ -248,7 +248,7 @@ def _check_parts(rotary: Rotary) -> None:
 
 
 def _lengths(positions: Any, whole: tuple[int, ...], axes: Sections | Axial | None) -> Any:
-    """The largest position of each row plus one: a number if it is known for all, else `*B 1`."""
+    """Largest position per row plus one: an int if concrete and equal for all, else `*B 1`."""
     if positions is None:
         return whole[-1]
     arrays = np if isinstance(positions, np.ndarray) else jnp
@@ -261,7 +261,7 @@ def _lengths(positions: Any, whole: tuple[int, ...], axes: Sections | Axial | No
 
 
 def _positions(positions: Any, axes: Sections | Axial | None, whole: tuple[int, ...]) -> Array:
-    """Positions that broadcast to `*B T`, or with `axes` to `A *B T`; 0 ... T - 1 unless given."""
+    """Positions that broadcast to `*B T`, or with `axes` to `A *B T`; default 0 ... T - 1."""
     if axes is None:
         counted = _counted(whole[-1:]) if positions is None else positions
         return _aligned(jnp.asarray(counted), whole)
@@ -283,14 +283,14 @@ def _positions(positions: Any, axes: Sections | Axial | None, whole: tuple[int, 
 
 
 def _counted(shape: tuple[Any, ...]) -> Any:
-    """0 ... T - 1 along the last axis: known, unless `jax.export` left the length open."""
+    """0 ... T - 1 along the last axis: concrete, unless the length is symbolic."""
     counted = iota(shape[-1])
     arrays = np if isinstance(counted, np.ndarray) else jnp
     return arrays.broadcast_to(counted, shape)
 
 
 def _aligned(positions: Array, whole: tuple[int, ...]) -> Array:
-    """`positions` with as many axes as `*B T`; ValueError unless it broadcasts over `*B`."""
+    """`positions` with as many axes as `*B T`; raises ValueError unless it broadcasts."""
     shape = (1,) * (len(whole) - positions.ndim) + positions.shape
     fits = len(shape) == len(whole) and shape[-1] == whole[-1]
     if not fits or any(n not in (1, of) for n, of in zip(shape, whole, strict=True)):

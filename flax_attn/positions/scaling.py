@@ -1,7 +1,7 @@
-"""Rates of rotary pairs, and what stretches them so that a model reads further than it learnt.
+"""Rates (frequencies) of rotary pairs, and scalings for context extension.
 
-A scaling is plain data for `Rotary(scaling=...)`. Rates are radians a position, one for each of the
-P pairs, in float64 by numpy wherever the length of the sequence does not enter or is known.
+A scaling is plain data for `Rotary(scaling=...)`. Rates are radians per position, one for each of
+the P pairs, in numpy float64 unless they depend on a traced sequence length.
 """
 
 import math
@@ -32,11 +32,11 @@ def plain_rates(base: Any, width: int) -> Float[np.ndarray, " P"]:
 
 
 class Scaling:
-    """How the rates of a `Rotary` are made: the base class of all scalings, themselves frozen."""
+    """Base class of scalings, which compute the rates of a `Rotary`. Subclasses are frozen."""
 
     @property
     def needs_length(self) -> bool:
-        """Whether `rates` has to be told the length of the sequence."""
+        """Whether `rates` needs the length of the sequence."""
         return False
 
     @property
@@ -45,7 +45,7 @@ class Scaling:
         return 1.0
 
     def rates(self, base: float, width: int, length: Any = None) -> Rates:
-        """The rates of `width` components; `length` is a number, or traced and then floating."""
+        """Rates of `width` components; `length` is a number, or a floating array."""
         raise NotImplementedError
 
 
@@ -56,7 +56,7 @@ class LinearScaling(Scaling):
     Also called: position interpolation (PI), linear RoPE scaling.
 
     Args:
-      factor: how many times longer the sequences may be.
+      factor: ratio of the extended to the original length.
 
     Raises:
       ValueError: if the factor is not above zero.
@@ -83,16 +83,16 @@ class DynamicScaling(Scaling):
 
     Also called: dynamic NTK scaling, NTK-aware RoPE scaling.
 
-    L is the length of the sequence, at least `original_length`. transformers keeps the largest L so
-    far as a state of the module; here each call has its own.
+    L is the length of the sequence, at least `original_length`. transformers stores the largest L
+    so far in the module; here L is separate for each call.
 
     Args:
-      factor: how many times longer the sequences may be.
-      original_length: the longest sequence of the training.
-      length: None takes for L the largest position of a row plus one, or where a layer's mask holds
-        `Segments` that of each document; transformers takes the largest of the whole batch. A
-        number is L itself: keys that a cache holds, parts of a sequence on several devices and
-        calls of different lengths are then turned alike.
+      factor: ratio of the extended to the original length.
+      original_length: the maximum sequence length in training.
+      length: L; None for the largest position of a row plus one, or if a layer's mask contains
+        `Segments` that of each document; transformers takes the largest of the whole batch. Set
+        it so that cached keys, parts of a sequence on several devices and calls of different
+        lengths use the same rates.
 
     Raises:
       ValueError: if a factor or a length is not above zero.
@@ -121,25 +121,25 @@ class DynamicScaling(Scaling):
     def rates(self, base: float, width: int, length: Any = None) -> Rates:
         longest = _at_least(self.length if length is None else length, self.original_length)
         stretch = self.factor * longest / self.original_length - (self.factor - 1)
-        base = base * stretch ** (width / max(width - 2, 1))  # of two components the rate is 1
+        base = base * stretch ** (width / max(width - 2, 1))  # for width 2 the only rate is 1
         exponent = exponents(width)
         return base ** -(exponent if _is_known(base) else jnp.asarray(exponent, dtype_of(base)))
 
 
 @frozen
 class Llama3Scaling(Scaling):
-    """Long wavelengths are divided by `factor`, short ones kept, and those between blended.
+    """Divides low rates by `factor`, keeps high ones, and interpolates between.
 
     Also called: Llama 3 RoPE scaling, `rope_type` "llama3".
 
-    A pair that turns less than `low_freq_factor` times within `original_length` is long, one that
-    turns more than `high_freq_factor` times short; between them the share kept grows linearly with
-    the number of turns. With equal factors, as in Llama 4 Scout, there are none between.
+    A rate is low if its pair makes fewer than `low_freq_factor` rotations within
+    `original_length`, and high for more than `high_freq_factor`; between them the weight of the
+    original rate grows linearly. With equal factors, as in Llama 4 Scout, there are none between.
 
     Args:
-      factor: by which the rates of long wavelengths are divided.
-      original_length: the longest sequence of the training.
-      low_freq_factor, high_freq_factor: numbers of turns.
+      factor: divisor of low rates.
+      original_length: the maximum sequence length in training.
+      low_freq_factor, high_freq_factor: numbers of rotations.
 
     Raises:
       ValueError: if a number is not above zero, or high_freq_factor below low_freq_factor.
@@ -178,27 +178,27 @@ class Llama3Scaling(Scaling):
 
 @frozen
 class Yarn(Scaling):
-    """Pairs that turn often are kept, those that turn little divided by `factor`, a ramp between.
+    """Keeps high rates, divides low ones by `factor`, with a linear ramp between.
 
     Also called: YaRN, NTK-by-parts scaling.
 
-    The ramp runs over the index of the pair, from the one that turns `beta_fast` times within
-    `original_length` to the one that turns `beta_slow` times. cos and sin are multiplied by
+    The ramp is over the index of the pair, from the one with `beta_fast` rotations within
+    `original_length` to the one with `beta_slow` rotations. cos and sin are multiplied by
     `attention_factor`, or by m(mscale) / m(mscale_all_dim), or else by m(1), where
     m(s) = 0.1 s log(factor) + 1, and 1 for a factor of at most 1.
 
     Args:
-      factor: how many times longer the sequences may be.
-      original_length: the longest sequence of the training.
-      beta_fast, beta_slow: numbers of turns at which the ramp begins and ends.
+      factor: ratio of the extended to the original length.
+      original_length: the maximum sequence length in training.
+      beta_fast, beta_slow: numbers of rotations at which the ramp begins and ends.
       mscale, mscale_all_dim: both or none, as in DeepSeek's configs; their attention also has
         m(mscale_all_dim) ** 2 in its scale. transformers ignores one without the other.
-      attention_factor: the factor of cos and sin, in place of mscale and mscale_all_dim.
-      truncate: whether the ends of the ramp are whole indices; not so in gpt-oss.
+      attention_factor: the factor of cos and sin, instead of mscale and mscale_all_dim.
+      truncate: whether to round the ends of the ramp to integers; False in gpt-oss.
 
     Raises:
       ValueError: if a number is not above zero, beta_fast not above beta_slow, one mscale is given
-        without the other or beside an attention_factor; in use, for a base of 1 or less.
+        without the other or with an attention_factor; in use, for a base of 1 or less.
 
     Source: Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2023;
     mscale by DeepSeek-V2's code.
@@ -266,21 +266,21 @@ class Yarn(Scaling):
 
 @frozen
 class LongRope(Scaling):
-    """`rate / short_factors`, or `rate / long_factors` in a sequence beyond `original_length`.
+    """`rate / short_factors`, or `rate / long_factors` in sequences over `original_length`.
 
     Also called: LongRoPE, `rope_type` "longrope".
 
     Args:
       short_factors, long_factors: one number for each of the P pairs.
-      original_length: the longest sequence of the training, 2 or more.
-      factor: how many times longer the sequences may be. cos and sin are multiplied by
+      original_length: the maximum sequence length in training, at least 2.
+      factor: ratio of the extended to the original length. cos and sin are multiplied by
         sqrt(1 + log(factor) / log(original_length)), and by 1 for a factor of at most 1.
-      attention_factor: the factor of cos and sin, in place of that.
-      length: the length of the sequence; None and a number as in `DynamicScaling`.
+      attention_factor: the factor of cos and sin, instead of that.
+      length: the length of the sequence, as in `DynamicScaling`.
 
     Raises:
       ValueError: unless exactly one of factor and attention_factor is given, for numbers that are
-        not above zero; in use, for other counts of factors than of pairs.
+        not above zero; in use, if the number of factors is not that of pairs.
 
     Source: Ding et al., "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens", 2024;
     with the factor of Phi-3's code.
@@ -347,15 +347,15 @@ class Proportional(Scaling):
 
     Also called: p-RoPE, proportional RoPE.
 
-    The rates are those of the whole width, and pairs are `(i, i + H / 2)`: not what `width` does,
-    which has rates and pairs of its own.
+    Rates and pairs `(i, i + H / 2)` are those of the whole width, unlike `Rotary(width=...)`, whose
+    rates and pairs are those of its width.
 
     Args:
-      share: from 0 to 1; int(share * width // 2) pairs are turned.
-      factor: by which the rates are divided.
+      share: from 0 to 1; int(share * width // 2) pairs are rotated.
+      factor: divisor of the rates.
 
     Raises:
-      ValueError: for a share outside [0, 1], or a factor that is not above zero.
+      ValueError: for a rate outside [0, 1], or a factor that is not above zero.
 
     Source: the global layers of Gemma 4, as transformers computes them.
 
@@ -378,13 +378,13 @@ class Proportional(Scaling):
 
 @frozen
 class Frequencies(Scaling):
-    """Rates that are given, one for each pair, so that 2 P components are turned.
+    """Explicit rates, one for each pair, so that 2 P components are rotated.
 
-    For an odd rotary width w, transformers turns w + 1 components with exponents over w, which is
+    For an odd rotary width w, transformers rotates w + 1 components with exponents over w, as
     `Frequencies(base ** (-np.arange(0, w, 2) / w))`.
 
     Args:
-      values: P rates, radians a position; an array, which stays data of the rotary.
+      values: P rates in radians per position; an array, a leaf of the pytree.
       attention_factor: the factor of cos and sin.
 
     Raises:
@@ -422,7 +422,7 @@ def _is_known(x: Any) -> bool:
 
 
 def _at_least(length: Any, least: int) -> Any:
-    """The larger of both; a number stays one."""
+    """The maximum of both; a Python number if `length` is one."""
     if length is None or _is_known(length):
         return max(length or 0, least)
     return jnp.maximum(length, least)

@@ -1,4 +1,4 @@
-"""The short causal convolution that stands before many recurrences, with a state of its own."""
+"""Short causal convolution, as before many recurrences, with its own state."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from .._internal.types import wide
 from ..sharding.rows import by_rows
 from .documents import begins, check_segments
 
-AXES = {  # of what the convolution is given; w are the taps, v the tokens before the first
+AXES = {  # of the inputs; w are the filter taps, v the tokens before the first
     "x": "*td",
     "weight": "dw",
     "bias": "d",
@@ -32,17 +32,17 @@ def causal_convolution(
 ) -> tuple[Float[Array, "*B T D"], Float[Array, "*B V D"]]:
     """`y_t = sum_(i < W) weight[:, W - 1 - i] x_(t - i) + bias`; outputs and the last V = W - 1 x.
 
-    Each component is by itself. Sums run in float32 or wider; outputs and state have the dtype
-    of x.
+    Depthwise: each component is convolved separately. Sums run in float32 or wider; outputs and
+    state have the dtype of x.
 
     Args:
       x: the tokens.
-      weight: the last column meets the token itself, as in torch's `Conv1d(D, D, W, groups=D,
-        padding=W - 1)`, cut to T.
+      weight: the last column multiplies the token itself, as in torch's `Conv1d(D, D, W, groups=D,
+        padding=W - 1)`, truncated to T.
       bias: added at the end, or None.
-      segments: ids of packed documents; what came before a document is zero for it.
-      valid: False for a token that is not there: the tokens around it are neighbours, its output
-        is zero, and what it holds, NaN included, reaches nothing.
+      segments: ids of packed documents; tokens before a document count as zero for it.
+      valid: False for padding: the tokens around it are neighbours, its output is zero, and its
+        values, NaN included, affect nothing.
       state: the V tokens before the first; None for zeros.
 
     Raises:
@@ -68,13 +68,13 @@ def _convolution(
     valid: Any = None,
     state: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The same by one device."""
+    """`causal_convolution` on one device."""
     token_mask = None if valid is None else valid_tokens("valid", valid, x.shape[:-1])
     documents = _documents(segments, token_mask, x.shape[:-1])
     if token_mask is None:
         count = jnp.full((*x.shape[:-2], 1), x.shape[-2], jnp.int32)
         return _convolved(x, documents, count, weight, bias, state)
-    # *B T: the tokens that are there come first
+    # *B T: move padding to the end, convolve, and put the outputs back.
     order = jnp.argsort(~token_mask, axis=-1, stable=True)
     x = jnp.take_along_axis(jnp.where(token_mask[..., None], x, 0), order[..., None], axis=-2)
     documents = jnp.take_along_axis(documents, order, axis=-1)
@@ -89,11 +89,12 @@ def _convolution(
 def _convolved(
     x: jax.Array, documents: jax.Array, count: jax.Array, weight: Any, bias: Any, state: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """Outputs, and the tokens before the next one, where `count` of each row are there."""
+    """Outputs, and the state after the first `count` tokens of each row."""
     before = (*x.shape[:-2], weight.shape[-1] - 1)
     start = jnp.zeros((*before, x.shape[-1]), x.dtype) if state is None else state.astype(x.dtype)
     whole = jnp.concatenate([start, x], axis=-2)  # *B V+T D
     documents = jnp.concatenate([jnp.zeros(before, documents.dtype), documents], axis=-1)
+    # Recomputed in the backward pass: its W shifted copies of x would be residuals.
     y = jax.checkpoint(_taps)(whole, documents, weight, bias)
     return y, _last(whole, documents, before[-1], count)
 
@@ -101,7 +102,7 @@ def _convolved(
 def _taps(
     whole: jax.Array, documents: jax.Array, weight: jax.Array, bias: jax.Array | None
 ) -> jax.Array:
-    """The sum over the W tokens up to each, those of its own document."""
+    """Sum over the last W tokens of each token's own document."""
     width, length = weight.shape[-1], whole.shape[-2] - weight.shape[-1] + 1
     kind = max(wide(whole.dtype), wide(weight.dtype), key=lambda dtype: dtype.itemsize)
     token_documents = documents[..., width - 1 :]
@@ -115,7 +116,7 @@ def _taps(
 
 
 def _last(whole: jax.Array, documents: jax.Array, most: int, count: jax.Array) -> jax.Array:
-    """The V tokens before the next one, zero where they are of another document than the last."""
+    """The last V tokens, zero if they belong to another document than the last token."""
     index = count + jnp.arange(most, dtype=jnp.int32).reshape((1,) * (count.ndim - 1) + (-1,))
     last_document = jnp.take_along_axis(documents, jnp.maximum(count + most - 1, 0), axis=-1)
     same = jnp.take_along_axis(documents, index, axis=-1) == last_document
@@ -123,7 +124,7 @@ def _last(whole: jax.Array, documents: jax.Array, most: int, count: jax.Array) -
 
 
 def _documents(segments: Any, token_mask: Any, tokens: tuple[int, ...]) -> jax.Array:
-    """The number of the document that a token belongs to, `*B T`, counted from 0."""
+    """Index of each token's document, `*B T`, from 0."""
     if segments is None:
         return jnp.zeros(tokens, jnp.int32)
     first = begins(check_segments(segments, tokens), token_mask)

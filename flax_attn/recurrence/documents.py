@@ -1,4 +1,4 @@
-"""Where a document begins among packed ones, and what padding has to do with it."""
+"""First tokens of packed documents, with padding anywhere."""
 
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from .._internal.checks import per_token, valid_tokens
 from ..sharding.rows import by_rows
 
-AXES = {  # of what `join_documents` is given
+AXES = {  # of the inputs of `join_documents`
     "x": "*td",
     "segments": "*t",
     "valid": "*t",
@@ -23,9 +23,9 @@ def begins(
 ) -> Bool[Array, "*B T"]:
     """True for the first token of a document, unless it is the first of its row.
 
-    A token begins a document if its id is not that of the valid token before it. The first token
-    of a row goes on with the state that is given; a layer compares it with the call before by
-    `join_documents`. A token that is not valid begins nothing.
+    A token begins a document if its id differs from that of the last valid token before it. The
+    first token of a row continues from the given state; `join_documents` compares it with the
+    previous call. Padding never begins a document.
 
     >>> begins(jnp.asarray([7, 7, 3, 3, 7])).astype(int).tolist()
     [0, 0, 1, 0, 1]
@@ -34,6 +34,7 @@ def begins(
     if valid is None:
         first = jnp.zeros((*segments.shape[:-1], min(1, segments.shape[-1])), bool)
         return jnp.concatenate([first, segments[..., 1:] != segments[..., :-1]], axis=-1)
+    # The index of the last valid token before each token, by a running maximum.
     last = jnp.where(valid, places.reshape((1,) * (valid.ndim - 1) + (-1,)), -1)  # *B T
     last = jax.lax.cummax(last, axis=last.ndim - 1)
     before = jnp.concatenate([jnp.full_like(last[..., :1], -1), last[..., :-1]], axis=-1)
@@ -42,11 +43,11 @@ def begins(
 
 
 class Joined(NamedTuple):
-    """How a call's documents join those of the call before, for each row.
+    """Relation of a call's documents to those of the previous call, for each row.
 
     Attributes:
-      is_other: whether its first valid token is of another document than the last one before.
-      segment, has_segment: as of `cache.State`, after the call.
+      is_other: whether its first valid token belongs to another document than the last one before.
+      segment, has_segment: as in `cache.State`, after the call.
     """
 
     is_other: Bool[Array, "*B"]
@@ -61,12 +62,12 @@ def join_documents(
     segment: Int[Array, "*B"],
     has_segment: Bool[Array, "*B"],
 ) -> Joined:
-    """What becomes of the document before a call.
+    """Whether a call continues the document of the previous call.
 
     Args:
-      x: the tokens, of which only the axes count.
+      x: the tokens; only their axes matter.
       segments, valid: as of `linear_recurrence`; ids are compared as int32.
-      segment, has_segment: as of `cache.State`, before the call.
+      segment, has_segment: as in `cache.State`, before the call.
 
     >>> x, ids, valid = jnp.ones((3, 1)), jnp.asarray([7, 3, 9]), jnp.asarray([True, True, False])
     >>> is_other, last, _ = join_documents(x, ids, valid, jnp.asarray(5), jnp.asarray(True))
@@ -81,7 +82,7 @@ def join_documents(
 def _joined(
     x: jax.Array, segments: Any, segment: Any, has_segment: Any, valid: Any = None
 ) -> tuple[jax.Array, ...]:
-    """The same by one device."""
+    """`join_documents` on one device."""
     ids = check_segments(segments, x.shape[:-1]).astype(jnp.int32)
     token_mask = valid_tokens("valid", valid, x.shape[:-1])
     places = jnp.arange(x.shape[-2], dtype=jnp.int32).reshape((1,) * (ids.ndim - 1) + (-1,))
@@ -101,7 +102,7 @@ def check_segments(segments: Any, tokens: tuple[int, ...]) -> Int[Array, "*B T"]
     """Ids as integers `*B T`.
 
     Raises:
-      TypeError: if they are no integers.
+      TypeError: if they are not integers.
       ValueError: if they do not broadcast to the tokens' axes.
 
     >>> check_segments([0, 0, 1], (2, 3)).tolist()

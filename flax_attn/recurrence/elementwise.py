@@ -1,4 +1,4 @@
-"""The recurrence of each component by itself, `h_t = a_t h_(t-1) + x_t`: an associative scan."""
+"""Elementwise recurrence `h_t = a_t h_(t-1) + x_t`, by an associative scan."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from .._internal.types import wide
 from ..sharding.rows import by_rows
 from .documents import begins, check_segments
 
-BLOCK = 128  # tokens taken at once where jax.export left the length open
+BLOCK = 128  # tokens of a block, for lengths that jax.export left symbolic
 AXES = {"x": "*td", "log_decay": "*td", "segments": "*t", "valid": "*t", "state": "*d"}
 
 
@@ -27,13 +27,13 @@ def elementwise_recurrence(
 ) -> tuple[Float[Array, "*B T D"], Float[Array, "*B D"]]:
     """`h_t = exp(log_decay_t) h_(t-1) + x_t` for each component; all h and the last one.
 
-    Computed in float32 or wider by an associative scan, so in about log T steps. The backward pass
-    is another such scan, and keeps h and the decay. A length that `jax.export` left open is taken
-    in blocks of 128 tokens, one after another. Outputs have the dtype of x, the state is float32 or
-    wider.
+    Computed in float32 or wider by an associative scan, in about log T steps. The backward pass is
+    another such scan; its residuals are h and the decay. A length that `jax.export` left symbolic
+    is processed in blocks of 128 tokens, one after another. Outputs have the dtype of x, the state
+    is float32 or wider.
 
     Args:
-      x: what is added.
+      x: inputs.
       log_decay: at most 0; -inf empties the state.
       segments, valid, state: as of `linear_recurrence`.
 
@@ -62,7 +62,7 @@ def elementwise_recurrence(
 def _elementwise(
     x: jax.Array, log_decay: jax.Array, segments: Any = None, valid: Any = None, state: Any = None
 ) -> tuple[jax.Array, jax.Array]:
-    """The same by one device."""
+    """`elementwise_recurrence` on one device."""
     whole = (*x.shape[:-2], x.shape[-1])
     kinds = [wide(a.dtype) for a in (x, log_decay, state) if a is not None]
     kind = max(kinds, key=lambda dtype: dtype.itemsize)
@@ -101,7 +101,7 @@ def _scan(x: jax.Array, a: jax.Array, start: jax.Array, reverse: bool) -> jax.Ar
 
 
 def _scan_blocks(x: jax.Array, a: jax.Array, start: jax.Array, reverse: bool) -> jax.Array:
-    """The same block by block, for an open length, over which jax has no associative scan."""
+    """`_scan` block by block: jax has no associative scan over a symbolic length."""
     length, count = x.shape[-2], -(-x.shape[-2] // BLOCK)
     more = [(0, 0)] * (x.ndim - 2) + [(0, count * BLOCK - length), (0, 0)]
 
@@ -114,7 +114,7 @@ def _scan_blocks(x: jax.Array, a: jax.Array, start: jax.Array, reverse: bool) ->
         h = _scan(x, a, state, reverse)
         return h[..., 0 if reverse else -1, :], h
 
-    tokens = (blocks(x, 0), blocks(a, 1))  # padding leaves the state as it is
+    tokens = (blocks(x, 0), blocks(a, 1))  # padding does not change the state
     h = jnp.moveaxis(jax.lax.scan(one, start, tokens, reverse=reverse)[1], 0, -3)
     return h.reshape(*x.shape[:-2], count * BLOCK, x.shape[-1])[..., :length, :]
 

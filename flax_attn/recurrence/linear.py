@@ -1,4 +1,4 @@
-"""The linear recurrence behind linear attention, the delta rule and state-space models."""
+"""Linear recurrence of linear attention, the delta rule and state-space models."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from .chunks import BLOCK, by_chunks
 from .documents import begins, check_segments
 from .steps import Tokens, by_steps
 
-AXES = {  # of what the recurrence is given; w is the width of keys, h of values
+AXES = {  # of the inputs; w is the width of keys, h of values
     "q": "*tnw",
     "k": "*tnw",
     "v": "*tnh",
@@ -45,23 +45,23 @@ def linear_recurrence(
     Also called: chunked linear attention, the delta rule, DeltaNet.
 
     u_t is `beta_t v_t`; with the delta rule `beta_t (v_t - k_t' exp(log_decay_t) S_(t-1))`, which
-    replaces what the state holds for k_t. Sums run in float32 or wider. Outputs have the dtype of
-    v, the state is float32 or wider.
+    replaces the value that the state stores for k_t. Sums run in float32 or wider. Outputs have the
+    dtype of v, the state is float32 or wider.
 
     Args:
-      q, k, v: queries, keys and values; scale and norm them before.
+      q, k, v: queries, keys and values, already scaled and normalised.
       log_decay: of each head or of each channel of k, at most 0; -inf empties the state, None
         leaves it as it is.
-      beta: how strongly a token writes; None for 1.
-      delta: whether a token writes what the state lacks, not all of v.
-      segments: ids of packed documents. A token whose id is not that of the token before starts
-        from an empty state, and no gradient passes there. The first token goes on from `state`.
-      valid: False for a token that is not there: it changes nothing, its output is zero, and what
-        it holds, NaN included, reaches nothing.
-      state: from which the first token goes on; None for an empty one.
-      chunk: how many tokens are taken at once, in products of matrices. The backward pass keeps
-        the states at their borders alone. None takes them one by one, by a scan, which also has
-        forward-mode derivatives.
+      beta: write strength of a token; None for 1.
+      delta: whether a token writes the difference between v and the stored value, not v.
+      segments: ids of packed documents. A token whose id differs from the previous token's starts
+        from an empty state, and no gradient passes there. The first token continues from `state`.
+      valid: False for padding: it changes nothing, its output is zero, and its values, NaN
+        included, affect nothing.
+      state: before the first token; None for an empty one.
+      chunk: tokens processed at once, by matrix products. The backward pass stores only the states
+        at chunk boundaries. None processes them one by one, by a scan, which also has forward-mode
+        derivatives.
 
     Raises:
       ValueError: for shapes that do not fit, or a chunk below 1.
@@ -96,7 +96,7 @@ def _linear(
     valid: Any = None,
     state: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The same by one device."""
+    """`linear_recurrence` on one device."""
     kinds = [wide(x.dtype) for x in (q, k, v, log_decay, beta, state) if x is not None]
     kind = max(kinds, key=lambda dtype: dtype.itemsize)
     token_mask = None if valid is None else valid_tokens("valid", valid, q.shape[:-2])
@@ -116,14 +116,14 @@ def _linear(
 
 
 def _chunk_of(length: Any, most: int) -> int:
-    """How many tokens are taken at once: no more than fill the blocks of a known length."""
+    """Chunk size: at most `most`, and no more than a static length needs."""
     if is_symbolic_dim(length):
         return most
     return min(most, max(-(-length // BLOCK) * BLOCK, 1))
 
 
 def _tokens(q: jax.Array, k: jax.Array, v: jax.Array, g: Any, beta: Any, delta: bool) -> Tokens:
-    """All that the tokens bring, with one rank; beta is part of v but for the delta rule."""
+    """Inputs with equal ranks; beta is multiplied into v except for the delta rule."""
     g = g if g is None or g.ndim == k.ndim else g[..., None]
     if delta:
         beta = jnp.ones((*k.shape[:-1], 1), v.dtype) if beta is None else beta[..., None]
@@ -135,21 +135,21 @@ def _tokens(q: jax.Array, k: jax.Array, v: jax.Array, g: Any, beta: Any, delta: 
 
 
 def _zeroed(x: Any, token_mask: jax.Array) -> Any:
-    """Zeros for tokens that are not there, so that they neither write nor decay."""
+    """Zeros at padding, so that it neither writes nor decays."""
     if x is None:
         return None
     return jnp.where(token_mask.reshape(*token_mask.shape, *[1] * (x.ndim - token_mask.ndim)), x, 0)
 
 
 def _reset(tokens: Tokens, first: jax.Array) -> Tokens:
-    """The tokens, of which the first of each document empty the state."""
+    """Tokens whose log decay empties the state at the first token of each document."""
     first, g = first[..., None, None], tokens.log_decay  # *B T 1 1
     g = jnp.zeros(first.shape, wide(tokens.k.dtype)) if g is None else g
     return tokens._replace(log_decay=jnp.where(first, -jnp.inf, g))
 
 
 def _check(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any) -> None:
-    """One sentence for shapes that do not fit."""
+    """Raises ValueError for shapes that do not fit."""
     axes = k.shape[:-1]
     fits = k.ndim > 2 and q.shape == k.shape and v.shape[:-1] == axes
     if not fits:

@@ -1,18 +1,18 @@
-"""`(I + tril(a, -1))^-1 b` in products of matrices, which every platform has fast in batches."""
+"""`(I + tril(a, -1))^-1 b` by matrix products, which are fast in batches on every platform."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-SMALL = 16  # rows of a block that is inverted in whole
+SMALL = 16  # rows of a block that is inverted directly
 
 
 @jax.custom_vjp
 def solve_unit_lower(a: jax.Array, b: jax.Array) -> jax.Array:
     """`(I + tril(a, -1))^-1 b` for a `*B C C` and b `*B C h`; the upper half of a is not read.
 
-    The gradient of b is that of the result, solved with the transposed matrix; that of a is minus
-    its product with the result. So the inverse is all that is kept.
+    The gradient of b is the transposed inverse times the cotangent; that of a is minus its outer
+    product with the result. So the residuals are the inverse and the result.
 
     >>> a, b = jnp.asarray([[0.0, 0.0], [2.0, 0.0]]), jnp.asarray([[1.0], [5.0]])
     >>> solve_unit_lower(a, b).tolist()
@@ -37,10 +37,10 @@ solve_unit_lower.defvjp(_forward, _backward)
 
 
 def _inverse(a: jax.Array) -> jax.Array:
-    """`(I + tril(a, -1))^-1`, from the diagonal outwards.
+    """`(I + tril(a, -1))^-1`, by blocks of doubling size.
 
-    Of `[[P, 0], [Q, R]]` the inverse is `[[P^-1, 0], [-R^-1 Q P^-1, R^-1]]`, so blocks twice as
-    large follow from two products.
+    The inverse of `[[P, 0], [Q, R]]` is `[[P^-1, 0], [-R^-1 Q P^-1, R^-1]]`, so two products give
+    the inverse of a block twice as large.
     """
     count = a.shape[-1]
     size = 1 << (count - 1).bit_length()
@@ -58,7 +58,7 @@ def _inverse(a: jax.Array) -> jax.Array:
 
 
 def _small(a: jax.Array) -> jax.Array:
-    """The inverse of small blocks, by the same rule with zeros written out."""
+    """Inverse of small blocks by the same rule on full matrices, without slicing."""
     size = a.shape[-1]
     rows, columns = np.ogrid[:size, :size]
     x = jnp.broadcast_to(jnp.eye(size, dtype=a.dtype), a.shape)
@@ -71,7 +71,7 @@ def _small(a: jax.Array) -> jax.Array:
 
 
 def _diagonal(a: jax.Array, step: int, below: int) -> jax.Array:
-    """The blocks of `step` rows on the diagonal; with below=1 those under every second one."""
+    """Diagonal blocks of `step` rows; with below=1 the blocks under every second one."""
     count = a.shape[-1] // (step << below)
     a = a.reshape(*a.shape[:-2], count, step << below, count, step << below)
     blocks = jnp.moveaxis(jnp.diagonal(a, axis1=-4, axis2=-2), -1, -3)

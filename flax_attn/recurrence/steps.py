@@ -1,4 +1,4 @@
-"""The recurrence as it is written, one token after another: the law for every faster form."""
+"""The recurrence token by token, the reference for every faster form."""
 
 from typing import NamedTuple
 
@@ -7,11 +7,11 @@ import jax.numpy as jnp
 
 
 class Tokens(NamedTuple):
-    """What the tokens bring to a recurrence, all with the axes `*B T N` and one more.
+    """Inputs of a recurrence, all with the axes `*B T N` and one more.
 
     Attributes:
-      q, k: `*B T N H`, what reads the state and where it is written.
-      v: `*B T N h`, what is written.
+      q, k: `*B T N H`, read and write vectors of the state.
+      v: `*B T N h`, values to write.
       log_decay: `*B T N H` or `*B T N 1`; None for none. -inf empties the state.
       beta: `*B T N 1`, the strength of a correction; None without the delta rule.
     """

@@ -1,7 +1,7 @@
-"""Lengths sharded over several devices: strategies of attention, and layouts of tokens.
+"""Context parallelism: strategies for sharded lengths, and layouts of tokens.
 
-`attend`, and every layer that uses it, takes arrays that are sharded over several devices; `entry`
-says how. This package holds the choices.
+`attend`, and every layer that uses it, takes arrays that are sharded over several devices, as
+`entry` describes. This package holds what a user may choose.
 """
 
 import sys

@@ -1,8 +1,8 @@
-"""Arrays that XLA shards as it likes: attention in blocks, by `custom_partitioning`.
+"""Blockwise attention on Auto mesh axes, where XLA chooses the shardings: `custom_partitioning`.
 
-XLA does not see into a loop over heads: it would gather all of them first. So the forward and the
-backward pass are handed to it whole, each with a rule that says which dimensions belong together,
-and what one device computes of its own part.
+XLA cannot partition a loop over heads and would all-gather them first. So the forward and the
+backward pass are each one opaque function for it, with a sharding rule that relates the dimensions
+of operands and results, and with the function that one device runs on its own part.
 """
 
 from contextlib import ExitStack
@@ -31,15 +31,15 @@ from .specs import Shards, numbers_of, part_of, places_of
 
 
 class StaticAttention(NamedTuple):
-    """All of one attention that is known before any array is.
+    """Static facts of one attention.
 
     Attributes:
       structure: of the rules, whose leaves are the last operands.
-      axes: for each leaf, the axes of the weights that it lies along.
-      keys: for each leaf the kind of random key that it is, or None.
-      leaves: the shape and dtype of each.
+      axes: for each leaf, the axes of the attention weights that it is indexed by.
+      keys: for each leaf its random key implementation, or None if it is no key.
+      leaves: shape and dtype of each.
       sizes, key_heads: of the whole attention.
-      platform, precision, x64: as they were when the request was traced.
+      platform, precision, x64: jax's configuration when the request was traced.
     """
 
     structure: Any
@@ -53,12 +53,13 @@ class StaticAttention(NamedTuple):
     x64: bool
 
     def split(self, operands: Any) -> tuple[Any, Any, Any]:
-        """q, k and v; the numbers of batch entries and heads; the leaves of the rules."""
+        """q, k and v; global indices of batch entries and heads; leaves of the rules."""
         first = 3 + len(self.sizes.batch) + 1
         return operands[:3], operands[3:first], operands[first:]
 
     def bind_rules(self, q: jax.Array, k: jax.Array, numbers: Any, leaves: Any) -> Rules:
-        """The rules of one device's part."""
+        """Rules for one device's part."""
+        # Small arrays may arrive replicated: the device takes its own part of them.
         mine = [
             part_of(x, axes, leaf.shape, numbers)
             if kind is None
@@ -71,7 +72,7 @@ class StaticAttention(NamedTuple):
 
 
 def attend(request: Request, empty: str) -> tuple[jax.Array, Stats]:
-    """Output `*B T N h` and the parts of the weights `*B N T`, in blocks, as XLA cuts them."""
+    """Output `*B T N h` and softmax statistics `*B N T`, sharded as XLA chooses."""
     q, k, v, rules = request.q, request.k, request.v, request.rules
     o, stats = in_blocks(q, k, v, rules)
     if empty == "mean":
@@ -80,11 +81,13 @@ def attend(request: Request, empty: str) -> tuple[jax.Array, Stats]:
 
 
 def in_blocks(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> tuple[jax.Array, Stats]:
-    """The same by rules that are not bound; rows that see nothing are zero."""
+    """The same for unbound rules; fully masked rows are zero."""
+    # Closures would be captured by the partitioned function; hoisting makes them operands.
     rules = hoist(rules, wide(q.dtype))
     leaves, structure = jax.tree.flatten(rules)
     leaves = [jnp.asarray(x) for x in leaves]
     is_key = [jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in leaves]
+    # custom_partitioning takes no random keys: their raw data is passed instead.
     data = [jax.random.key_data(x) if key else x for x, key in zip(leaves, is_key, strict=True)]
     known = StaticAttention(
         structure=structure,
@@ -130,7 +133,7 @@ def _backward(known: StaticAttention, residuals: tuple, cotangents: tuple) -> tu
 _attend.defvjp(_forward, _backward)
 
 
-# What one device computes.
+# The computation of one device.
 
 
 def _local_forward(known: StaticAttention, *operands) -> tuple[jax.Array, ...]:
@@ -148,7 +151,7 @@ def _local_forward(known: StaticAttention, *operands) -> tuple[jax.Array, ...]:
 
 
 def _local_backward(known: StaticAttention, *operands) -> tuple[jax.Array, ...]:
-    """The gradients of all floating operands of the forward pass, of this device's part."""
+    """Gradients of all floating operands of the forward pass, for this device's part."""
     *operands, o, m, l, do, dl = operands
     (q, k, v), numbers, leaves = known.split(operands)
     with _trace_config(known):
@@ -159,6 +162,7 @@ def _local_backward(known: StaticAttention, *operands) -> tuple[jax.Array, ...]:
             leaves_ = [next(arrays) if is_float(x) else x for x in leaves]
             return known.bind_rules(q, k, numbers, leaves_)
 
+        # Binding slices and reshapes the leaves, so their gradients go through its vjp.
         rules, pull = jax.vjp(bind, floats)
         plan = make_plan(sizes, k.shape[-2], rules, known.platform)
         arrays, rows = flat(sizes, q, k, v), flat(sizes, o, m, l, do, dl)
@@ -169,7 +173,7 @@ def _local_backward(known: StaticAttention, *operands) -> tuple[jax.Array, ...]:
 
 
 def _trace_config(known: StaticAttention) -> Any:
-    """The configuration of the trace: XLA asks for a device's part much later."""
+    """The configuration of the original trace: XLA traces a device's part later, outside of it."""
     stack = ExitStack()
     for setting in (
         jax.enable_x64(known.x64),
@@ -181,7 +185,7 @@ def _trace_config(known: StaticAttention) -> Any:
     return stack
 
 
-# What XLA is told.
+# Sharding rules for XLA.
 
 
 @lru_cache(maxsize=256)
@@ -189,7 +193,9 @@ def _partitioned(known: StaticAttention, phase: str) -> Any:
     local = {"forward": _local_forward, "backward": _local_backward}[phase]
     whole = partial(local, known)
     layout = Layout(known, phase)
-    compiled = jax.jit(whole)  # keeps its tables as its own, since custom_partitioning takes none
+    # jit turns constants such as lookup tables into part of its program; custom_partitioning
+    # accepts none.
+    compiled = jax.jit(whole)
     function = custom_partitioning(lambda *operands: compiled(*operands))
     function.def_partition(
         partition=layout.partition(whole),
@@ -197,32 +203,33 @@ def _partitioned(known: StaticAttention, phase: str) -> Any:
         need_replication_factors=layout.replicated,
         **layout.factors,
     )
-    vmap_leading = custom_vmap(lambda *operands: function(*operands))
+    function_with_vmap = custom_vmap(lambda *operands: function(*operands))
 
-    @vmap_leading.def_vmap
+    @function_with_vmap.def_vmap
     def _(size: int, batched: Any, *operands: Any) -> Any:
-        """Under vmap the plain computation, for which XLA gathers."""
+        """custom_partitioning has no batching rule: under vmap XLA partitions `whole` itself."""
         out = jax.vmap(whole, [0 if b else None for b in batched])(*operands)
         return out, jax.tree.map(lambda _: True, out)
 
-    return vmap_leading
+    return function_with_vmap
 
 
 class Layout:
-    """The dimensions of operands and results by name, and what follows from them."""
+    """Names of the dimensions of operands and results, and the shardings that follow."""
 
     def __init__(self, known: StaticAttention, phase: str):
         self.known, self.phase = known, phase
         batch = [f"b{i}" for i in range(len(known.sizes.batch))]
         K, groups = known.key_heads, known.sizes.N // known.key_heads
-        # Heads are cut between key heads; the one that all share is on every device.
+        # Heads are sharded by key heads; a single key head is replicated, its queries sharded.
         self.cut, self.parts = ("g", known.sizes.N) if K == 1 else ("n", K)
         self.heads = heads = "(n g)" if min(K, groups) > 1 else self.cut
         self.factors: dict[str, Any] = {"g": groups} if heads == "(n g)" else {}
         queries, keys = [*batch, "t", heads], [*batch, "s", "n"]
         self.inputs = [[*queries, "h"], [*keys, "h"], [*keys, "w"], *([x] for x in batch), [heads]]
         along = {"b": batch, "n": [heads], "q": ["t"], "k": ["s"], ".": [""]}
-        self.as_cut: dict[int, list[str]] = {}  # small arrays, cut only where they come so
+        # Floating leaves without a query axis, such as slopes: sharded only if they arrive so.
+        self.as_cut: dict[int, list[str]] = {}
         for i, (axes, leaf) in enumerate(zip(known.axes, known.leaves, strict=True)):
             names = _names(i, axes, leaf.shape, along)
             if is_float(leaf) and "q" not in axes:
@@ -241,26 +248,27 @@ class Layout:
 
     @property
     def rule(self) -> str:
-        """The rule in the words of `custom_partitioning`."""
+        """The sharding rule in the notation of `custom_partitioning`."""
         sides = (", ".join(" ".join(x) for x in side) for side in (self.inputs, self.outputs))
         return " -> ".join(sides)
 
     @property
     def replicated(self) -> tuple[str, ...]:
-        """The factors that no device may cut, in the order in which the rule names them."""
+        """Factors that must not be sharded, in the order in which the rule names them."""
         text = self.rule.replace("(", " ").replace(")", " ").replace(",", " ").replace("->", " ")
         cut = {self.cut, *(f"b{i}" for i in range(len(self.known.sizes.batch)))}
         cut |= {name for at in self.as_cut for name in self.inputs[at]}
         return tuple(name for name in dict.fromkeys(text.split()) if name not in cut)
 
     def spec(self, names: list[str], shards: Shards) -> PartitionSpec:
-        """How an array with these dimensions is cut."""
+        """Sharding of an array with these dimensions."""
         cut = {f"b{i}": axes for i, axes in enumerate(shards.batch)}
         cut |= dict.fromkeys((self.cut, self.heads), shards.heads)
         return PartitionSpec(*(cut.get(name) for name in names))
 
     def partition(self, whole: Any) -> Any:
         def partition(mesh: Any, operands: Any, results: Any) -> Any:
+            # All operands follow the sharding of q.
             shards = self._shards(mesh, operands[0].sharding.spec)
             inputs_specs = [self.spec(x, shards) for x in self.inputs]
             for at, names in self.as_cut.items():
@@ -277,6 +285,7 @@ class Layout:
                 out = whole(*operands)
                 if self.phase == "forward":
                     return out
+                # The gradient of a replicated array is the sum over the devices that share it.
                 return tuple(
                     _psum(x, shards.unused(s)) for x, s in zip(out, outputs_specs, strict=True)
                 )
@@ -293,18 +302,19 @@ class Layout:
         count = len(self.known.sizes.batch)
         entries = (*spec, *(None,) * (count + 3 - len(spec)))
         shards = Shards(tuple(entries[:count]), entries[count + 1])
+        # Heads that do not divide evenly are replicated.
         return shards if self.parts % shards.count(mesh) == 0 else Shards(shards.batch, None)
 
 
 def _merge_specs(wanted: PartitionSpec, comes: PartitionSpec) -> PartitionSpec:
-    """Cut along what both say; whole along all else."""
+    """Sharded along axes where both specs agree, replicated along the others."""
     comes = PartitionSpec(*comes, *(None,) * (len(wanted) - len(comes)))
     agree = (names_in(a) == names_in(b) for a, b in zip(wanted, comes, strict=True))
     return PartitionSpec(*(a if same else None for a, same in zip(wanted, agree, strict=True)))
 
 
 def _names(i: int, axes: str, shape: tuple[int, ...], along: dict[str, list[str]]) -> list[str]:
-    """The dimensions of leaf i: those of the weights, or its own where it is cut nowhere."""
+    """Dimensions of leaf i: those of the weights it is indexed by, or names of its own."""
     whole = [name for axis in axes for name in along[axis]]
     mine = whole[len(whole) - len(shape) :] if axes else [""] * len(shape)
     return [

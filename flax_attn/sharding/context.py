@@ -1,4 +1,4 @@
-"""The strategy and layout for sharded lengths, for everything traced inside a context."""
+"""Contexts for sharded lengths: strategy, layout and names of mesh axes."""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -23,24 +23,24 @@ def context_parallel(
     | strategy | between devices | when |
     | --- | --- | --- |
     | "all_gather" | all keys and values come to every device | the keys of one layer fit |
-    | "ring" | they go round, and no device keeps another's | they do not |
-    | "ulysses" | from cut along the length to cut along the heads, and back | heads suffice |
+    | "ring" | keys and values rotate, and no device stores another's | they do not fit |
+    | "ulysses" | all-to-all from sharded length to sharded heads, and back | heads suffice |
 
     Args:
       strategy: one of these. If it cannot serve a request, it raises an error; no other replaces
         it. It treats a length over two mesh axes like one axis; ("ring", "ulysses") or
         ("all_gather", "ulysses") uses one strategy for each axis, where the second has the
         faster links.
-      layout: the order in which the tokens lie, as `place` puts them: "contiguous", "zigzag" or
-        "striped". Masks, scores, dropout and `Rotary` go by the tokens' own positions. Code of
-        yours that uses positions needs `positions(length, shards, layout)`.
+      layout: the order of the tokens, as `place` arranges them: "contiguous", "zigzag" or
+        "striped". Masks, scores, dropout and `Rotary` use the tokens' original positions. Your own
+        code that uses positions needs `positions(length, shards, layout)`.
 
     Raises:
       ValueError: for another strategy, pair of them or layout; in use, for lengths, heads and mesh
         axes that do not fit.
 
     Source: Liu et al., "Ring Attention with Blockwise Transformers", 2023; Jacobs et al.,
-    "DeepSpeed Ulysses", 2023; Brandon et al., "Striped Attention", 2023, whose balance it is.
+    "DeepSpeed Ulysses", 2023; Brandon et al., "Striped Attention", 2023, for the balanced layouts.
 
     >>> import jax
     >>> from flax_attn import CAUSAL, attend
@@ -87,7 +87,7 @@ def on(
       ValueError: if nothing is named; in use, for an axis that the mesh lacks, and for sizes that
         do not fit.
 
-    Source: Xu et al., "GSPMD", 2021, whose axes these are.
+    Source: Xu et al., "GSPMD", 2021.
 
     >>> import jax
     >>> from jax.sharding import AxisType

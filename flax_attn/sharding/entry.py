@@ -1,14 +1,13 @@
-"""Attention whose batch entries and heads lie on several devices: each computes its own.
+"""Attention with batch and heads sharded over devices: each device computes its own part.
 
-No device needs another's entries or heads, so nothing is gathered: forward there is no collective,
-backward only the sum of the gradients of arrays that all share (sinks, scores, scale). Where the
-length lies on several devices too, `context_parallel` says how attention goes over it.
+No device needs another's batch entries or heads, so the forward pass has no collectives and the
+backward pass only sums the gradients of replicated arrays (sinks, scores, scale). If the length is
+sharded too, `context_parallel` chooses the strategy.
 
-Axes of type Explicit, `jax.make_mesh`'s default, say in every array's type how it is sharded:
-`explicit` puts a `jax.shard_map` around the backend. Axes of type Auto say nothing until XLA
-compiles: `auto` leaves the plain formula to XLA, and hands attention in blocks over by
-`custom_partitioning`. Where the caller's own `jax.shard_map` has made the axes Manual, arrays are
-local already.
+With axes of type Explicit, `jax.make_mesh`'s default, every array's type shows its sharding, and
+`explicit` wraps the backend in a `jax.shard_map`. With axes of type Auto, shardings are known only
+when XLA compiles: `auto` leaves the plain formula to XLA and passes blockwise attention to
+`custom_partitioning`. Inside the caller's `jax.shard_map` axes are Manual and arrays already local.
 """
 
 from typing import Any, Literal
@@ -25,18 +24,18 @@ Where = Literal["explicit", "auto", "mixed"]
 
 
 def kind_of_axes(request: Request) -> Where | None:
-    """On axes of which type a request's arrays lie; None on one device, or as a shard's own part.
+    """Type of the mesh axes of a request's arrays; None on one device or inside a shard.
 
-    "explicit" are Explicit axes, and axes named by `on`; "auto" those that XLA may cut; "mixed"
-    Explicit axes beside others along which an array is cut.
+    "explicit": Explicit axes, or axes named by `on`; "auto": axes that XLA may partition; "mixed":
+    Explicit axes together with others, and an array sharded along one of them.
     """
     if request.places is not None:
         return None
     arrays = request.q, request.k, request.v
     if named.value is not None and named_for(request.q) is not None:
         return "explicit"
-    # Of a mesh of one device the Explicit axes alone: they are a part of types, which some
-    # operations do not take.
+    # Explicit axes count even on a mesh of one device: they are part of the array's type, which
+    # some operations reject.
     meshes = [mesh_of(x) for x in arrays]
     types = {
         kind
@@ -48,13 +47,13 @@ def kind_of_axes(request: Request) -> Where | None:
         return "explicit"
     if AxisType.Explicit in types and any(_is_sharded(x) for x in arrays):
         return "mixed"
-    # Without a mesh jit's `in_shardings` may say how arrays are sharded, which no type shows.
+    # Without a mesh, jit's `in_shardings` may still shard the arrays; no type shows it.
     is_hidden = isinstance(request.q, Tracer) and meshes[0].empty and jax.device_count() > 1
     return "auto" if types == {AxisType.Auto} or (not types and is_hidden) else None
 
 
 def is_known(request: Request) -> bool:
-    """Whether all sizes are numbers above zero; `jax.export` may leave some open."""
+    """Whether all sizes are positive integers; `jax.export` may leave some symbolic."""
     arrays = request.q, request.k, request.v
     return all(isinstance(n, int) and n for x in arrays for n in x.shape)
 

@@ -1,4 +1,4 @@
-"""Arrays whose types say how they are sharded: a `jax.shard_map` with just these specs."""
+"""Attention on Explicit mesh axes: a `jax.shard_map` with the specs of the arrays' types."""
 
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,15 +19,12 @@ from . import strategies
 from .sequence import Sequence
 from .specs import Shards, check_spread, located, numbers_of, part_of, places_of
 
-KERNELS = (
-    "cudnn",
-    "splash",
-    "tokamax",
-)  # do not say over which axes they vary, as traced functions
+# Like traced functions, these declare no varying axes, so shard_map must not check for them.
+KERNELS = ("cudnn", "splash", "tokamax")
 
 
 class Attention(NamedTuple):
-    """What a device computes for `attend`: the output and the parts of the weights."""
+    """One device's part of `attend`: output and softmax statistics."""
 
     name: str
     attention: Any
@@ -41,7 +38,7 @@ class Attention(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """What a device computes for `attention_weights`, by the plain formula."""
+    """One device's part of `attention_weights`, by the plain formula."""
 
     sequence: Sequence | None = None
     name: str = "reference"
@@ -50,7 +47,9 @@ class Weights(NamedTuple):
         weights = weights_locally(q, k, rules)
         if self.sequence is None:
             return weights
-        return place(weights, self.sequence.shards, self.sequence.layout, axis=-1)  # as keys come
+        return place(
+            weights, self.sequence.shards, self.sequence.layout, axis=-1
+        )  # in the order of the keys
 
     def specs(self, shards: Shards) -> Any:
         return shards.weights
@@ -59,14 +58,15 @@ class Weights(NamedTuple):
 def attend(
     request: Request, sequence: Sequence | None, name: str, attention: Any, empty: str
 ) -> tuple[jax.Array, Stats]:
-    """Output `*B T N h` and the parts of the weights `*B N T`, sharded as q is."""
+    """Output `*B T N h` and softmax statistics `*B N T`, sharded like q."""
+    # The mask is recorded as one array here: taps inside the shard_map cannot leave it.
     if request.rules.dropout is not None and taps.listening():
         taps.tap("keep", _dropout_keep(request, sequence))
     return _cut(Attention(name, attention, empty), sequence, request)
 
 
 def _dropout_keep(request: Request, sequence: Sequence | None) -> jax.Array:
-    """Which weights dropout keeps of all, in the order in which queries and keys lie."""
+    """Dropout mask of all weights, in the order of the slots."""
     rules, sizes = request.rules, request.sizes
     whole = rules if sequence is None else sequence.at_slots(rules, sizes)
     drop: Any = bind_rules(request.q, request.k, whole).dropout
@@ -74,17 +74,19 @@ def _dropout_keep(request: Request, sequence: Sequence | None) -> jax.Array:
 
 
 def weights(request: Request, sequence: Sequence | None) -> jax.Array:
-    """The weights `*B N T S`, sharded as q is."""
+    """Attention weights `*B N T S`, sharded like q."""
     return _cut(Weights(sequence), sequence, request)
 
 
 def _cut(task: Any, sequence: Any, request: Request) -> Any:
     q, k, v = request.q, request.k, request.v
     where = located(q, k, v)
-    assert where is not None  # as who calls this has asked
+    assert where is not None  # the caller has checked it
     mesh, shards = where
+    # Key heads are repeated if there are fewer of them than shards.
     times = check_spread(q.shape[-2], k.shape[-2], shards.count(mesh))
     k, v = (x if times == 1 else jnp.repeat(x, times, axis=-2) for x in (k, v))
+    # A shard_map cannot close over arrays of the surrounding trace; hoisting makes them operands.
     rules = hoist(request.rules, wide(q.dtype))
     return _run_shards(task, mesh, shards, sequence, q, k, v, rules)
 
@@ -96,6 +98,7 @@ def _run_shards(task: Any, mesh: Any, shards: Shards, sequence: Any, q, k, v, ru
     shapes = [jnp.shape(x) for x in leaves]
     inside = shards if sequence is None else sequence.inside(shards)
     specs = [_leaf_spec(x, inside.of(a, jnp.shape(x))) for a, x in zip(axes, leaves, strict=True)]
+    # Each device gets its part of these indices, and so knows its global place.
     numbers = numbers_of(sizes)
     slots = [jnp.arange(n, dtype=jnp.int32) for n in (sizes.T, sizes.S)]
     count = len(numbers)
@@ -106,7 +109,7 @@ def _run_shards(task: Any, mesh: Any, shards: Shards, sequence: Any, q, k, v, ru
         pairs = zip(leaves, axes, shapes, strict=True)
         leaves = [part_of(x, a, shape, numbers, cut) for x, a, shape in pairs]
         rules, places = structure.unflatten(leaves), places_of(numbers, sizes.batch)
-        with taps.listen(lambda name, value: None):  # what is heard inside cannot come out
+        with taps.listen(lambda name, value: None):  # taps inside cannot leave the shard_map
             if sequence is None:
                 return task(q, k, v, bind_rules(q, k, rules, places))
             return strategies.run(sequence, task, q, k, v, rules, places)
@@ -126,16 +129,16 @@ def _run_shards(task: Any, mesh: Any, shards: Shards, sequence: Any, q, k, v, ru
 
 
 def _reshard(x: jax.Array, where: NamedSharding) -> jax.Array:
-    """`x` where a shard_map takes it: types that say something have to say just that."""
+    """`x` with the sharding that the shard_map expects; Explicit types must match it exactly."""
     if AxisType.Explicit not in where.mesh.axis_types:
         return jax.lax.with_sharding_constraint(x, where)
     return jax.sharding.reshard(x, where)
 
 
 def _leaf_spec(x: Any, wanted: PartitionSpec) -> PartitionSpec:
-    """How an array of the rules is handed in: whole, if it comes whole and has a gradient.
+    """Spec of a leaf of the rules: replicated if it arrives replicated and has a gradient.
 
-    Its gradient is then one sum over the devices. Of other arrays each device takes its part.
+    Its gradient is then a single sum over the devices. Other leaves are sharded as wanted.
     """
     whole = not any(jax.typeof(x).sharding.spec) and jnp.issubdtype(x.dtype, jnp.floating)
     return PartitionSpec(*(None,) * jnp.ndim(x)) if whole else wanted

@@ -1,13 +1,13 @@
-"""Ring attention: keys and values go round the devices, and no device keeps those of another.
+"""Ring attention (Liu et al., 2023): keys and values rotate among the devices of a mesh axis.
 
-Forward, each step attends to the keys at hand and merges two parts of a softmax by their m and l:
+Forward, each step attends to the current shard of keys and merges two partial softmaxes by m and l:
 
     m = max(m1, m2)      l = l1 exp(m1 - m) + l2 exp(m2 - m)
     o = (o1 l1 exp(m1 - m) + o2 l2 exp(m2 - m)) / l
 
-Backward, the keys go round again and their gradients with them: every step computes its weights
-from the m and l of the whole row, so that the steps' gradients add up. Sinks join m and l once, at
-the end. While a step is computed, the next keys are already under way.
+Backward, the keys rotate again and their gradients with them: every step computes its weights from
+the m and l of the whole row, so that the gradients of the steps add up. Sinks are added to m and l
+once, at the end. The next shard of keys is sent while a step is computed.
 """
 
 from dataclasses import replace
@@ -35,13 +35,13 @@ Part = tuple[jax.Array, jax.Array, jax.Array]  # o, B T N h, and m and l, B N T
 
 
 class Ring(NamedTuple):
-    """All of one ring that is known before any array is.
+    """Static facts of one ring.
 
     Attributes:
       structure: of the rules, which are not bound.
-      travels: for each leaf of the rules, whether it lies along the keys and goes with them.
-      cut: for each leaf, its axis of all keys, of which a step needs a part; or None.
-      sizes, width: of the queries of one device on the keys of one device.
+      travels: for each leaf of the rules, whether it is sharded along the keys and sent with them.
+      cut: for each leaf, the axis of length S of all keys that a step slices; or None.
+      sizes, width: of one device's queries and one device's keys.
     """
 
     sequence: Sequence
@@ -53,9 +53,10 @@ class Ring(NamedTuple):
     plan: Any = None
 
     def bind_rules(self, leaves: list, places: Places, step: Any) -> Rules:
-        """The rules of a step, `ahead - step` shards from this one, from the leaves at hand."""
+        """Rules of a step, whose keys are those `ahead - step` shards from this device."""
         sequence, S = self.sequence, self.sizes.S
         me = jax.lax.axis_index(sequence.axis)
+        # The global index of the first key of this step's shard.
         first = (me + sequence.ahead - step) % sequence.devices * S
         parts = [
             x if axis is None else jax.lax.dynamic_slice_in_dim(x, first, S, axis)
@@ -65,7 +66,7 @@ class Ring(NamedTuple):
         return rules.at(places).bind(self.sizes, self.width)
 
     def send(self, tree: Any, by: int = 1) -> Any:
-        """What the device has that stands so many places before this one."""
+        """`tree` of the device `by` places before this one."""
         count = self.sequence.devices
         if by % count == 0:
             return tree
@@ -73,12 +74,12 @@ class Ring(NamedTuple):
         return jax.tree.map(lambda x: jax.lax.ppermute(x, self.sequence.axis, pairs), tree)
 
     def split(self, leaves: list) -> tuple[list, list]:
-        """The leaves that stay, with None where one travels, and those that travel."""
+        """Leaves that stay, with None for those that travel, and leaves that travel."""
         pairs = list(zip(leaves, self.travels, strict=True))
         return [None if goes else x for x, goes in pairs], [x for x, goes in pairs if goes]
 
     def joined(self, stay: list, travel: list) -> list:
-        """The way back."""
+        """Inverse of `split`."""
         travelling = iter(travel)
         pairs = zip(stay, self.travels, strict=True)
         return [next(travelling) if goes else x for x, goes in pairs]
@@ -87,7 +88,8 @@ class Ring(NamedTuple):
 def ring(
     sequence: Sequence, places: Places, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules
 ) -> tuple[jax.Array, Stats]:
-    """Output `*B T N h` and the parts of the weights `*B N T` of one device's queries."""
+    """Output `*B T N h` and softmax statistics `*B N T` of one device's queries."""
+    # Sinks count once in a row, not once in every step.
     sizes, sinks = sizes_of(q, k), rules.sinks
     rules, places = replace(rules, sinks=None), places.bind(sizes)
     leaves, structure = jax.tree.flatten(rules)
@@ -96,11 +98,13 @@ def ring(
         for axes, x in zip(leaf_axes(rules), leaves, strict=True)
     ]
     counts = [None if i is None else jnp.shape(x)[i] for i, x in zip(axes, leaves, strict=True)]
+    # A leaf as long as one shard of keys travels; one as long as all keys is sliced in place.
     goes = tuple(n == sizes.S for n in counts)
     whole = sizes.S * sequence.devices
     cut = tuple(i if n == whole > sizes.S else None for i, n in zip(axes, counts, strict=True))
     made = Ring(sequence, structure, goes, cut, sizes, q.shape[-1])
     plan = make_plan(sizes, k.shape[-2], made.bind_rules(leaves, places, 0), platform_of(q))
+    # Gradients of several steps are added, so each stays in float32 or wider.
     made = made._replace(plan=plan._replace(adds=True))
     stay, travel = made.split(leaves)
     q, k, v = flat(sizes, q, k, v)
@@ -131,29 +135,32 @@ def _forward(ring: Ring, q, k, v, sinks, places: Places, stay: list, travel: lis
 
 
 def _empty_part(q: jax.Array, *rest: Any) -> Part:
-    """What a row has seen before the first step."""
+    """Output, m and l of a softmax over no keys."""
     (B, T, N, _), v, kind = q.shape, rest[1], wide(q.dtype)
     m, l = jnp.full((B, N, T), -jnp.inf, kind), jnp.zeros((B, N, T), kind)
     return unify_varying((jnp.zeros((B, T, N, v.shape[3]), kind), m, l, q, rest))[:3]
 
 
 def _around_ring(ring: Ring, add: Any, total: Any, pair: Any) -> Any:
-    """`total = add(total, pair, step)` for the keys of one device after the other."""
+    """Scans `total = add(total, pair, step)` over the shards of keys."""
     steps = ring.sequence.steps
 
     def step(state: Any, i: jax.Array) -> Any:
         total, pair = state
-        following = ring.send(pair)  # under way while this step is computed
+        # Sent before the step is computed, so that the transfer overlaps with it.
+        following = ring.send(pair)
         return (add(total, pair, i), following), None
 
     start = total, ring.send(pair, -ring.sequence.ahead)
+    # The last step sends nothing on.
     (total, pair), _ = jax.lax.scan(step, start, jnp.arange(steps - 1, dtype=jnp.int32))
     return add(total, pair, steps - 1)
 
 
 def merge_softmax(one: Part, two: Part) -> Part:
-    """The softmax over the keys of both, from the softmaxes over the keys of each."""
+    """Merges the softmaxes over two sets of keys."""
     m = jnp.maximum(one[1], two[1])
+    # A row that is fully masked in both has m = -inf; 0 avoids inf - inf.
     shift = jnp.where(m == -jnp.inf, 0, m)
     first, second = (l * jnp.exp(m - shift) for _, m, l in (one, two))
     l = first + second
@@ -167,13 +174,13 @@ def merge_softmax(one: Part, two: Part) -> Part:
 def _backward(ring: Ring, residuals: tuple, cotangents: tuple) -> tuple:
     (q, k, v, sinks, places, stay, travel), (o, m, l) = residuals
     do, dstats = cotangents
-    rows, dsinks = blockwise.row_statistics(
-        sinks, o, m, l, do, dstats.l
-    )  # of whole rows: o, m, l are
+    # o, m and l are those of whole rows, so delta and the weights of each step are too.
+    rows, dsinks = blockwise.row_statistics(sinks, o, m, l, do, dstats.l)
 
     def add(state: Any, pair: Any, step: Any) -> Any:
         (dq, dstay), came = state
-        came = ring.send(came)  # what the steps before have found for these keys
+        # The gradients follow their keys from device to device and grow by each device's part.
+        came = ring.send(came)
         gradients = _step_gradients(ring, q, do, rows, places, stay, pair, step)
         return jax.tree.map(_add, ((dq, dstay), came), gradients)
 
@@ -181,6 +188,7 @@ def _backward(ring: Ring, residuals: tuple, cotangents: tuple) -> tuple:
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, wide(x.dtype)), zeros)
     zeros = unify_varying((zeros, q))[0]
     (dq, dstay), came = _around_ring(ring, add, zeros, (k, v, travel))
+    # One more send brings the gradients home to the device that holds the keys.
     dk, dv, dtravel = ring.send(came, ring.sequence.ahead - ring.sequence.steps + 1)
     grads = (dq, dk, dv, dsinks, places, _with_floats(stay, dstay), _with_floats(travel, dtravel))
     return jax.tree.map(_cotangent, (q, k, v, sinks, places, stay, travel), grads)
@@ -197,6 +205,7 @@ def _step_gradients(ring: Ring, q, do, rows, places: Places, stay, pair: Any, st
         leaves = ring.joined(_with_floats(stay, stay_), _with_floats(travel, travel_))
         return ring.bind_rules(leaves, places, step)
 
+    # Binding slices the leaves: its vjp puts their gradients into the right places.
     rules, pull = jax.vjp(bind, _floats(stay), _floats(travel))
     dq, dk, dv, drules = blockwise.gradients(ring.plan, q, k, v, rules, do, rows)
     dstay, dtravel = pull(drules)
@@ -212,7 +221,7 @@ def _floats(leaves: list) -> list:
 
 
 def _with_floats(leaves: list, floats: list) -> list:
-    """The leaves with other floats."""
+    """The leaves with their floating arrays replaced."""
     values = iter(floats)
     return [next(values) if is_float(x) else x for x in leaves]
 

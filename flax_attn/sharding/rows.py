@@ -1,7 +1,7 @@
-"""Functions that treat rows apart, over Explicit axes: each device computes its own rows.
+"""Functions that are independent along rows, on Explicit axes: a `jax.shard_map` over the rows.
 
-An operation on arrays whose types say how they are sharded has to know how its result is, and many
-do not. Inside a `jax.shard_map` arrays are a device's own, and nothing has to be known.
+Operations on arrays with Explicit shardings need a sharding rule for their result, and many have
+none. Inside a `jax.shard_map` arrays are local, and no rule is needed.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,21 +28,21 @@ def by_rows(
     apart: str,
     **arrays: Any,
 ) -> Any:
-    """`f(*fn_args, **arrays)`, of which each device computes its own part where types say so.
+    """`f(*fn_args, **arrays)`, computed by each device for its own rows on Explicit axes.
 
-    A length that is cut comes whole to every device; nothing else goes between them.
+    A sharded length is gathered to every device; there is no other communication.
 
     Args:
-      f: a function of a module, which treats batch entries apart.
-      how: its first arguments, hashable.
+      f: a module-level function that is independent along batch entries.
+      fn_args: its first arguments, hashable.
       axes: the axes of each array, one letter each: "*" for all batch axes, "t" for the length.
-        The first is one that is always given.
-      outputs: the same of what f gives.
-      apart: letters of other axes along which f treats entries apart, as heads.
+        The first array must always be present.
+      outputs: the same for each result of f.
+      apart: letters of other axes along which f is independent, such as heads.
 
     Raises:
-      ValueError: if tokens lie in another order than their own, or arrays are sharded along one
-        axis over different mesh axes, or along a width whose entries meet.
+      ValueError: if tokens are not in their own order, if arrays are sharded along one axis over
+        different mesh axes, or along an axis on which f is not independent.
     """
     first = next(iter(axes))
     behind = axes[first].replace(BATCH, "")
@@ -52,8 +52,9 @@ def by_rows(
     mesh = next((mesh_of(x) for x in arrays.values() if _is_partitioned(x)), None)
     letters = {name: _letters(axes[name], batch, x.ndim) for name, x in arrays.items()}
     if mesh is None or any(len(letters[name]) != x.ndim for name, x in arrays.items()):
-        return f(*fn_args, **arrays)  # which also says what is wrong with a rank
+        return f(*fn_args, **arrays)  # f itself reports a wrong rank
     cut = _entries(arrays, letters, {*map(str, range(batch)), LENGTH, *apart})
+    # Inside, the length is replicated; outside, results get the sharding of the inputs back.
     whole = {**cut, LENGTH: None}
     specs = {name: _spec(whole, letters[name], x.shape) for name, x in sorted(arrays.items())}
     results = [_letters(x, batch) for x in outputs]
@@ -71,7 +72,7 @@ def by_rows(
 def _shard_mapped(
     f: Any, fn_args: Any, mesh: Any, in_specs: Any, out_specs: Any, arrays: dict[str, jax.Array]
 ) -> Any:
-    """`f(*fn_args, **arrays)` of each device's own part, for which arrays are put as specs say."""
+    """`f(*fn_args, **arrays)` on each device's part, after resharding to `in_specs`."""
     specs = dict(in_specs)
     arrays = {
         name: jax.sharding.reshard(x, NamedSharding(mesh, specs[name]))
@@ -88,15 +89,15 @@ def _shard_mapped(
 
 
 def may_be_sharded(x: Any) -> bool:
-    """Whether an array may lie on several devices, as XLA is going to say or its type says."""
+    """Whether an array may be sharded over several devices, by its type or by XLA."""
     mesh = mesh_of(x)
-    if mesh.empty:  # then jit's arguments may say it, which no type shows
+    if mesh.empty:  # jit's in_shardings may shard it; no type shows that
         return isinstance(x, Tracer) and jax.device_count() > 1
     return mesh.size > 1 and {*mesh.axis_types} != {AxisType.Manual}
 
 
 def check_order(x: Any, axis: int) -> None:
-    """ValueError where tokens along `axis` are known to lie in another order than their own."""
+    """ValueError if tokens along `axis` are known not to be in their own order."""
     if positions_of(x, axis) is not None:
         raise ValueError(
             "A recurrence takes tokens in their own order, and context_parallel says that they lie "
@@ -105,12 +106,12 @@ def check_order(x: Any, axis: int) -> None:
 
 
 def _is_partitioned(x: Any) -> bool:
-    """Whether the type of an array says that it is cut."""
+    """Whether the array's sharding partitions any axis."""
     return AxisType.Explicit in mesh_of(x).axis_types and any(map(names_in, spec_of(x)))
 
 
 def _letters(axes: str, batch: int, rank: int | None = None) -> tuple[str, ...]:
-    """A name for each axis: of batch axes their numbers, of which an array may lack the first.
+    """A name for each axis. Batch axes are numbered; an array may lack the first of them.
 
     >>> _letters("*tn", 2), _letters("*t", 2, 2)
     (('0', '1', 't', 'n'), ('1', 't'))

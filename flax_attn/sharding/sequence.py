@@ -1,7 +1,7 @@
-"""A length that lies on several devices: what a request becomes before any array is sent.
+"""Sharded lengths: strategy and layout of a request, and its rewriting before communication.
 
-Whatever is asked by the index of a query or a key is asked at positions, which the layout tells.
-So every shard of every strategy gives what one device gives.
+Masks, scores and dropout that depend on indices are evaluated at positions, which follow from the
+layout. So every shard of every strategy computes what one device would.
 """
 
 from dataclasses import replace
@@ -23,15 +23,15 @@ from .specs import Shards, check_spread, located, shards_in
 
 
 class Sequence(NamedTuple):
-    """How attention goes over a length that is cut along mesh axes.
+    """Context-parallel strategy and token layout.
 
     Attributes:
-      strategy, layout: as of `context_parallel`.
-      axis: the mesh axes over which the strategy goes.
-      devices: over how many devices.
-      steps, ahead: of a ring, how many parts each device sees, and how many of them are ahead.
-      swapped: mesh axes over which heads come in place of the length before that, by Ulysses.
-      groups: over how many devices.
+      strategy, layout: as in `context_parallel`.
+      axis: mesh axes of the strategy.
+      devices: number of devices along `axis`.
+      steps, ahead: of a ring, the shards that each device sees, and how many of them follow it.
+      swapped: mesh axes over which Ulysses first exchanges the length for heads.
+      groups: number of devices along `swapped`.
     """
 
     strategy: str
@@ -45,18 +45,18 @@ class Sequence(NamedTuple):
 
     @property
     def shards(self) -> int:
-        """Into how many the length is cut."""
+        """Number of shards of the length."""
         return self.devices * self.groups
 
     def inside(self, shards: Shards) -> Shards:
-        """How the weights are cut that the devices compute, and so the arrays of the rules."""
+        """Shardings of the weights that the devices compute, and so of the rules' arrays."""
         heads = (*names_in(shards.heads), *self.swapped)
         whole = shards._replace(heads=heads or None, q=None, k=None)
         along = {"ring": {"q": self.axis, "k": self.axis}, "all_gather": {"q": self.axis}}
         return whole._replace(**along.get(self.strategy, {}))
 
     def refusal(self, backend: str) -> str | None:
-        """Why a backend cannot serve, whatever is asked, or None."""
+        """Why a backend cannot serve any request with this strategy, or None."""
         if self.strategy == "ring" and backend != "blockwise":
             return f"the ring over {_named(self.axis)} takes attention in blocks alone"
         return None
@@ -68,8 +68,8 @@ class Sequence(NamedTuple):
         return f"{' and '.join(words)}, {self.layout}"
 
     @property
-    def describe_traffic(self) -> str:
-        """What goes between the devices, in words."""
+    def traffic(self) -> str:
+        """Description of the communication between devices."""
         first = "q, k, v and the output, each to all devices once; backward as much again"
         if self.strategy == "ulysses":
             return first
@@ -80,26 +80,26 @@ class Sequence(NamedTuple):
 
     @property
     def without_window(self) -> "Sequence":
-        """This one with every key seen, also those that a window hides."""
+        """The ring over all shards, also those that a window masks."""
         return self._replace(steps=self.devices, ahead=0)
 
     def at_slots(self, rules: Rules, sizes: Sizes) -> Rules:
-        """The rules asked at the token of each slot, where they are not asked at positions yet."""
+        """Rules evaluated at the token of each slot, unless they already have positions."""
         positions = rules.positions or Positions()
         q_at = self.slots(sizes.T) if positions.q is None else positions.q
         k_at = self.slots(sizes.S) if positions.k is None else positions.k
         return replace(rules, positions=Positions(q_at, k_at))
 
     def slots(self, length: int) -> jax.Array:
-        """Which token lies in each slot of the whole length."""
+        """Token index of each slot of the whole length."""
         slots = jnp.arange(length, dtype=jnp.int32)
         return tokens_in(slots, length, self.shards, self.layout)
 
 
 def prepared(request: Request, strategy: str | None = None) -> tuple[Sequence | None, Request]:
-    """How a request is served whose length is sharded, and that request at positions.
+    """Strategy for a request with a sharded length, and that request evaluated at positions.
 
-    A `strategy` stands in for the one asked for.
+    `strategy` replaces the one of the context.
 
     Raises:
       ValueError, NotImplementedError: as `sequence_of` does.
@@ -108,19 +108,21 @@ def prepared(request: Request, strategy: str | None = None) -> tuple[Sequence | 
     if sequence is None:
         return None, request
     sizes, rules = request.sizes, request.rules
+    # "end" offsets and the like refer to the whole length: they become numbers first.
     mask, score = (shardable(x, sizes) for x in (rules.mask, rules.score))
     rules = replace(rules, mask=mask, score=score)
     if rules.positions is None:
         sequence = sequence._replace(**_steps(sequence, mask, sizes))
-        if sequence.strategy == "ulysses":  # devices have the whole length, in its own order
+        if sequence.strategy == "ulysses":  # each device has the whole length, in token order
             return sequence, replace(request, rules=rules)
     return sequence, replace(request, rules=sequence.at_slots(rules, sizes))
 
 
 def _steps(sequence: Sequence, mask: Mask, sizes: Sizes) -> dict[str, int]:
-    """How many steps a ring takes, and from how many shards ahead, so that all is seen."""
+    """Steps of a ring and shards ahead of a device, as few as the mask allows."""
     if sequence.layout != "contiguous" or sizes.T != sizes.S:
         return {}
+    # A static window limits how far back and ahead any query sees; other shards are never sent.
     parts = [part.bind(sizes) for part in parts_of(mask) if part.is_static]
     back = [reach_of(part) for part in parts]
     back = min((n - 1 for n in back if n is not None), default=sizes.S)
@@ -133,7 +135,7 @@ def _steps(sequence: Sequence, mask: Mask, sizes: Sizes) -> dict[str, int]:
 
 
 def sequence_of(q: Any, k: Any, v: Any, strategy: str | None = None) -> Sequence | None:
-    """How arrays `*B T N H` are served whose length is sharded; None if it is not.
+    """Strategy for arrays `*B T N H` with a sharded length; None if it is not sharded.
 
     Raises:
       ValueError: if they are sharded differently, or their sizes do not fit strategy and layout.
@@ -157,7 +159,7 @@ def sequence_of(q: Any, k: Any, v: Any, strategy: str | None = None) -> Sequence
 def _sequence_of_axes(
     strategy: str | tuple[str, ...], layout: str, names: Any, mesh: Any
 ) -> Sequence:
-    """One strategy for all mesh axes of the length, or one for each."""
+    """The Sequence for one strategy over all mesh axes of the length, or one for each axis."""
     if isinstance(strategy, str):
         strategy = (strategy,) * len(names)
     if len(strategy) != len(names):

@@ -1,4 +1,4 @@
-"""How arrays are cut: the mesh axes of each dimension, from those of the queries."""
+"""Partition specs of all arrays of an attention, from those of the queries."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ Axes = Any  # a mesh axis, several of them, or None
 
 
 class Shards(NamedTuple):
-    """The mesh axes over which batch entries, heads, queries and keys are spread."""
+    """Mesh axes over which batch axes, heads, queries and keys are sharded."""
 
     batch: tuple[Axes, ...]
     heads: Axes
@@ -28,33 +28,34 @@ class Shards(NamedTuple):
 
     @property
     def queries(self) -> PartitionSpec:
-        """Of `*B T N H`: queries and outputs."""
+        """Spec of `*B T N H`: queries and outputs."""
         return PartitionSpec(*self.batch, self.q, self.heads, None)
 
     @property
     def keys(self) -> PartitionSpec:
-        """Of `*B S K H`: keys and values."""
+        """Spec of `*B S K H`: keys and values."""
         return PartitionSpec(*self.batch, self.k, self.heads, None)
 
     @property
     def rows(self) -> PartitionSpec:
-        """Of `*B N T`."""
+        """Spec of `*B N T`."""
         return PartitionSpec(*self.batch, self.heads, self.q)
 
     @property
     def weights(self) -> PartitionSpec:
-        """Of `*B N T S`, which lie as the queries do."""
+        """Spec of `*B N T S`, sharded like the queries."""
         return PartitionSpec(*self.batch, self.heads, self.q, None)
 
     def of(self, axes: str, shape: Sequence[int]) -> PartitionSpec:
-        """Of an array that lies along these axes of the weights, as `leaf_axes` names them.
+        """Spec of an array indexed by these axes of the weights, named as by `leaf_axes`.
 
-        One that is long along queries and keys is cut along the queries alone, if both are cut.
+        If queries and keys are both sharded, an array along both is sharded along the queries only.
         """
         mine = letters(axes, len(shape), len(self.batch))
         batch = iter(self.batch[len(self.batch) - mine.count("b") :])
         along = {"n": self.heads, "q": self.q, "k": self.k}
         names = [next(batch) if x == "b" else along.get(x) for x in mine]
+        # An axis of length one is shared by all entries and cannot be sharded.
         entries = [entry if n > 1 else None for n, entry in zip(shape, names, strict=True)]
         if "k" in mine and "q" in mine and entries[mine.index("q")] is not None:
             entries[mine.index("k")] = None
@@ -62,32 +63,32 @@ class Shards(NamedTuple):
 
     @property
     def numbers(self) -> tuple[PartitionSpec, ...]:
-        """Of the numbers of the batch entries along each batch axis, and of the heads."""
+        """Specs of the indices of batch entries, one array for each batch axis, and of heads."""
         return tuple(PartitionSpec(names) for names in (*self.batch, self.heads))
 
     @property
     def slots(self) -> tuple[PartitionSpec, ...]:
-        """Of the numbers of the queries and of the keys."""
+        """Specs of the indices of queries and of keys."""
         return PartitionSpec(self.q), PartitionSpec(self.k)
 
     def count(self, mesh: Any) -> int:
-        """Into how many parts the heads are cut."""
+        """Number of shards of the heads."""
         return shards_in(self.heads, mesh)
 
     def unused(self, spec: PartitionSpec) -> tuple[str, ...]:
-        """The mesh axes over which such an array is the same everywhere, so that gradients add."""
+        """Mesh axes over which such an array is replicated, so that its gradients are summed."""
         used = {name for entry in spec for name in names_in(entry)}
         mine = [name for entry in (*self.batch, self.heads) for name in names_in(entry)]
         return tuple(name for name in mine if name not in used)
 
 
 def numbers_of(sizes: Sizes) -> tuple[jax.Array, ...]:
-    """Batch entries along each batch axis, and heads, numbered; to be cut as the queries are."""
+    """Indices of batch entries along each batch axis, and of heads; sharded like q."""
     return tuple(jnp.arange(n, dtype=jnp.int32) for n in (*sizes.batch, sizes.N))
 
 
 def places_of(numbers: Sequence[jax.Array], batch: Sequence[int]) -> Places:
-    """Where a shard with these numbers stands in a whole with these batch axes."""
+    """Global indices of a shard with these local indices, for these batch axes."""
     *entries, heads = numbers
     whole = jnp.zeros(tuple(len(x) for x in entries), jnp.int32)
     for axis, (x, size) in enumerate(zip(entries, batch, strict=True)):
@@ -102,9 +103,10 @@ def part_of(
     numbers: Sequence[jax.Array],
     slots: Any = (None, None),
 ) -> jax.Array:
-    """A shard's part of an array of this shape, along those axes along which it comes whole.
+    """A shard's part of an array of this global shape, sliced along axes that arrived replicated.
 
-    `slots` are those of the shard's queries and keys, where these are cut; as in `Shards.of`.
+    `slots` are the indices of the shard's queries and keys where these are sharded, else None; axes
+    are as in `Shards.of`.
     """
     mine = letters(axes, x.ndim, len(numbers) - 1)
     entries = iter(numbers[len(numbers) - 1 - mine.count("b") : -1])
@@ -114,6 +116,7 @@ def part_of(
     for i, part in enumerate(parts):
         if part is None or (by_query and mine[i] == "k"):
             continue
+        # Still as long as the global array, so this axis was not sharded on the way in.
         if shape[i] == x.shape[i] > len(part):
             x, first = unify_varying((x, part[0]))
             x = jax.lax.dynamic_slice_in_dim(x, first, len(part), axis=i)
@@ -121,18 +124,18 @@ def part_of(
 
 
 def letters(axes: str, rank: int, batch: int) -> list[str]:
-    """The axis of the weights that each axis of an array lies along, with `batch` batch axes."""
+    """For each axis of an array the axis of the weights it is indexed by; `batch` batch axes."""
     whole = [letter for axis in axes for letter in axis * (batch if axis == "b" else 1)]
     return whole[len(whole) - rank :] if axes else [""] * rank
 
 
 def shards_in(entry: Axes, mesh: Any) -> int:
-    """Into how many parts a dimension is cut."""
+    """Number of shards of a dimension."""
     return math.prod(mesh.shape[name] for name in names_in(entry))
 
 
 def located(q: Any, k: Any, v: Any) -> tuple[Any, Shards] | None:
-    """The mesh on which arrays lie, and how, by their Explicit axes or by name; None elsewhere.
+    """Mesh and shardings of q, k and v, by Explicit axes or by `on`; None without either.
 
     Raises:
       ValueError: as `agreed` does; or for a mesh axis that is not there, or does not fit.
@@ -166,7 +169,7 @@ def _by_name(axes: Named, q: Any, k: Any) -> Shards:
 
 
 def agreed(q: Any, k: Any, v: Any) -> Shards:
-    """The mesh axes of batch entries, heads and length, on which q, k and v must agree.
+    """Mesh axes of batch, heads and length, which must be the same for q, k and v.
 
     Raises:
       ValueError: if they do not, or if an array is sharded along its width.
@@ -198,16 +201,16 @@ def agreed(q: Any, k: Any, v: Any) -> Shards:
 
 
 def spec_of(x: Any) -> PartitionSpec:
-    """How an array is sharded, or its shape alone; with one entry for each axis."""
+    """PartitionSpec of an array or ShapeDtypeStruct, with one entry for each axis."""
     sharding = x.sharding if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x).sharding
     spec = getattr(sharding, "spec", ())
     return PartitionSpec(*spec, *(None,) * (len(x.shape) - len(spec)))
 
 
 def check_spread(heads: int, key_heads: int, shards: int, who: str = "") -> int:
-    """How often keys are repeated so that the shards have as many each; ValueError if they cannot.
+    """How often key heads are repeated to divide among the shards; ValueError if impossible.
 
-    Each stays with the same queries as before.
+    Each copy keeps its own query heads.
     """
     times = math.lcm(key_heads, shards) // key_heads
     if heads % (key_heads * times):

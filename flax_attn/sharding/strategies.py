@@ -1,4 +1,4 @@
-"""What goes between the devices that share a length, by each strategy; inside a `jax.shard_map`.
+"""Communication of each context-parallel strategy, inside a `jax.shard_map`.
 
 all_gather   every device has its queries, and all keys and values
 ulysses      every device has its heads, of all queries, keys and values
@@ -21,31 +21,34 @@ from .ring import ring
 from .sequence import Sequence
 from .specs import check_spread, letters
 
-GATHERED = {"all_gather": "k", "ulysses": "qk"}  # the lengths that a device has whole
+GATHERED = {"all_gather": "k", "ulysses": "qk"}  # lengths that each device has in full
 
 
 def run(sequence: Sequence, task: Any, q, k, v, rules: Rules, places: Places) -> Any:
-    """What a `task` gives for one device's queries; the rules are its own part, not bound yet."""
+    """A `task` for one device's queries; `rules` are its own part and not bound."""
     if not sequence.swapped:
-        return _per_head_rules(sequence, task, q, k, v, rules, places)
+        return _run_on_heads(sequence, task, q, k, v, rules, places)
+    # Ulysses: exchange the length for heads, attend, and exchange back.
     times = check_spread(q.shape[-2], k.shape[-2], sequence.groups)
     k, v = (x if times == 1 else jnp.repeat(x, times, axis=-2) for x in (k, v))
     q, k, v = (_all_to_all_heads(sequence, x) for x in (q, k, v))
-    o, stats = _per_head_rules(sequence, task, q, k, v, rules, places)
+    o, stats = _run_on_heads(sequence, task, q, k, v, rules, places)
     o = _all_to_all_length(sequence, o, o.ndim - 3, o.ndim - 2)
     return o, Stats(*(_all_to_all_length(sequence, x, x.ndim - 1, x.ndim - 2) for x in stats))
 
 
-def _per_head_rules(sequence: Sequence, task: Any, q, k, v, rules: Rules, places: Places) -> Any:
-    """The same for the heads that a device has by now."""
+def _run_on_heads(sequence: Sequence, task: Any, q, k, v, rules: Rules, places: Places) -> Any:
+    """The task for the heads that this device holds after a possible exchange."""
     if sequence.strategy == "ring":
         o, stats = ring(sequence, places, q, k, v, rules)
         if task.empty == "mean":
+            # The mean is over all keys, also those that the mask hides.
             whole = _ring_attention(sequence.without_window, places)
             o = mean_where_empty(whole, q, k, v, rules, o, stats)
         return o, stats
     if sequence.strategy == "all_gather":
-        k, v = (_all_gather_attention(sequence, x) for x in (k, v))
+        k, v = (_all_gather(sequence, x) for x in (k, v))
+    # Gathered arrays are put into token order; results go back into the order of the slots.
     rules = _to_token_order(sequence, rules, q.ndim - 3)
     whole = GATHERED[sequence.strategy]
     q, k, v = (
@@ -67,12 +70,12 @@ def _ring_attention(sequence: Sequence, places: Places) -> Any:
     return attention
 
 
-def _all_gather_attention(sequence: Sequence, x: jax.Array) -> jax.Array:
+def _all_gather(sequence: Sequence, x: jax.Array) -> jax.Array:
     return jax.lax.all_gather(x, sequence.axis, axis=x.ndim - 3, tiled=True)
 
 
 def _all_to_all_heads(sequence: Sequence, x: jax.Array) -> jax.Array:
-    """Some heads of more tokens, in place of all heads of a device's own."""
+    """Exchanges all heads of this device's tokens for some heads of more tokens."""
     return jax.lax.all_to_all(x, sequence.swapped, x.ndim - 2, x.ndim - 3, tiled=True)
 
 
@@ -81,7 +84,7 @@ def _all_to_all_length(sequence: Sequence, x: jax.Array, length: int, heads: int
 
 
 def _to_token_order(sequence: Sequence, rules: Rules, batch: int) -> Rules:
-    """The rules with all that lies along a whole length in the order of the tokens."""
+    """Rules whose arrays along a gathered length are in token order."""
     leaves, structure = jax.tree.flatten(rules)
     for i, axes in enumerate(leaf_axes(rules)):
         for axis, letter in enumerate(letters(axes, leaves[i].ndim, batch)):

@@ -1,4 +1,4 @@
-"""Who has how much to do where a length lies on several devices: the blocks that are seen."""
+"""Load balance of a sharded length: the blocks of weights that each device computes."""
 
 import math
 from typing import Any, NamedTuple
@@ -15,13 +15,13 @@ BLOCK = 128
 
 
 class Work(NamedTuple):
-    """The blocks of weights that each device's queries may see, of one head.
+    """Number of blocks of one head's weights that are visible to each device's queries.
 
     Attributes:
-      seen: of each device that has queries of its own.
-      whole: how many blocks there are for its queries and all keys.
-      block: tokens along each side.
-      is_most: whether the mask hides more than is known here.
+      visible_blocks: of each device.
+      whole: number of blocks of a device's queries and all keys.
+      block: tokens along each side of a block.
+      is_most: whether the mask may hide more than is known here.
 
     >>> print(Work((36, 484), 512, 128, False))
     36 to 484 of 512 blocks of 128 x 128 a device; the busiest has 1.86 times the mean
@@ -44,7 +44,7 @@ class Work(NamedTuple):
 
 
 def work_of(request: Request, sequence: Sequence | None, positioned: bool) -> Work | None:
-    """What each device has to do; None where no length is cut, or tokens have other positions."""
+    """Work of each device; None if no length is sharded, or tokens have other positions."""
     sizes = request.sizes
     if sequence is None or positioned:
         return None
@@ -58,15 +58,14 @@ def work_of(request: Request, sequence: Sequence | None, positioned: bool) -> Wo
     block = math.gcd(shard, sizes.S, BLOCK)
     q, k = (_ends(length, block, sequence) for length in (sizes.T, sizes.S))
     q = [x.reshape(sequence.devices, -1, 1) for x in q]
-    visible_blocks = (k[0] - q[1] <= hi) & (
-        k[1] - q[0] >= lo
-    )  # devices, blocks of queries, of keys
+    # Devices, blocks of queries, blocks of keys: some pair of a block may lie in the band.
+    visible_blocks = (k[0] - q[1] <= hi) & (k[1] - q[0] >= lo)
     is_most = len(known) < len(bands) or any(x.kv is not None or x.rows is not None for x in known)
     return Work(tuple(map(int, visible_blocks.sum((1, 2)))), visible_blocks[0].size, block, is_most)
 
 
 def _ends(length: int, block: int, sequence: Sequence) -> tuple[Any, Any]:
-    """The first and the last token of each block of slots."""
+    """First and last token of each block of slots."""
     layout = "contiguous" if sequence.strategy == "ulysses" else sequence.layout
     at = tokens_in(np.arange(length), length, sequence.shards, layout).reshape(-1, block)
     return at.min(axis=1), at.max(axis=1)

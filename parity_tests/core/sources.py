@@ -13,24 +13,27 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"))
 
 
-# The abstract classes of layers.
-ABSTRACT = {
-    "Heads": ROOT / "flax_attn/layers/_forward.py",
-    "SelfAttention": ROOT / "flax_attn/layers/_forward.py",
-    "Forward": ROOT / "flax_attn/layers/_forward.py",
-    "WeightsAttention": ROOT / "flax_attn/layers/_weights.py",
-    "GroupedHeads": ROOT / "flax_attn/layers/_grouped.py",
-    "DecodingHeads": ROOT / "flax_attn/layers/_grouped.py",
-    "CrossForward": ROOT / "flax_attn/layers/_cross_attention.py",
-    "LatentHeads": ROOT / "flax_attn/layers/_latent.py",
-}
-# What a constructor writes that hands the keywords of every layer on, and those not among them.
-KEYWORDS = {"Unpack[LayerInitKeywords]": (), "Unpack[InitKeywords]": ("dropout",)}
-KINDS = {"nnx.Module", "nn.Module", "torch.nn.Module", "Recurrent", *ABSTRACT}
-
-
 def bases_of(node: ast.ClassDef) -> list[str]:
     return [ast.unparse(base) for base in node.bases]
+
+
+def _abstract() -> dict[str, Path]:
+    """Base classes that layers share, and their files: modules in files with an underscore."""
+    modules, found = {"nnx.Module"}, {}
+    files = sorted((ROOT / "flax_attn/layers").glob("_*.py"))
+    classes = [(x, p) for p in files for x in tree_of(p).body if isinstance(x, ast.ClassDef)]
+    for _ in files:  # a class may be based on one of a later file
+        for node, path in classes:
+            if modules & {*bases_of(node)}:
+                modules.add(node.name)
+                found[node.name] = path
+    return found
+
+
+ABSTRACT = _abstract()
+# What a constructor writes that hands the keywords of every layer on, and those not among them.
+KEYWORDS = {"Unpack[LayerInitKeywords]": (), "Unpack[InitKeywords]": ("dropout",)}
+KINDS = {"nnx.Module", "nn.Module", "torch.nn.Module", *ABSTRACT}
 
 
 def modules_of(path: Path) -> dict[str, ast.ClassDef]:

@@ -25,6 +25,7 @@ from flax_attn.parity.cases import markdown
 from flax_attn.parity.cases.collect import Listed, listed
 from flax_attn.parity.report import ANOTHER_WAY, EQUAL
 from parity_tests import real
+from parity_tests.core import layer_facts
 from parity_tests.core.sources import (
     ABSTRACT,
     ROOT,
@@ -44,32 +45,6 @@ SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob
 COMMON = ("kernel_init", "bias_init", "rngs", "dtype", "param_dtype")
 # Shape no equation, so are not counted.
 HOUSE = (*COMMON, "qkv_bias", "out_bias", "dropout", "chunk")
-MOST = {
-    "GroupedQueryAttention": 11,
-    "IndexedSparseAttention": 10,
-    "LatentAttention": 11,
-    "Mamba": 9,
-    "Mamba2": 12,  # of which the hybrids that are built on it change four
-}  # arguments that shape an equation; others have 8 at most
-# Layers whose witnesses take other steps inside, such as components of a head in another order.
-REORDERED = {
-    "DifferentialAttention",
-    "DisentangledAttention",
-    "GatedDeltaAttention",
-    "IndexedSparseAttention",
-    "KimiDeltaAttention",
-    "LatentAttention",
-    "LongformerAttention",
-    "WindowAttention",
-}
-# What a twin in plain torch takes in place of an object of the library.
-PLAIN = {
-    ("mask", "keyword, = CAUSAL"): {"mask": "keyword, = None"},
-    ("mask", "keyword, = FULL"): {"mask": "keyword, = None"},
-    ("rules", "keyword, = Rules()"): {
-        name: "keyword, = None" for name in ("scale", "softcap", "slopes")
-    },
-}
 # In pieces, so that it does not find itself.
 TOLERANCE = re.compile(r"\b(a" + "tol|r" + "tol|abs_" + "tol|rel_" + r"tol)\s*=|app" + r"rox\(")
 
@@ -167,7 +142,7 @@ def test_no_row_of_the_certificate_was_forgotten(layer):
     should = " and ".join(sorted(witnesses))
     told = f"The row of {name} in {CERTIFICATE}"
     assert {*row["equal to"].split("; ")} == witnesses, f"{told} should name {should}: {again}."
-    verdict = ANOTHER_WAY if row["layer"] in REORDERED else EQUAL
+    verdict = ANOTHER_WAY if row["layer"] in layer_facts.REORDERED else EQUAL
     assert row["verdict"] == verdict, f"{told} says {row['verdict']!r}: {again}."
 
 
@@ -204,7 +179,7 @@ def test_twins_have_the_same_classes_and_arguments(layer):
     assert mine.keys() == theirs.keys()
     for name in mine:
         given = [x for x in arguments(mine[name]).items() if x[0] not in COMMON]
-        plain = [y for x in given for y in PLAIN.get(x, dict([x])).items()]
+        plain = [y for x in given for y in layer_facts.TORCH_ARGUMENTS.get(x, dict([x])).items()]
         assert plain == list(arguments(theirs[name]).items()), f"{name}.__init__"
 
 
@@ -227,7 +202,7 @@ def test_constructors_take_what_every_layer_takes_and_few_things_more(layer):
         given = arguments(node)
         for common in COMMON:
             assert given.get(common, "").startswith("keyword"), f"{name} lacks {common}."
-        most = MOST.get(name, 8)
+        most = layer_facts.MANY_ARGUMENTS.get(name, 8)
         if name not in ABSTRACT and {*bases_of(node)} & {*ABSTRACT}:
             init = method(node, "__init__")
             given = {} if init is None else own_arguments(init)

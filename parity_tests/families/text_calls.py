@@ -49,7 +49,7 @@ def xlnet(attention: Any, config: Any, index: int, x: Any, segments: Any) -> Any
     """What XLNet's gives to the norm at its end, less the residual; given what its model makes."""
     import torch
 
-    from .reference import found
+    from .witness import found
 
     kept: list[dict[str, Any]] = []
     tokens = {"inputs_embeds": x.detach(), "token_type_ids": segments}

@@ -1,7 +1,7 @@
-"""One block of logits: where it stands, who may look, what the score and the dropout do there.
+"""One block of logits: its indices, its attention mask, its score and its dropout mask.
 
-Arrays that broadcast to B N T S are cut by slices, never gathered, and their gradients are added
-slice by slice.
+Arrays that broadcast to B N T S are read by slices, never gathered, and their gradients are
+accumulated slice by slice.
 """
 
 from collections.abc import Callable
@@ -23,8 +23,8 @@ from ...scores import AtPositions as ScoreAtPositions
 class Block(NamedTuple):
     """G heads from `n`, `rows` queries from `q`, `cols` keys from `k` of batch entry `b`.
 
-    The starts may be traced. Of the keys only those from `fresh` on count: the last block of a
-    length that is no multiple of the block reaches back into the one before.
+    The starts may be traced. Only keys from `fresh` on count: the last block of a length that is
+    not a multiple of the block size overlaps the block before it.
     """
 
     b: Any
@@ -46,13 +46,14 @@ class Block(NamedTuple):
         )
 
     def indices_at_positions(self, positions: Positions) -> tuple[Any, ...]:
-        """The same, with the positions of queries and keys in place of their slots."""
+        """The same with positions of queries and keys instead of slots."""
         b, n, _, _ = self.indices()
         return b, n, *(self.take_block(x) for x in positions.grid)
 
     def corner(self, array: jax.Array) -> tuple[list[Any], list[int]]:
-        """Where the block's part of an array `B|1 N|1 T|1 S|1` starts, and its size there."""
+        """Start and size of the block within an array `B|1 N|1 T|1 S|1`."""
         starts, counts = (self.b, self.n, self.q, self.k), (1, self.G, self.rows, self.cols)
+        # An axis of length one is shared by all blocks, so it is never offset.
         axes = list(zip(array.shape, starts, counts, strict=True))
         first = [jnp.asarray(0 if n == 1 else s, jnp.int32) for n, s, _ in axes]
         return first, [1 if n == 1 else c for n, _, c in axes]
@@ -65,7 +66,7 @@ class Block(NamedTuple):
 
 @singledispatch
 def visible(mask: Mask, at: Block) -> Any:
-    """Which queries of the block may look at which of its keys; broadcasts to G rows cols."""
+    """Attention mask of the block; broadcasts to G rows cols."""
     return mask(*at.indices())
 
 
@@ -95,7 +96,7 @@ def _(mask: Not, at: Block):
 
 
 def visible_once(mask: Mask, at: Block) -> Bool[Array, "G rows cols"]:
-    """`visible`, with keys that an earlier block has had left out."""
+    """`visible` without the keys that an earlier block has processed."""
     shown = jnp.asarray(visible(mask, at))
     if at.fresh is not None:
         shown = shown & (at.indices()[3] >= at.fresh)
@@ -103,14 +104,15 @@ def visible_once(mask: Mask, at: Block) -> Bool[Array, "G rows cols"]:
 
 
 def zero_masked_keys(x: Float[Array, "cols H"], shown: jax.Array) -> Float[Array, "cols H"]:
-    """Zeros in place of keys that nobody in the block sees: NaN times no weight is NaN."""
+    """Zeros for keys that no query of the block sees: a weight of 0 times NaN would be NaN."""
     rows = shown.reshape(-1, shown.shape[2]).astype(jnp.float32)
-    visible = jnp.ones((1, rows.shape[0]), jnp.float32) @ rows  # a product is quicker than `any`
+    # A product with ones is faster here than `any` over the queries.
+    visible = jnp.ones((1, rows.shape[0]), jnp.float32) @ rows
     return jnp.where(visible.reshape(-1, 1) > 0, x, 0)
 
 
 def dropout_keep(dropout: Drop, at: Block) -> Bool[Array, "G rows cols"]:
-    """Which of the block's elements survive the dropout."""
+    """Dropout mask of the block: True where a weight is kept."""
     keep = (
         at.take_block(dropout.mask)
         if isinstance(dropout, DropoutMask)
@@ -120,14 +122,14 @@ def dropout_keep(dropout: Drop, at: Block) -> Bool[Array, "G rows cols"]:
 
 
 class Local(NamedTuple):
-    """Stands where an additive score stood: the block's part of its array."""
+    """Replaces an `Additive` score: the block's part of its array."""
 
     array: jax.Array
 
 
 @singledispatch
 def local(score: Any, at: Block) -> Any:
-    """The score's arrays as far as this block needs them."""
+    """The score with its arrays sliced to this block."""
     return score
 
 
@@ -144,7 +146,7 @@ def _(score: Additive, at: Block):
 def modify_logits(
     score: Any, logits: Float[Array, "G rows cols"], at: Block
 ) -> Float[Array, "G rows cols"]:
-    """The logits changed by a `local` score."""
+    """Logits after a score that `local` returned."""
     if isinstance(score, Local):
         return logits + score.array.astype(logits.dtype)
     if isinstance(score, ScoreAtPositions):
@@ -157,7 +159,7 @@ def modify_logits(
 
 
 def leaves_of(score: Any) -> tuple[list[jax.Array], Callable[[list[jax.Array]], Any]]:
-    """A score's floating leaves, and what puts such leaves back."""
+    """A score's floating leaves, and the function that rebuilds the score from such leaves."""
     leaves, structure = jax.tree.flatten(score)
     places = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)]
 
@@ -170,7 +172,7 @@ def leaves_of(score: Any) -> tuple[list[jax.Array], Callable[[list[jax.Array]], 
 
 @singledispatch
 def is_per_block(score: Any) -> list[bool]:
-    """For each floating leaf, whether `local` cuts it."""
+    """For each floating leaf, whether `local` slices it."""
     return [False] * len(leaves_of(score)[0])
 
 
@@ -185,10 +187,11 @@ def _(score: Additive):
 
 
 def add(total: jax.Array, part: jax.Array, per_block: bool, at: Block) -> jax.Array:
-    """The gradient of one leaf, with this block's part added."""
+    """The gradient of one leaf plus this block's contribution."""
     part = part.astype(total.dtype)
     if not per_block:
         return total + part
+    # Blocks that share an axis of length one add to the same slice.
     starts, counts = at.corner(total)
     part = part[None] + jax.lax.dynamic_slice(total, starts, counts)
     return jax.lax.dynamic_update_slice(total, part, starts)

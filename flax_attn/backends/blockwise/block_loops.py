@@ -1,4 +1,4 @@
-"""The ways through the keys and the queries: written out block by block, or loops."""
+"""Iteration over heads, query blocks and key blocks: unrolled, or as loops."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,14 +14,15 @@ from . import lanes
 from .block import Block
 from .plan import Plan, static_fully_visible_range, static_visible_range
 
-BLOCK_ALIGNMENT = 64  # the edges of blocks without a mask, for the sake of the products
+# Edges of blocks without a mask are multiples of this: matrix products are faster then.
+BLOCK_ALIGNMENT = 64
 
 
 Step = Callable[[Any, Block, bool], Any]
 
 
 class Heads(NamedTuple):
-    """Of an array, B T N H or B N T, the G heads from `n` of a batch entry, cut where they lie."""
+    """G heads from `n` of batch entry `b` of an array B T N H or B N T, sliced on access."""
 
     array: jax.Array
     b: Any
@@ -29,14 +30,14 @@ class Heads(NamedTuple):
     G: int
 
     def rows(self, at: Block) -> jax.Array:
-        """What belongs to the block's queries: R H, or R, of G heads times its rows."""
+        """The block's queries: R H, or R, where R is G heads times its rows."""
         if self.array.ndim == 3:
             return self._take_block(self.n, at.q, self.G, at.rows).reshape(-1)
         x = self._take_block(at.q, self.n, at.rows, self.G)
         return jnp.swapaxes(x, 0, 1).reshape(-1, x.shape[-1])
 
     def cols(self, at: Block) -> jax.Array:
-        """What belongs to the block's keys, cols H, of one head."""
+        """The block's keys, cols H, of one head."""
         return self._take_block(at.k, self.n, at.cols, 1)[:, 0]
 
     def _take_block(self, second: Any, third: Any, *counts: int) -> jax.Array:
@@ -47,16 +48,17 @@ class Heads(NamedTuple):
 
 
 def join(x: Float[Array, "U G T H"], B: int) -> Float[Array, "B T N H"]:
-    """The way back."""
+    """Inverse of the split by key heads."""
     _, _, T, H = x.shape
     return jnp.moveaxis(x.reshape(B, -1, T, H), 1, 2)
 
 
 def scan_heads(plan: Plan, batched: bool, step: Callable, carry: Any, heads: tuple) -> Any:
-    """`carry, ys = step(carry, heads, block)` for every key head; `ys` are U ..., put together.
+    """Scans `carry, ys = step(carry, heads, block)` over all key heads; `ys` are stacked, U ...
 
-    Of `heads`, B T N H or B N T, a step is given those of one key head as `Heads`. Of several loops
-    and of `batched` heads each starts from the carry, which is zeros, and the sum is given.
+    A step gets the part of each array of `heads`, B T N H or B N T, that belongs to one key head,
+    as `Heads`. With several loops, or `batched`, each starts from the carry, which must be zeros,
+    and the carries are summed.
     """
     groups = plan.sizes.N // plan.groups
     count = plan.sizes.B * groups
@@ -64,6 +66,7 @@ def scan_heads(plan: Plan, batched: bool, step: Callable, carry: Any, heads: tup
     at = Block(0, 0, 0, 0, plan.groups, plan.rows, plan.cols)
 
     def one(carry: Any, u: jax.Array) -> tuple[Any, Any]:
+        # div and rem: // and % would add corrections for negative numbers.
         b, j = jax.lax.div(u, jnp.int32(groups)), jax.lax.rem(u, jnp.int32(groups))
         mine = [Heads(x, b, j * G, G) for x, G in zip(heads, shared, strict=True)]
         return step(carry, mine, at._replace(b=b, n=j * plan.groups))
@@ -73,6 +76,7 @@ def scan_heads(plan: Plan, batched: bool, step: Callable, carry: Any, heads: tup
     if not batched:
         return jax.lax.scan(one, carry, jnp.arange(count, dtype=jnp.int32))
 
+    # Under vmap the heads are split beforehand: a slice at a batched index would be a gather.
     def alone(u: jax.Array, mine: list) -> tuple[Any, Any]:
         mine = [Heads(x, 0, 0, G) for x, G in zip(mine, shared, strict=True)]
         return step(carry, mine, at._replace(b=u // groups, n=u % groups * plan.groups))
@@ -84,7 +88,7 @@ def scan_heads(plan: Plan, batched: bool, step: Callable, carry: Any, heads: tup
 
 
 def _split_heads(x: jax.Array, groups: int) -> jax.Array:
-    """B T N H as U 1 T G H, or B N T as U 1 G T: batch entries and key heads as one axis."""
+    """B T N H to U 1 T G H, or B N T to U 1 G T: batch entries and key heads merged into U."""
     axis = x.ndim // 2
     x = x.reshape(*x.shape[:axis], groups, -1, *x.shape[axis + 1 :])
     x = jnp.moveaxis(x, axis, 1)
@@ -92,8 +96,10 @@ def _split_heads(x: jax.Array, groups: int) -> jax.Array:
 
 
 def scan_key_blocks(plan: Plan, mask: Mask, at: Block, step: Step, carry: Any) -> Any:
-    """`carry = step(carry, block, masked)` for all key blocks that the queries of `at` may see."""
+    """Runs `carry = step(carry, block, masked)` over the key blocks visible to `at`'s queries."""
     rows = Rows(at.q, at.rows, plan.sizes.T)
+    # Unrolled blocks need static bounds; masks with arrays then count as visible everywhere, and
+    # the step's own mask hides the rest.
     if plan.unrolled:
         ranges = (
             *static_visible_range(mask, rows, plan.sizes),
@@ -106,6 +112,7 @@ def scan_key_blocks(plan: Plan, mask: Mask, at: Block, step: Step, carry: Any) -
         *visible_range(mask, at.b, rows, plan.sizes),
         *fully_visible_range(mask, at.b, rows, plan.sizes),
     )
+    # One block holds all that these queries see; near the end it is moved back to fit.
     if plan.band is not None:
         k = jnp.minimum(jnp.asarray(ranges[0], jnp.int32), plan.sizes.S - plan.band)
         return step(carry, at._replace(k=k, cols=plan.band), True)
@@ -115,10 +122,11 @@ def scan_key_blocks(plan: Plan, mask: Mask, at: Block, step: Step, carry: Any) -
 def _masked_pieces(
     cols: int, lo: int, hi: int, first: int, last: int
 ) -> list[tuple[int, int, bool]]:
-    """`(start, count, masked)` of the blocks from `lo` to `hi`; all see from `first` to `last`."""
+    """`(start, count, masked)` of blocks in [lo, hi); [first, last) is visible to all queries."""
     first, last = min(max(first, lo), hi), min(last, hi)
     if hi - lo <= cols:
         return [(lo, hi - lo, not (first == lo and last == hi))] if hi > lo else []
+    # Unmasked pieces begin and end at aligned keys; the masked pieces on either side grow.
     if first > lo:
         first = min(-(-first // BLOCK_ALIGNMENT) * BLOCK_ALIGNMENT, hi)
     if last < hi:
@@ -136,6 +144,7 @@ def _masked_pieces(
 
 def _loop_blocks(plan: Plan, ranges: tuple, at: Block, step: Step, carry: Any) -> Any:
     cols, S = plan.cols, plan.sizes.S
+    # Three loops: blocks that need a mask, blocks that every query sees, and masked ones again.
     lo, hi, inner_lo, inner_hi = ranges
     first, last = lo // cols, (hi + cols - 1) // cols
     inner_lo, inner_hi = (inner_lo + cols - 1) // cols, inner_hi // cols
@@ -143,10 +152,11 @@ def _loop_blocks(plan: Plan, ranges: tuple, at: Block, step: Step, carry: Any) -
     inner_lo = minimum(maximum(inner_lo, first), last)
     inner_hi = minimum(maximum(inner_hi, inner_lo), last)
     if no_edge:
-        first = inner_lo  # so that no loop is compiled for what is known to be empty
+        first = inner_lo  # statically empty: no loop is compiled for it
 
     def body(masked):
         def run(j, carry):
+            # The last block overlaps the one before it, whose keys `fresh` leaves out.
             k = jnp.minimum(j * cols, S - cols)
             fresh = j * cols if masked and S % cols else None
             return step(carry, at._replace(k=k, cols=cols, fresh=fresh), masked)
@@ -164,9 +174,9 @@ def _loop_blocks(plan: Plan, ranges: tuple, at: Block, step: Step, carry: Any) -
 
 
 def scan_query_blocks(plan: Plan, at: Block, step: Callable, carry: Any) -> tuple[Any, Any]:
-    """`carry, ys = step(carry, block, new)` for all query blocks; `ys`, G rows ..., put together.
+    """Scans `carry, ys = step(carry, block, new)` over query blocks; `ys`, G rows ..., are joined.
 
-    Of a block's rows those from `new` on have not been in an earlier one.
+    Rows of a block before `new` were processed in an earlier block.
     """
     T, rows = plan.sizes.T, plan.rows
     if plan.unrolled:
@@ -186,7 +196,7 @@ def scan_query_blocks(plan: Plan, at: Block, step: Callable, carry: Any) -> tupl
 
 
 def _join_blocks(blocks: jax.Array, length: int) -> jax.Array:
-    """Blocks, C G rows ..., as G length ...; the last one reaches back into the one before."""
+    """Blocks C G rows ... to G length ...; the last block overlaps the one before it."""
     count, G, rows = blocks.shape[:3]
     whole = jnp.moveaxis(blocks[:-1], 0, 1).reshape(G, (count - 1) * rows, *blocks.shape[3:])
     return jnp.concatenate([whole, blocks[-1][:, count * rows - length :]], axis=1)

@@ -1,16 +1,16 @@
-"""Few queries on many keys, as a cache has them: one loop over blocks of keys, all heads at once.
+"""Decoding: few queries on many keys, in one loop over blocks of keys for all heads at once.
 
     x  = score(scale * q.k)                    B K R C, where R is G query heads times T queries
     m' = max(m, max x)                         p = exp(x - m')
     l' = exp(m - m') l + sum p                 o' = exp(m - m') o + p.v
 
 Keys and values are read only from the first to the last block that some query sees. On a CPU every
-batch entry has a loop with bounds of its own, so that a long row costs the others nothing.
+batch entry has its own loop bounds, so that a long row does not slow down short ones.
 
-Products want each head as a matrix, `B K S H`, as a cache stores it. There, where most keys are
-seen, one block of all keys is quicker: XLA reads a whole array as it lies, but copies what is cut
-from one. `B S K H`, as users hand it in, is turned block by block, while a block is in the
-processor's cache: to turn all of it first takes three times as long, and as much memory again.
+Matrix products need the heads apart, `B K S H`, which is how a cache stores them. If most keys are
+visible, one block of all keys is faster then: XLA reads a whole array in place but copies slices.
+`B S K H`, as callers pass it, is transposed block by block while a block is in the processor's
+cache; transposing everything first takes three times as long and as much memory again.
 """
 
 from types import SimpleNamespace
@@ -31,14 +31,16 @@ from ...rules import Rules
 from .block import Block, dropout_keep, local, modify_logits, visible_once
 from .plan import Plan, static_fully_visible_range
 
-MAX_SINGLE_BLOCK_ROWS = 8  # rows of a key head, up to which all keys may be one block
-MIN_KEY_SHARE = 0.4  # of the keys: from here on they are
+# All keys are one block if a key head has at most so many rows, and so large a share of the keys is
+# visible.
+MAX_SINGLE_BLOCK_ROWS = 8
+MIN_KEY_SHARE = 0.4
 
 Carry = tuple[jax.Array, jax.Array, jax.Array]  # m and l, B K R, and o, B K R h
 
 
 def untransposed(plan: Plan, k: jax.Array, v: jax.Array) -> tuple[Plan, jax.Array, jax.Array]:
-    """The plan, keys and values, without the turn of both from `B K S H` just before, if any."""
+    """Removes a transpose of keys and values from `B K S H` that the caller has just made."""
     stored = [_transposed_from(x) for x in (k, v)]
     if any(x is None for x in stored):
         return plan, k, v
@@ -46,13 +48,13 @@ def untransposed(plan: Plan, k: jax.Array, v: jax.Array) -> tuple[Plan, jax.Arra
 
 
 def _transposed_from(x: Any) -> Any:
-    """`B K S H`, if the program has just turned it into x, `B S K H`; None if not.
+    """The array `B K S H` that x, `B S K H`, is a transpose of; None if it is none.
 
-    XLA would turn all of it, and turn back what is read. JAX shows from which operation a traced
-    array comes, but promises no name for it: where it shows none, x is taken as it is.
+    XLA would transpose all of it, and transpose back what is read. JAX shows which equation made a
+    traced array, but not by a stable API: where it shows none, x is used as it is.
     """
     before, operation = x, _producing_equation(x)
-    if "new_sizes" in operation.params:  # many batch axes are made one in between
+    if "new_sizes" in operation.params:  # a reshape that merges the batch axes
         before = operation.in_tracers[0]
         operation = _producing_equation(before)
     if before.ndim < 4 or before.shape[-3:] != x.shape[-3:]:
@@ -65,7 +67,7 @@ def _transposed_from(x: Any) -> Any:
 
 
 def _producing_equation(x: Any) -> Any:
-    """From which operation a traced array comes, as JAX shows it."""
+    """The equation that produced a traced array, if JAX exposes it."""
     return getattr(x, "parent", None) or SimpleNamespace(params={})
 
 
@@ -76,16 +78,19 @@ def forward_decode(
     v: Any,
     rules: Rules,
 ) -> tuple[Float[Array, "B T N h"], Float[Array, "B N T"], Float[Array, "B N T"]]:
-    """Output, m and l, all in float32 or wider and before the sinks.
+    """Output, m and l, all in float32 or wider and without the sinks.
 
-    k and v lie as `plan.layout` says: `B S K H` and `B S K h`, or `B K S H`, also `Quantized`.
+    `plan.layout` says whether k and v are `B S K H` and `B S K h`, or `B K S H` and `B K S h`; the
+    latter may be `Quantized`.
     """
+    # The G query heads of a key head and the T queries are rows of one matrix product.
     (B, T, N, H), G = q.shape, plan.groups
     rows = jnp.moveaxis(q.reshape(B, T, N // G, G, H), 1, 3).reshape(B, N // G, G * T, H)
-    if plan.layout == "tokens first" and plan.batched:  # accelerators read any layout
+    if plan.layout == "tokens first" and plan.batched:  # accelerators fuse the transpose
         k, v = (jnp.swapaxes(x, 1, 2) for x in (k, v))
         plan = plan._replace(layout="heads first")
     m, l, o = _loop_keys(plan, rows, k, v, rules)
+    # A fully masked row has l = 0 and o = 0: it stays zero.
     o = o / jnp.where(l == 0, 1, l)[..., None]
     return jnp.moveaxis(o.reshape(B, N, T, -1), 1, 2), m.reshape(B, N, T), l.reshape(B, N, T)
 
@@ -94,6 +99,7 @@ def _loop_keys(plan: Plan, q, k, v, rules: Rules) -> Carry:
     B, S = plan.sizes.B, plan.sizes.S
     b = jnp.arange(B, dtype=jnp.int32)
     lo, hi = _visible_ranges(plan, rules.mask)
+    # One loop for all batch entries, from the first key that any of them sees to the last.
     if plan.batched or S <= plan.cols:
         ends = (lo, hi) if isinstance(lo, int) else (jnp.min(lo), jnp.max(hi))
         return _loop(plan, q, k, v, rules, b, *ends)
@@ -107,6 +113,7 @@ def _loop_keys(plan: Plan, q, k, v, rules: Rules) -> Carry:
         or k.dtype != wide(q.dtype)
     ):
         return per_entry()
+    # Whether most keys are visible is decided at run time where lengths are arrays.
     if isinstance(lo, int):
         most = hi - lo >= int(MIN_KEY_SHARE * S)
     else:  # B may be a symbol
@@ -116,7 +123,7 @@ def _loop_keys(plan: Plan, q, k, v, rules: Rules) -> Carry:
     whole = _cond(
         most, lambda: _single_block(plan, q, k, v, rules, b), lambda: _initial_carry(q, k, v, rules)
     )
-    if plan.hides_keys:  # a number that nobody sees is looked for where the output is not finite
+    if plan.hides_keys:  # NaN in a masked value would reach the single block: loop instead
         most = most & jnp.isfinite(whole[2]).all()
     return _cond(most, lambda: whole, per_entry)
 
@@ -126,13 +133,13 @@ def _cond(condition: Any, yes: Any, no: Any) -> Carry:
 
 
 def _single_block(plan: Plan, q, k, v, rules: Rules, b: jax.Array) -> Carry:
-    """All keys of all batch entries as one block."""
+    """Attention with all keys of all batch entries as one block."""
     plan = plan._replace(cols=plan.sizes.S, hides_keys=False)
     return _loop(plan, q, k, v, rules, b, 0, plan.sizes.S)
 
 
 def _visible_ranges(plan: Plan, mask: Mask) -> tuple[Any, Any]:
-    """First key that a query sees and end of the last: numbers, or of each batch entry, B."""
+    """Bounds of the keys that some query sees: numbers, or one for each batch entry, B."""
     rows = Rows(0, plan.sizes.T)
     if mask.is_static:
         return visible_range(mask, 0, rows, plan.sizes)
@@ -145,7 +152,7 @@ def _visible_ranges(plan: Plan, mask: Mask) -> tuple[Any, Any]:
 
 
 def _per_entry(plan: Plan, q, k, v, rules: Rules, lo: Any, hi: Any) -> Carry:
-    """One batch entry after the other, each as far as its own queries see."""
+    """One batch entry after the other, each within its own bounds."""
 
     def one(_: Any, b: jax.Array) -> tuple[Any, Carry]:
         ends = (x if isinstance(x, int) else x[b] for x in (lo, hi))
@@ -157,8 +164,9 @@ def _per_entry(plan: Plan, q, k, v, rules: Rules, lo: Any, hi: Any) -> Carry:
 
 
 def _loop(plan: Plan, q, k, v, rules: Rules, b: jax.Array, lo: Any, hi: Any) -> Carry:
-    """The blocks from key `lo` to `hi` for the batch entries `b`, whose queries are given."""
+    """Key blocks from `lo` to `hi` for the batch entries `b`, whose queries q holds."""
     S, cols, start = plan.sizes.S, plan.cols, _initial_carry(q, k, v, rules)
+    # A single block needs neither a loop nor slices.
     if S <= cols:
         k, v = (jnp.swapaxes(x, 1, 2) if plan.layout == "tokens first" else x for x in (k, v))
         return _step(plan, q, k, v, rules, b, Block(b, 0, 0, 0, 1, 1, S), start)
@@ -173,7 +181,7 @@ def _loop(plan: Plan, q, k, v, rules: Rules, b: jax.Array, lo: Any, hi: Any) -> 
 
 
 def _initial_carry(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Carry:
-    """m, l and o of queries that have seen nothing."""
+    """m, l and o before the first key."""
     kind, rows = wide(q.dtype), q.shape[:3]
     m, l, o = jnp.full(rows, -jnp.inf, kind), jnp.zeros(rows, kind), (*rows, v.shape[3])
     return unify_varying(((m, l, jnp.zeros(o, kind)), q, k, v, rules))[0]
@@ -182,8 +190,8 @@ def _initial_carry(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Ca
 def _cut(plan: Plan, x: Any, b: jax.Array, at: jax.Array) -> Any:
     """The keys or values of a block, of all batch entries or, on a CPU, of the one in `b`.
 
-    There it is a branch of its own that is always taken: XLA then copies whole rows of bytes, and
-    number by number, which takes three times as long, where it fuses the cut with the product.
+    On a CPU the slice is inside a `cond` that is always taken, so that XLA copies whole rows of
+    bytes. Fused with the product it would copy element by element, which takes three times as long.
     """
     S, h, cols = plan.sizes.S, x.shape[3], plan.cols
     if isinstance(x, Quantized):
@@ -195,6 +203,7 @@ def _cut(plan: Plan, x: Any, b: jax.Array, at: jax.Array) -> Any:
     if plan.batched:
         return jax.lax.dynamic_slice_in_dim(x, at, cols, axis=2)
     heads, token = ((x.shape[1],), h) if plan.layout == "heads first" else ((), x.shape[2] * h)
+    # Tokens and components as one axis: the slice is one contiguous run of bytes.
     flat = x.reshape(-1, *heads, S * token)
 
     def rows(at: Any) -> jax.Array:
@@ -202,6 +211,7 @@ def _cut(plan: Plan, x: Any, b: jax.Array, at: jax.Array) -> Any:
         rows_of_entry = jax.lax.dynamic_slice(flat, first, (1, *heads, cols * token))
         return rows_of_entry.astype(jnp.float32 if x.dtype.itemsize < 4 else x.dtype)
 
+    # Both branches compute the same, and the second is never taken.
     block = jax.lax.cond(at < S, rows, lambda at: rows(0 * at), at)
     if plan.layout == "heads first":
         return block.reshape(1, *heads, cols, h)
@@ -209,7 +219,7 @@ def _cut(plan: Plan, x: Any, b: jax.Array, at: jax.Array) -> Any:
 
 
 def _step(plan: Plan, q, kb, vb, rules: Rules, b: jax.Array, at: Block, carry: Carry) -> Carry:
-    """The online softmax, one block further."""
+    """One step of the online softmax."""
     m, l, o = carry
     kind, shape = m.dtype, (b.shape[0], plan.sizes.N, plan.sizes.T, at.cols)
     at = at._replace(G=shape[1], rows=shape[2])
@@ -224,11 +234,13 @@ def _step(plan: Plan, q, kb, vb, rules: Rules, b: jax.Array, at: Block, carry: C
         shown = _for_each_entry(lambda b: visible_once(rules.mask, at._replace(b=b)), b)
         x = jnp.where(shown, x, -jnp.inf)
     x = x.reshape(*m.shape, at.cols)
+    # Before its first visible key a row has m = -inf; subtracting 0 then avoids inf - inf.
     new = jnp.maximum(m, jnp.max(x, axis=3))
     shift = jnp.where(new == -jnp.inf, 0, new)
     p = jnp.exp(at_most(x, shift[..., None]) - shift[..., None])
     alpha = jnp.exp(m - shift)
     l = alpha * l + jnp.sum(p, axis=3)
+    # Dropout comes after the sum: the weights are normalised as if nothing was dropped.
     if rules.dropout is not None:
         p = rules.dropout.apply(p.reshape(shape), _dropout_keep(rules.dropout, b, at))
     pv = _weighted_sum(plan, p.reshape(x.shape), *_values_and_scale(vb, kind), shown)
@@ -241,46 +253,48 @@ def _all_visible(plan: Plan, mask: Mask) -> bool:
 
 
 def _for_each_entry(fn: Any, b: jax.Array, *arrays: jax.Array) -> jax.Array:
-    """`fn` for every batch entry of `b`; of a single one slices stay slices."""
+    """`fn` for every entry of `b`; for a single one without vmap, so that slices stay slices."""
     if b.shape[0] == 1:
         return fn(b[0], *(x[0] for x in arrays))[None]
     return jax.vmap(fn)(b, *arrays)
 
 
 def _dropout_keep(dropout: Drop, b: jax.Array, at: Block) -> jax.Array:
-    """Which of the block's elements survive, B N T C."""
+    """Dropout mask of the block, B N T C."""
     if isinstance(dropout, DropoutMask):
         return _for_each_entry(lambda b: dropout_keep(dropout, at._replace(b=b)), b)
     n, q, k = (x[None] for x in at._replace(b=0).indices()[1:])
-    return dropout.keep(b.reshape(-1, 1, 1, 1), n, q, k)  # jax cannot map this draw over b alone
+    # The draw has no batching rule over b alone, so all entries are drawn at once.
+    return dropout.keep(b.reshape(-1, 1, 1, 1), n, q, k)
 
 
 def _logits(plan: Plan, q, kb, rules: Rules) -> Float[Array, "B K R C"]:
-    """`scale * q.k`; the scale goes to the queries where that rounds nothing away."""
+    """`scale * q.k`; in float32 or wider the scale is applied to the queries, which are fewer."""
     kind = wide(q.dtype)
     scale = jnp.asarray(rules.scale, kind)
-    if plan.batched and q.dtype == kb.dtype != kind:  # whose products are quick when narrow
+    # Accelerators multiply 16-bit inputs and sum in float32; scaled queries would be rounded.
+    if plan.batched and q.dtype == kb.dtype != kind:
         return jnp.einsum("bkrh,bkch->bkrc", q, kb, preferred_element_type=kind) * scale
     kb, factor = _values_and_scale(kb, kind)
     q = q.astype(kind) * scale
     if plan.batched or q.shape[2] == 1:
         x = jnp.einsum("bkrh,bkch->bkrc", q, kb)
-    else:  # quicker on a CPU
+    else:  # keys as rows of the product are faster on a CPU
         x = jnp.swapaxes(jnp.einsum("bkch,bkrh->bkcr", kb, q), 2, 3)
     return x if factor is None else x * factor
 
 
 def _values_and_scale(x: Any, kind: Any) -> tuple[jax.Array, Any]:
-    """The numbers of a block, and their scale as `B K 1 C`, or None."""
+    """Values of a block, and their quantisation scale as `B K 1 C`, or None."""
     if isinstance(x, Quantized):
         return x.values.astype(kind), x.scale[:, :, None].astype(kind)
     return x.astype(kind), None
 
 
 def _weighted_sum(plan: Plan, p, vb, factor: Any, shown: Any) -> Float[Array, "B K R h"]:
-    """`p.v`, with zeros in place of values that nobody sees: NaN times no weight is NaN.
+    """`p.v`, with zeros for masked values: a weight of 0 times NaN would be NaN.
 
-    On a CPU they are looked for only where the product is not finite, since that is a copy.
+    Zeroing copies the values, so on a CPU it is done only if the plain product is not finite.
     """
 
     def product(p: jax.Array, vb: jax.Array, factor: Any) -> jax.Array:

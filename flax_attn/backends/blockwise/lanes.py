@@ -1,14 +1,14 @@
-"""Loops side by side, on several cores of a CPU.
+"""Parallel loops on several cores of a CPU.
 
-XLA runs at once what neither needs nor overwrites the other's results. Two loops would do neither,
-but it plans memory as if one followed the other, so that both compute on the same few pages; only
-what a loop carries from turn to turn is its own. So these loops carry all that a turn computes on
-its way: products, rows of maxima, slices. The next turn reads none of it and writes the same again
-into the same place. A thread goes on to the next loop only when the one it runs waits for another
-thread, so each turn begins with a little work that two threads share.
+XLA runs operations concurrently if they neither depend on each other nor share buffers. Two loops
+do not depend on each other, but XLA's buffer assignment lets them share temporary buffers, which
+serialises them; only loop carries have buffers of their own. So these loops carry every
+intermediate of an iteration: products, row maxima, slices. The next iteration reads none of them
+and overwrites each in place. A thread moves on to the next loop only when its loop waits for
+another thread, so each iteration begins with a little work that two threads share.
 
-All of this is about time alone: what the loops compute is what one would. Where a turn computes
-something that is not carried, they run one after the other.
+This affects speed only: the results are those of one loop. If an iteration has an intermediate that
+is not carried, the loops run one after the other.
 """
 
 from collections.abc import Callable
@@ -20,37 +20,40 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
-# What XLA computes into memory of its own, rather than within what reads it; of the first kind also
-# what they read.
+# Operations whose results XLA stores in a buffer instead of fusing them into their consumers; of
+# `REDUCTIONS` also the operands.
 REDUCTIONS = {"dot_general", "reduce_max", "reduce_sum", "concatenate"}
 EXPENSIVE = {"exp", "tanh", "div", "rem"}
 SAME_MEMORY = {"reshape", "squeeze", "expand_dims"}
 
 
 def scan(step: Callable[[Any, jax.Array], Any], carry: Any, count: int, lanes: int) -> Any:
-    """`carry, y = step(carry, i)` for i below `count`, in so many loops: carry and ys, stacked.
+    """`jax.lax.scan` of `step(carry, i)` for i < `count`, split into `lanes` parallel loops.
 
-    Each loop starts from the carry, which is zeros, and the sum of theirs is given.
+    Each loop starts from the carry, which must be zeros; their final carries are summed.
     """
+    # The step is traced once, and its equations are replayed inside each loop.
     program, shapes = jax.make_jaxpr(step, return_shape=True)(carry, jnp.int32(0))
     outs = _interleave_loops(program, count, lanes)(program.consts, jax.tree.leaves(carry))
     return jax.tree.unflatten(jax.tree.structure(shapes), outs)
 
 
 def _interleave_loops(program: ClosedJaxpr, count: int, lanes: int) -> Callable[..., list]:
-    """`run(consts, carry)`: the results of all turns of a program, which its loops share.
+    """`run(consts, carry)`: the results of all iterations of a program, divided among loops.
 
-    What is differentiated is one loop in their place: these carry what they need not, end by a
-    value that they compute, and so have no derivative in reverse.
+    A `while` loop whose end is computed in the loop has no reverse-mode derivative, so one plain
+    scan is differentiated instead.
     """
 
     @jax.custom_jvp
     def run(consts: list, carry: list) -> list:
+        # Contiguous ranges of iterations, so that the stacked outputs are concatenated in order.
         bounds = [count * lane // lanes for lane in range(lanes + 1)]
         mine = ClosedJaxpr(program.jaxpr, consts)
         loops = [_Loop(mine, *pair) for pair in pairwise(bounds)]
         starts = [loop.start(carry) for loop in loops]
         ends = [loop.run(start) for loop, start in zip(loops, starts, strict=True)]
+        # Unread carries would be removed as dead code: select on a value that depends on them.
         never = _opaque_false([end.unread for end in ends])
         parts = zip(*(end.carry for end in ends), strict=True)
         outs = [jnp.sum(jnp.stack(xs), axis=0) for xs in parts]
@@ -70,13 +73,13 @@ def _interleave_loops(program: ClosedJaxpr, count: int, lanes: int) -> Callable[
 
 
 def _opaque_false(arrays: Any) -> jax.Array:
-    """False, of which XLA cannot know that: it would leave out what nobody reads."""
+    """False, computed from `arrays` in a way that XLA cannot fold to a constant."""
     parts = [x.ravel()[0].astype(jnp.float32) for x in jax.tree.leaves(arrays)]
     return jnp.sum(jnp.stack(parts)) ** 2 < -1
 
 
 class _State(NamedTuple):
-    """What a loop carries: its turn, whether there is one, results, and what nobody reads."""
+    """Loop carry: iteration, whether to continue, results, and unread intermediates."""
 
     i: jax.Array
     goes_on: jax.Array
@@ -86,7 +89,7 @@ class _State(NamedTuple):
 
 
 class _Loop(NamedTuple):
-    """The turns from `first` to `end` of a program of a carry and a turn's number."""
+    """Iterations `first` to `end` of a program `(carry, index) -> (carry, outputs)`."""
 
     program: ClosedJaxpr
     first: int
@@ -95,9 +98,10 @@ class _Loop(NamedTuple):
     def start(self, carry: list) -> _State:
         ys = self.program.out_avals[len(carry) :]
         ys = [jnp.zeros((self.end - self.first, *y.shape), y.dtype) for y in ys]
-        # Two that are alike would be one array, and copied.
+        # Each loop fills it with another number: equal constants would share one buffer.
         shared = jnp.full((2, 4096), 1.0 + self.first)
         state = _State(jnp.int32(self.first), jnp.bool_(True), carry, ys, (shared, []))
+        # Which intermediates there are is known only by running an iteration abstractly.
         stored = jax.eval_shape(lambda: self.iteration(state).unread[1])
         return state._replace(unread=(shared, [jnp.zeros(x.shape, x.dtype) for x in stored]))
 
@@ -106,14 +110,14 @@ class _Loop(NamedTuple):
 
     def iteration(self, state: _State) -> _State:
         way = _Tracer()
-        # Computed again from its parts, so that the next number may be written over this one.
+        # A copy of the index, so that the carried one can be overwritten in place.
         i = way.opaque_index(state.i)
         outs = way.run(self.program, [*state.carry, i])
         carry, new = outs[: len(state.carry)], outs[len(state.carry) :]
         at = i - self.first
         ys = [_put(y, x, at) for y, x in zip(state.ys, new, strict=True)]
         shared = state.unread[0]
-        for _ in range(16):  # much to compute on little, or XLA would not share it
+        for _ in range(16):  # enough arithmetic for XLA to divide it among threads
             shared = shared * 0.5 + 0.25
         return _State(i + 1, i + 1 < self.end, carry, ys, (shared, way.stored))
 
@@ -124,7 +128,7 @@ def _put(y: jax.Array, x: jax.Array, at: jax.Array) -> jax.Array:
 
 
 class _Tracer:
-    """Programs run, and what they compute on the way: `stored`, each memory once."""
+    """Evaluates a jaxpr and collects its intermediates in `stored`, each buffer once."""
 
     def __init__(self):
         self.stored: list[jax.Array] = []
@@ -149,11 +153,12 @@ class _Tracer:
         name = equation.primitive.name
         if name == "jit":
             return self.run(equation.params["jaxpr"], ins)
-        if name == "custom_jvp_call":  # these loops are not differentiated
+        if name == "custom_jvp_call":  # its rule is not needed: `run` has one of its own
             return self.run(equation.params["call_jaxpr"], ins)
         params = equation.primitive.get_bind_params(equation.params)
         outs = equation.primitive.bind(*ins, **params)
         outs = list(outs) if equation.primitive.multiple_results else [outs]
+        # Keeping the arrays alive keeps their ids unique.
         self.made |= {id(x): x for x in outs}
         if name in SAME_MEMORY:
             self.memory[id(outs[0])] = self.memory.get(id(ins[0]), id(ins[0]))
@@ -164,7 +169,7 @@ class _Tracer:
         return outs
 
     def opaque_index(self, i: jax.Array) -> jax.Array:
-        """A number from 0 on, computed from its parts, so that nothing else reads it."""
+        """The index recomputed as `i // 3 * 3 + i % 3`, which XLA does not simplify to `i`."""
         parts = jax.lax.div(i, jnp.int32(3)), jax.lax.rem(i, jnp.int32(3))
         whole = parts[0] * 3 + parts[1]
         made = [*parts, whole]

@@ -1,4 +1,4 @@
-"""The arithmetic of one key head and its G query heads, and the loop over all of them."""
+"""Online softmax of one key head and its G query heads, and the loop over key heads."""
 
 from collections.abc import Callable
 from functools import partial
@@ -28,15 +28,14 @@ from .block import (
 from .block_loops import join, scan_heads, scan_key_blocks, scan_query_blocks
 from .plan import Plan
 
-ADDITIVE_SCORES = (
-    Identity | Additive | T5Bias
-)  # scores that end in no product, and so need no `at_most`
+# Scores that do not end in a product are rounded the same everywhere: they need no `at_most`.
+ADDITIVE_SCORES = Identity | Additive | T5Bias
 ROWS_TIMES_COLS = ((1,), (1,)), ((), ())  # a.b' of R H and C H
 MATMUL = ((1,), (0,)), ((), ())  # a.b of R C and C H
 
 
 def dot(a: jax.Array, b: jax.Array, axes: Any, kind: Any) -> jax.Array:
-    """The product of two matrices, summed in `kind`."""
+    """Matrix product accumulated in `kind`."""
     return jax.lax.dot_general(a, b, axes, preferred_element_type=kind)
 
 
@@ -47,7 +46,7 @@ def forward_heads(
     v: Float[Array, "B S K h"],
     rules: Rules,
 ) -> tuple[Float[Array, "B T N h"], Float[Array, "B N T"], Float[Array, "B N T"]]:
-    """Output, m and l, all in float32 or wider and before the sinks."""
+    """Output, m and l, all in float32 or wider and without the sinks."""
     sizes = plan.sizes
 
     def one(carry, heads, at):
@@ -73,12 +72,16 @@ def _forward_rows(plan, rules, heads, carry, at: Block, fresh_from: Any) -> tupl
             x = jnp.where(shown, x, -jnp.inf)
             vb = zero_masked_keys(vb, shown) if plan.hides_keys else vb
         x = x.reshape(-1, at.cols)
+        # A row without a visible key so far has m = -inf; subtracting 0 avoids inf - inf.
         new = jnp.maximum(m, jnp.max(x, axis=1))
         shift = jnp.where(new == -jnp.inf, 0, new)
+        # XLA may round a score differently inside the exponential: clip it at the maximum.
         x = x if exact else at_most(x, shift[:, None])
         p = jnp.exp(x - shift[:, None])
+        # The factor by which the sums so far shrink when the maximum grows.
         alpha = jnp.exp(m - shift)
         l = alpha * l + jnp.sum(p, axis=1)
+        # After the sum: the weights are normalised as if nothing was dropped.
         if rules.dropout is not None:
             p = rules.dropout.apply(p.reshape(*shape, -1), dropout_keep(rules.dropout, at))
         o = alpha[:, None] * o + dot(p.reshape(-1, at.cols), vb.astype(kind), MATMUL, kind)
@@ -88,14 +91,16 @@ def _forward_rows(plan, rules, heads, carry, at: Block, fresh_from: Any) -> tupl
     start = jnp.full(R, -jnp.inf, kind), jnp.zeros(R, kind), jnp.zeros((R, v.array.shape[-1]), kind)
     start = unify_varying((*start, q))[:3]
     m, l, o = scan_key_blocks(plan, rules.mask, at, step, start)
+    # One division a row in place of one a weight.
     o = o * (1 / zero_to_one(l))[:, None]
     return carry, (o.reshape(*shape, -1), m.reshape(shape), l.reshape(shape))
 
 
 def _logits(q: Float[Array, "R H"], k: Float[Array, "cols H"], rules: Rules, at: Block):
-    """`scale * q.k` of a block; the scale goes to the queries where that rounds nothing away."""
+    """`scale * q.k` of a block."""
     kind = wide(q.dtype)
     scale = jnp.asarray(rules.scale, kind)
+    # Scaling the queries is cheaper, but in 16 bits it would round them.
     if q.dtype == kind:
         x = dot(q * scale, k, ROWS_TIMES_COLS, kind)
     else:
@@ -106,14 +111,14 @@ def _logits(q: Float[Array, "R H"], k: Float[Array, "cols H"], rules: Rules, at:
 def backward_heads(plan: Plan, q, k, v, rules: Rules, do, m, inv_l, delta) -> tuple[Any, ...]:
     """Gradients of q, k, v, of the scale if it is an array, and of the score's leaves.
 
-    `inv_l` is 1 / l. A row that sees nothing has an m of inf here.
+    `inv_l` is 1 / l. Fully masked rows have m = inf here.
     """
     B, kind = plan.sizes.B, wide(q.dtype) if plan.adds else q.dtype
     leaves, _ = leaves_of(rules.score)
     totals = jnp.zeros((), wide(q.dtype)), [jnp.zeros(x.shape, wide(x.dtype)) for x in leaves]
 
     def one(totals, heads, at):
-        # An upright dk would be summed and turned in one slow loop.
+        # dk and dv are accumulated transposed: summing and transposing at once is slow on a CPU.
         start = [jnp.zeros((x.shape[-1], x.shape[1]), wide(x.dtype)) for x in (k, v)]
         start = (*unify_varying((*start, q))[:2], totals)
         rows = partial(_backward_rows, plan, rules, heads)
@@ -122,7 +127,7 @@ def backward_heads(plan: Plan, q, k, v, rules: Rules, do, m, inv_l, delta) -> tu
 
     heads = q, k, v, do, m, inv_l, delta
     start = unify_varying((totals, q))[0]
-    # With all heads at once a score's leaves would have gradients of each head.
+    # All heads at once would hold a copy of the score's gradients for each head.
     totals, (dq, *dkv) = scan_heads(plan, plan.batched and not leaves, one, start, heads)
     dk, dv = (jnp.moveaxis(x.reshape(B, -1, *x.shape[1:]), 3, 1) for x in dkv)  # B S K H
     dscale = totals[0].astype(rules.scale.dtype) if isinstance(rules.scale, jax.Array) else None
@@ -133,14 +138,15 @@ def backward_heads(plan: Plan, q, k, v, rules: Rules, do, m, inv_l, delta) -> tu
 def _backward_rows(
     plan, rules, heads, carry: Any, at: Block, fresh_from: Any
 ) -> tuple[Any, jax.Array]:
-    """Adds one block of queries to the gradients of keys, values and parameters; its dq."""
+    """Adds one query block to the gradients of keys, values and parameters; its dq."""
     q, k, v, do, m, inv_l, delta = heads
     kind, shape = wide(q.array.dtype), (at.G, at.rows)
     exact = q.array.dtype == kind and isinstance(rules.score, ADDITIVE_SCORES)
     raw, do, m, inv_l, delta = (x.rows(at) for x in (q, do, m, inv_l, delta))
+    # Fully masked rows contribute nothing; zeros keep NaN and Inf in them out of the products.
     dead = (m == jnp.inf)[:, None]
     raw, do = jnp.where(dead, 0, raw), jnp.where(dead, 0, do)
-    if fresh_from is not None:  # rows before it an earlier block has had
+    if fresh_from is not None:  # rows before it were processed in an earlier block
         fresh = jnp.broadcast_to(at.indices()[2] >= fresh_from, (*shape, 1)).reshape(-1, 1)
         do, delta = jnp.where(fresh, do, 0), jnp.where(fresh[:, 0], delta, 0)
     scale = jnp.asarray(rules.scale, kind)
@@ -156,7 +162,7 @@ def _backward_rows(
         dp = dot(do, vb.astype(kind), ROWS_TIMES_COLS, kind).reshape(x.shape)
         lines = (y.reshape(*shape, 1) for y in (m, inv_l, delta))
         p, ds = _weights(rules, exact, at, x, dp, shown, *lines)
-        parts, ds = back(ds)
+        parts, ds = back(ds)  # from here on the gradient of the logits before the score
         totals = [add(*x, at) for x in zip(totals, parts, is_per_block(rules.score), strict=True)]
         p, ds = (y.reshape(-1, at.cols) for y in (p, ds))
         dk = _accumulate_kv(dk, dot(by_scale.T, ds, MATMUL, kind), at)
@@ -165,6 +171,7 @@ def _backward_rows(
 
     start = (unify_varying((jnp.zeros(raw.shape, kind), raw))[0], *carry)
     dq, dk, dv, (dscale, totals) = scan_key_blocks(plan, rules.mask, at, step, start)
+    # dq here is still ds.k: q times it is the gradient of the scale.
     if isinstance(rules.scale, jax.Array):
         dscale = dscale + jnp.sum(dq * raw.astype(kind))
     return (dk, dv, (dscale, totals)), (dq * scale).reshape(*shape, -1)
@@ -173,13 +180,14 @@ def _backward_rows(
 def _weights(
     rules, exact: bool, at: Block, x, dp, shown, m, inv_l, delta
 ) -> tuple[jax.Array, jax.Array]:
-    """The weights after dropout, and the gradient of the scores, from scores and do.v."""
+    """Weights after dropout and the gradient of the scores, from the scores and do.v."""
     x = x if shown is None else jnp.where(shown, x, -jnp.inf)
     x = x if exact else at_most(x, m)
     p = dropped = jnp.exp(x - m) * inv_l
     if rules.dropout is not None:
         keep = dropout_keep(rules.dropout, at)
         dropped, dp = (rules.dropout.apply(y, keep) for y in (p, dp))
+    # p without dropout: delta already sums the weights after dropout.
     ds = p * (dp - delta)
     return dropped, ds if shown is None else jnp.where(shown, ds, 0)
 
@@ -192,16 +200,15 @@ def _accumulate_kv(
 
 
 def _score_vjp(rules: Rules, x: jax.Array, at: Block, shown: Any) -> tuple[jax.Array, Callable]:
-    """The logits changed by the score, and what leads a gradient back to its leaves and them.
+    """Modified logits and a vjp for the score's parameters and the logits.
 
-    Where a query may not look, NaN and Inf are taken out first, and no gradient comes back.
+    At masked places NaN and Inf are replaced before the score, and no gradient passes.
     """
     if isinstance(rules.score, Identity):
         return x, lambda ds: ([], ds)
     leaves, unflatten = leaves_of(local(rules.score, at))
-    if shown is None or isinstance(
-        rules.score, Additive | Alibi | T5Bias
-    ):  # whose derivative is one
+    # The derivative of a sum is one, so a masked NaN cannot reach a gradient through it.
+    if shown is None or isinstance(rules.score, Additive | Alibi | T5Bias):
         return jax.vjp(lambda leaves, x: modify_logits(unflatten(leaves), x, at), leaves, x)
     per_block, x = is_per_block(rules.score), zero_nonfinite_where_masked(shown, x)
 

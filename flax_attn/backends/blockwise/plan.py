@@ -1,4 +1,4 @@
-"""The plan of one attention in blocks: all that is chosen before any array is looked at."""
+"""Plan of a blockwise attention: everything that is decided at trace time."""
 
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
@@ -15,30 +15,30 @@ from ...scores import Additive, Alibi, Identity, Softcap
 from ..platform import cores
 from ..protocol import is_decode_step
 
-KEY_BLOCK = 512  # keys of a block that few queries look at
-MAX_CACHED_LENGTH = 512  # queries and keys, up to which all blocks of a head stay in the cache
-MIN_LANE_PAIRS = 2**20  # pairs of all heads, from which on several loops are worth their start
-MAX_LANES = 4  # loops, each of which is compiled
-MAX_MASK_QUERIES = 256  # times that a static mask is asked what its queries see
-LANE_SCORES = Identity | Additive | Alibi | Softcap  # scores of which `lanes` carries all
+KEY_BLOCK = 512  # keys of a block in decoding
+MAX_CACHED_LENGTH = 512  # queries or keys, up to which a head's blocks fit in the processor's cache
+MIN_LANE_PAIRS = 2**20  # query-key pairs of all heads, from which parallel loops pay off
+MAX_LANES = 4  # parallel loops; each is compiled
+MAX_MASK_QUERIES = 256  # ranges of queries for which a static mask is evaluated
+LANE_SCORES = Identity | Additive | Alibi | Softcap  # scores whose intermediates `lanes` carries
 
 
 class Plan(NamedTuple):
-    """What is known before any array: sizes, block sizes, and how the blocks are walked.
+    """Static facts: sizes, block sizes, and how the blocks are iterated.
 
     Attributes:
       groups: query heads that share a key head.
       rows, cols: queries and keys of a block.
-      band: keys that hold all that any block of queries may see, if they are few.
-      hides_keys: whether there may be keys that no query sees, whatever stands in them.
-      unrolled: whether query blocks are written out one by one, each with its exact keys.
-      batched: whether all heads run at once rather than one after the other.
-      lanes: how many loops share the heads, side by side on several cores.
-      precision: of every product, as the caller had it when he asked.
-      few: whether all queries of all heads go over the keys at once, in the forward pass.
-      adds: whether gradients stay in float32 or wider, since others are added to them.
-      layout: how few queries find keys and values: "tokens first", `B S K H`, as users hand them
-        in, or "heads first", `B K S H`, as a cache stores them.
+      band: number of keys that covers what any query block sees, if it is small.
+      hides_keys: whether some keys may be masked for all queries; they may hold NaN.
+      unrolled: whether query blocks are unrolled, each with its exact keys.
+      batched: whether all heads run at once instead of one after the other.
+      lanes: number of parallel loops that divide the heads, on several cores.
+      precision: of every product: `jax_default_matmul_precision` at the call.
+      few: whether the forward pass is the one for decoding, with all heads in one loop over keys.
+      adds: whether gradients stay in float32 or wider, because others are added to them.
+      layout: of keys and values in decoding: "tokens first", `B S K H`, as callers pass them, or
+        "heads first", `B K S H`, as a cache stores them.
     """
 
     sizes: Sizes
@@ -57,7 +57,7 @@ class Plan(NamedTuple):
 
 
 class PlanOptions(TypedDict, total=False):
-    """What a caller may choose of a plan; see `Plan`."""
+    """Fields of a plan that a caller may set; see `Plan`."""
 
     rows: int
     cols: int
@@ -70,14 +70,13 @@ class PlanOptions(TypedDict, total=False):
 def make_plan(
     sizes: Sizes, key_heads: int, rules: Rules, platform: str, **options: Unpack[PlanOptions]
 ) -> Plan:
-    """The plan for these sizes, of any batch axes, and bound rules; `options` overrule its choices.
+    """The plan for these sizes, of any batch axes, and bound rules; `options` override its choices.
 
-    On a CPU one head after the other is quickest on each core. Short sequences are written out, for
-    then small blocks waste little on what is hidden, and the shortest run in several loops; long
-    ones are walked in loops, in blocks that stay in the second level of cache, and in small ones
-    where documents or lengths decide at each call what is looked at.
-    Accelerators want large blocks of all heads. Few queries, as beside a cache, go over the keys
-    once for all heads, unless `options` asks for other blocks.
+    On a CPU one head after the other is fastest. Short sequences are unrolled, because small blocks
+    then waste little work on masked pairs, and the shortest run in parallel loops. Long ones run in
+    loops, in blocks that fit in the L2 cache, or in small blocks where documents or lengths decide
+    at run time which keys are visible. Accelerators need large blocks of all heads. In decoding one
+    pass over the keys serves all heads, unless `options` sets other blocks.
     """
     sizes, G = sizes._replace(batch=(sizes.B,)), sizes.N // key_heads
     if not options and is_decode_step(sizes, key_heads):
@@ -95,10 +94,10 @@ def make_plan(
 
 
 def _lanes(rules: Rules, sizes: Sizes, key_heads: int) -> int:
-    """How many loops share the heads.
+    """Number of parallel loops that divide the heads.
 
-    One where their blocks leave the cache, where `lanes` does not carry all that they compute, on a
-    mesh, whose devices share the cores, and where a size is open in `jax.export`.
+    One if a head's blocks do not fit in the cache, if `lanes` cannot carry all intermediates, on a
+    mesh, whose devices share the cores, and if `jax.export` left a size symbolic.
     """
     plain = rules.mask.is_static and rules.dropout is None and isinstance(rules.score, LANE_SCORES)
     work = sizes.B * sizes.N * sizes.T * sizes.S
@@ -110,9 +109,9 @@ def _lanes(rules: Rules, sizes: Sizes, key_heads: int) -> int:
 
 
 def _query_block(rules: Rules, sizes: Sizes, G: int) -> int:
-    """Queries of a block: the fewer, the less is computed that is hidden, and the more compiled.
+    """Queries of a block: smaller blocks compute fewer masked pairs, but compile longer.
 
-    With a head of its own for each query head, three blocks are as quick as four.
+    With one key head per query head, three blocks are as fast as four.
     """
     lo, hi = static_fully_visible_range(rules.mask, Rows(0, sizes.T), sizes)
     hides = hi - lo < sizes.S
@@ -122,7 +121,7 @@ def _query_block(rules: Rules, sizes: Sizes, G: int) -> int:
 
 
 def _has_dynamic_ranges(mask: Mask) -> bool:
-    """Whether arrays say at each call, as ids and lengths do, which keys a block has to look at."""
+    """Whether the visible keys of a block depend on arrays such as ids or lengths."""
     parts = [type(part) for part in parts_of(mask) if not part.is_static]
     return any(part.key_range is not Mask.key_range for part in parts)
 
@@ -149,33 +148,34 @@ def _plan(sizes: Sizes, G: int, rules: Rules, options: PlanOptions) -> Plan:
 
 
 def _band(rules: Rules, sizes: Sizes, rows: int) -> int | None:
-    """The most keys that a block of so many queries may see, if known and at most 1024."""
+    """Largest number of keys visible to a block of `rows` queries, if static and at most 1024."""
     starts = block_starts(sizes.T, rows)
     ranges = [static_visible_range(rules.mask, Rows(q, rows), sizes) for q in starts]
     width = max(hi - lo for lo, hi in ranges)
     return width if 0 < width <= min(1024, sizes.S - 1) else None
 
 
-# What is known of the keys that queries see.
+# Static bounds of the visible keys.
 
 
 def static_visible_range(mask: Mask, rows: Rows, sizes: Sizes) -> tuple[int, int]:
-    """`visible_range`, of what is known before any array is: wider where arrays would narrow it."""
+    """`visible_range` from static masks alone; arrays could only narrow it."""
+    # Parts of an `&` each narrow the range; those with arrays are left out.
     known = [visible_range(part, 0, rows, sizes) for part in parts_of(mask) if part.is_static]
     return max((lo for lo, _ in known), default=0), min((hi for _, hi in known), default=sizes.S)
 
 
 def static_fully_visible_range(mask: Mask, rows: Rows, sizes: Sizes) -> tuple[int, int]:
-    """`fully_visible_range`, of what is known before any array is."""
+    """`fully_visible_range` if the mask is static, else an empty range."""
     return fully_visible_range(mask, 0, rows, sizes) if mask.is_static else (0, 0)
 
 
 @lru_cache(maxsize=256)
 def every_key_visible(mask: Mask, sizes: Sizes) -> bool:
-    """Whether it is certain that every key is seen by some query, for a static mask.
+    """Whether every key is certain to be visible to some query, for a static mask.
 
-    The runs of keys that queries see are laid one behind another, those that begin first before
-    the others: where one begins behind the end of all before it, the keys between are unseen.
+    The visible ranges are sorted by their first key: where one begins after the end of all ranges
+    before it, the keys between are masked.
     """
     first, end = _runs(mask, sizes)
     order = np.argsort(first, kind="stable")
@@ -185,9 +185,9 @@ def every_key_visible(mask: Mask, sizes: Sizes) -> bool:
 
 
 def _runs(mask: Mask, sizes: Sizes) -> tuple[np.ndarray, np.ndarray]:
-    """First keys and ends of runs that queries are certain to see, for a static mask."""
+    """First keys and ends of the ranges that queries are certain to see, for a static mask."""
     runs = runs_of(mask, np.arange(sizes.T, dtype=np.int32)[None])
-    if runs is None:  # then queries are asked, each by itself where they are few
+    if runs is None:  # no closed form: evaluate the mask for at most MAX_MASK_QUERIES ranges
         rows = max(1, sizes.T // MAX_MASK_QUERIES)
         ranges = [
             fully_visible_range(mask, 0, Rows(t, rows), sizes)

@@ -1,1 +1,1 @@
-"""Cases: lists of pairs to prove, how they are found, recorded, proven and written down."""
+"""Cases: lists of module pairs to compare; finding, recording, running and reporting them."""

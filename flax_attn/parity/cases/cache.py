@@ -1,4 +1,4 @@
-"""Compiled programs kept in the user's cache folder, so that a second proof is much quicker."""
+"""Persistent compilation cache in the user's cache folder, which speeds up later runs."""
 
 import os
 import platform
@@ -6,18 +6,18 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-LARGEST = 2**30  # bytes of all that is kept
-CHOSEN = "JAX_COMPILATION_CACHE_DIR"  # jax's own variable, which goes first
+LARGEST = 2**30  # maximum size of the cache in bytes
+CHOSEN = "JAX_COMPILATION_CACHE_DIR"  # jax's own variable, which takes precedence
 
 
 def cache_settings(wanted: bool = True) -> Mapping[str, str]:
-    """Environment variables by which jax keeps what it compiles; none if it cannot or must not.
+    """Returns environment variables for jax's persistent compilation cache, or none if unavailable.
 
-    The folder belongs to one machine, since programs are compiled for its processor; the oldest
-    files of all machines are deleted where they have grown beyond 1 GiB.
+    Each machine has its own subfolder, since programs are compiled for its processor. The least
+    recently used files of all machines are deleted beyond `LARGEST` bytes.
 
     Args:
-      wanted: False keeps nothing; so does a folder that cannot be written.
+      wanted: False disables the cache, as does a folder that is not writable.
     """
     if not wanted or os.environ.get(CHOSEN):
         return {}
@@ -25,7 +25,7 @@ def cache_settings(wanted: bool = True) -> Mapping[str, str]:
         root = folder()
         here = root / (platform.node() or "here")
         here.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # RuntimeError: the user has no home
+    except (OSError, RuntimeError):  # RuntimeError: no home directory
         return {}
     if not os.access(here, os.W_OK):
         return {}
@@ -38,7 +38,7 @@ def cache_settings(wanted: bool = True) -> Mapping[str, str]:
 
 
 def folder() -> Path:
-    """Where compiled programs are kept: `flax_attn/xla` in the user's cache folder."""
+    """The cache folder: `flax_attn/xla` in the user's cache folder."""
     if os.environ.get("XDG_CACHE_HOME"):
         base = Path(os.environ["XDG_CACHE_HOME"])
     elif sys.platform == "win32":
@@ -49,17 +49,17 @@ def folder() -> Path:
 
 
 def prune(root: Path, largest: int = LARGEST) -> None:
-    """Deletes the files of a folder that were not used for longest, until the rest is small enough.
+    """Deletes the least recently used files of a folder until it is small enough.
 
     Args:
-      root: the folder, which holds nothing else.
-      largest: bytes that may stay.
+      root: the folder; it must contain nothing else.
+      largest: maximum size in bytes.
     """
     files = []
     for path in root.rglob("*"):
         try:
             facts = path.stat()
-        except OSError:  # another command has just deleted it
+        except OSError:  # deleted by another process
             continue
         if path.is_file():
             files.append((max(facts.st_atime, facts.st_mtime), facts.st_size, path))

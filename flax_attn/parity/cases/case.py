@@ -1,4 +1,4 @@
-"""Cases: one comparison as data, the same for pytest, the command line and the benchmark."""
+"""Cases: one comparison as data, used by pytest, the command line and the benchmark."""
 
 import inspect
 import shlex
@@ -34,36 +34,36 @@ class Case:
     """A Flax class, its configuration, its PyTorch reference and its inputs.
 
     Args:
-      flax_class: an nnx module class; it gets `rngs` if its constructor takes them.
-      config: its constructor's arguments, or a function that returns them.
+      flax_class: an nnx module class; it receives `rngs` if its constructor accepts them.
+      config: constructor arguments, or a function that returns them.
       reference: import path of the PyTorch reference implementation, a module class or a function;
-        None for the twin `torch_ref.<same file>.<same class>`.
+        None means `torch_ref.<same file>.<same class>`.
       made_by: import path of a function that builds the reference from its arguments, for a class
-        without an import path, or an instance that must be changed first.
-      reference_config: the reference's arguments where they differ, or a function returning them.
-      torch_call, flax_call: `call(module, **inputs)` in place of the plain call.
-      rules: for the mapping of weights.
+        without an import path, or an instance that must be modified first.
+      reference_config: the reference's arguments if different, or a function returning them.
+      torch_call, flax_call: `call(module, **inputs)`, used instead of calling the module.
+      rules: for the weight mapping.
       train: whether dropout is on, with the same masks on both sides.
       seed: for weights, inputs and cotangents.
-      dtypes: of the comparison.
-      constants: names of inputs that are not differentiated, such as a mask of floats.
+      dtypes: dtypes to compare.
+      constants: names of inputs that are not differentiated, such as a float mask.
       decode: how to also run both step by step with their caches.
-      name: replaces the name made from configuration and inputs.
-      inputs: the call's arguments by name: a shape for standard normal numbers, or a numpy array.
+      name: replaces the name derived from configuration and inputs.
+      inputs: the call's arguments by name: a shape for standard normal values, or a numpy array.
 
     Attributes:
-      eager: whether float64 runs eagerly too, not only under jit.
-      home: where it was written, which is where its golden belongs.
-      tells_class: whether its text has the Flax class, without which another would have the same.
+      eager: whether float64 also runs eagerly, not only under jit.
+      home: the module that defines the case, which determines where its golden is stored.
+      tells_class: whether its title includes the Flax class, to distinguish it from other cases.
 
-    If torch, or the package of the reference, is not installed, the case is compared with its
-    recorded results, and its report says so.
+    If torch, or the reference's package, is not installed, the case is compared with recorded
+    results, and its report says so.
 
     Raises:
-      ValueError: if there is no reference and the class is not one of this library's, or made_by
-        without a reference.
-      TypeError: if what `made_by` names makes no torch module.
-      ParityError: by `check`, with the report, unless all is equal.
+      ValueError: if there is no reference and the class is not one of this library's, or if
+        `made_by` is given without a reference.
+      TypeError: if the function `made_by` does not return a torch module.
+      ParityError: by `check`, with the report, unless everything is equal.
 
     >>> case = Case(nnx.Linear, {"in_features": 3, "out_features": 2}, reference="torch.nn.Linear",
     ...     flax_call=lambda m, input: m(input), input=(4, 3), dtypes=("float64",))
@@ -106,12 +106,12 @@ class Case:
 
     @property
     def variant(self) -> str:
-        """The file that holds the Flax class."""
+        """Name of the file that defines the Flax class."""
         return self.flax_class.__module__.rpartition(".")[2]
 
     @property
     def proven_equal_to(self) -> str:
-        """The reference as a table shows it: its package and name."""
+        """The reference as shown in tables: its package and name."""
         package, _, name = self.reference.rpartition(".")
         return (
             f"{package.split('.')[0]}.{name}" if package.startswith("torch_ref") else self.reference
@@ -119,7 +119,7 @@ class Case:
 
     @property
     def reproduce(self) -> str:
-        """The command that runs this case alone, as a shell takes it."""
+        """The shell command that runs only this case."""
         is_library = self.home.is_own(self.flax_class)
         line = ["flax-attn", "parity", *([] if is_library else [shlex.quote(self.home.name)])]
         seed = [] if self.seed == self._first_seed else ["--seed", str(self.seed)]
@@ -127,7 +127,7 @@ class Case:
 
     @property
     def titles(self) -> tuple[str, str]:
-        """The texts under which it may be recorded: the current one, and that with the class."""
+        """Titles under which it may be recorded: the current one, and the one with the class."""
         return str(self), self._title(tells_class=True)
 
     def __str__(self) -> str:
@@ -144,14 +144,14 @@ class Case:
         return f"{self.variant}[{parts}|{inputs}{end}|{self.proven_equal_to}]"
 
     def flax_module(self) -> nnx.Module:
-        """A new Flax module."""
+        """Builds the Flax module."""
         config = dict(_config(self.config))
         if "rngs" in inspect.signature(self.flax_class.__init__).parameters:
             config["rngs"] = nnx.Rngs(self.seed)
         return self.flax_class(**config)
 
     def torch_module(self) -> Any:
-        """A new torch module; a function as a reference is wrapped in one without parameters."""
+        """Builds the torch module; a reference function is wrapped in one without parameters."""
         if self.made_by is not None:
             return _is_module(
                 _imported(self.made_by)(**_config(self.reference_config)), self.made_by
@@ -164,7 +164,7 @@ class Case:
         )
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The inputs, drawn where only a shape was given."""
+        """Returns the inputs, drawing those given as shapes."""
         return {
             name: draw.normal(self.seed, name, x) if isinstance(x, tuple) else np.asarray(x)
             for name, x in self.inputs.items()
@@ -174,7 +174,7 @@ class Case:
         """Records the reference's results; `report(recording=...)` then needs no torch.
 
         Args:
-          file: to write, `.safetensors`.
+          file: the `.safetensors` file to write.
         """
         steps = self.decode if self.decode is not None and self.decode.torch else None
         return record(
@@ -197,12 +197,12 @@ class Case:
         eager: bool | None = None,
         recording: Recording | None = None,
     ) -> Report:
-        """The comparison: live with torch, or with torch's recorded results.
+        """Runs the comparison, with torch or with torch's recorded results.
 
         Args:
           live: whether torch runs now; None means yes if torch is installed.
-          eager: None keeps the case's.
-          recording: what `record` wrote, to use instead of torch.
+          eager: overrides the case's `eager`, unless None.
+          recording: a file written by `record`, used instead of torch.
         """
         live = has_torch() if live is None else live
         eager = self.eager if eager is None else eager
@@ -219,7 +219,7 @@ class Case:
         return self._compared(reference, eager, self.torch_call, self.decode)
 
     def _replayed(self, missing: ModuleNotFoundError, eager: bool) -> Report:
-        """The comparison with the record, since the reference is not installed."""
+        """Compares with recorded results, since the reference is not installed."""
         why = f"{self.reference} cannot be imported here ({missing})"
         try:
             report = golden.replay(self, self.dtypes, eager)
@@ -248,14 +248,14 @@ class Case:
         )
 
     def check(self) -> None:
-        """Raises ParityError, with the report, unless all is equal, and not only within noise."""
+        """Raises ParityError, with the report, unless everything is equal beyond rounding noise."""
         report = self.report()
         if not report.certain:
             raise ParityError(str(report), report)
 
 
 def _without_torch(decode: Decode | None) -> Decode | None:
-    """How Flax steps, where torch's steps are recorded."""
+    """Returns `decode` for Flax alone, for use with torch's recorded steps."""
     return None if decode is None else replace(decode, torch=None)
 
 
@@ -273,15 +273,15 @@ def _show(value: Any) -> str:
 
 
 def _imported(path: str) -> Any:
-    """What an import path names."""
+    """Imports the object with this import path."""
     package, _, name = path.rpartition(".")
-    with catch_warnings():  # what a package says of itself when it is imported
+    with catch_warnings():  # packages may warn on import
         simplefilter("ignore")
         return getattr(import_module(package), name)
 
 
 def _is_module(made: Any, made_by: str) -> Any:
-    """`made`, if it is a torch module."""
+    """Returns `made`, after checking that it is a torch module."""
     import torch
 
     if not isinstance(made, torch.nn.Module):
@@ -290,13 +290,13 @@ def _is_module(made: Any, made_by: str) -> Any:
 
 
 def _is_not_installed(error: ModuleNotFoundError) -> bool:
-    """Whether a whole package is missing, and not only a module of one that is here."""
+    """Whether a whole package is missing, not only a module of an installed one."""
     package = (error.name or "").partition(".")[0]
     return bool(package) and find_spec(package) is None
 
 
 def _old_name(inputs: dict[str, Any], old: str, new: str, value: Any) -> Any:
-    """The value of an argument, also under its name of the last release, with a warning."""
+    """Returns an argument that may be passed under its deprecated name, with a warning."""
     if old not in inputs or isinstance(inputs[old], tuple | np.ndarray):
         return value
     text = f"Case({old}=) is now {new}=; the old name will be removed in the next release."
@@ -305,7 +305,7 @@ def _old_name(inputs: dict[str, Any], old: str, new: str, value: Any) -> Any:
 
 
 def _twin_of(flax_class: type) -> str:
-    """Import path of the PyTorch twin of one of this library's layers."""
+    """Import path of the PyTorch reference of one of this library's layers."""
     if not is_from_this_library(flax_class):
         raise ValueError(
             f'Case({flax_class.__name__}) needs reference="package.Class"; '

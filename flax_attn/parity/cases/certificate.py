@@ -1,4 +1,4 @@
-"""The certificate: one line for each variant and reference, from the reports of its cases."""
+"""The certificate: one line per variant and reference, from the reports of its cases."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -12,12 +12,12 @@ from ..report import ANOTHER_WAY, DIFFERENT, EQUAL, NOTHING, UNSURE, Report, bad
 WORST_FIRST = (DIFFERENT, NOTHING, UNSURE, ANOTHER_WAY, EQUAL)
 HEADINGS = ("variant", "proven equal to", "devices", "params")
 HEADINGS += ("float64", "grads", "decoded", "float32", "bfloat16", "")
-SOME = ("devices", "decoded", "float32", "bfloat16")  # columns that are shown if a line has them
+SOME = ("devices", "decoded", "float32", "bfloat16")  # columns omitted if no line has a value
 
 
 @dataclass
 class Line:
-    """All reports of one variant against one reference, and over which devices they were made."""
+    """All reports of one variant against one reference, and the number of devices used."""
 
     variant: str
     proven_equal_to: str
@@ -26,26 +26,26 @@ class Line:
 
     @property
     def ok(self) -> bool:
-        """Whether every report is, and there is one."""
+        """Whether there is at least one report and all are ok."""
         return bool(self.reports) and all(report.ok for report in self.reports)
 
     @property
     def verdict(self) -> str:
-        """The worst of the reports'."""
+        """The worst verdict of the reports."""
         return min((report.verdict for report in self.reports), key=WORST_FIRST.index)
 
     @property
     def replayed(self) -> bool:
-        """Whether recorded results stood in for a reference that is not installed."""
+        """Whether recorded results replaced a reference that is not installed."""
         return any(report.replayed for report in self.reports)
 
     @property
     def shown_verdict(self) -> str:
-        """The verdict as a table shows it."""
+        """The verdict as shown in a table."""
         return self.verdict + ", recorded" * self.replayed
 
     def cells(self) -> tuple[str, ...]:
-        """What the table shows: tensors copied, errors in float64, errors over torch's own."""
+        """Table cells: tensors copied, float64 errors, errors relative to torch's own."""
         return (
             self.variant,
             self.proven_equal_to,
@@ -66,7 +66,7 @@ class Line:
         return f"{max(errors, key=badness):.1e}" if errors else "-"
 
     def ratio(self, dtype: str) -> str:
-        """The largest error over torch's own in one dtype; "-" if none was measured."""
+        """The largest error divided by torch's own in one dtype; "-" if not measured."""
         ratios = [report.ratio(dtype) for report in self.reports]
         ratios = [ratio for ratio in ratios if ratio is not None]
         return times(max(ratios, key=badness)) if ratios else "-"
@@ -84,13 +84,13 @@ def lines(reports: Iterable[tuple[str, str, Report]]) -> list[Line]:
 
 
 def table(lines: Sequence[Line], width: int, strict: bool = False) -> Table:
-    """The certificate for a terminal; a variant's name stands once.
+    """The certificate for a terminal; each variant's name is shown once.
 
     Args:
       lines: the lines.
-      width: columns there are. Where a line needs more, a variant has a line of its own and names
-        are folded.
-      strict: whether what is equal only as far as its input can tell is shown as different.
+      width: terminal width in columns. If a line needs more, variants get their own lines and names
+        are wrapped.
+      strict: whether equality within rounding noise only is shown as different.
     """
     headings, cells = columns(lines)
     spaces = 2 * (len(headings) - 1)
@@ -103,7 +103,7 @@ def table(lines: Sequence[Line], width: int, strict: bool = False) -> Table:
 
 
 def columns(lines: Sequence[Line]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The headings, and the cells of each line; without those of `SOME` that no line has."""
+    """The headings and the cells of each line, without empty columns of `SOME`."""
     cells = [line.cells() for line in lines]
     filled = [any(cell != "-" for cell in column) for column in zip(*cells, strict=True)]
     shown = [i for i, name in enumerate(HEADINGS) if name not in SOME or (filled and filled[i])]
@@ -112,7 +112,7 @@ def columns(lines: Sequence[Line]) -> tuple[tuple[str, ...], list[tuple[str, ...
 
 
 def _style(line: Line, strict: bool) -> str:
-    """Green for what is equal, red for what is not, and nothing between them."""
+    """Green for equal, red for different, unstyled otherwise."""
     if not line.ok or (strict and not all(report.certain for report in line.reports)):
         return "red"
     return "green" if line.verdict in (EQUAL, ANOTHER_WAY) else ""
@@ -135,7 +135,7 @@ def _flat(headings: Sequence[str], rows: Rows) -> Table:
 
 
 def _stacked(headings: Sequence[str], rows: Rows, width: int, needed: Sequence[int]) -> Table:
-    """Variants in lines of their own, references below them; numbers one space apart."""
+    """Table with variants on their own lines and their references below, for narrow terminals."""
     *numbers, verdicts = needed
     left = width - sum(numbers) - len(needed)
     longest = max(len(name) for cells, _ in rows for name in (cells[0], f" {cells[1]}"))
@@ -156,7 +156,7 @@ def _stacked(headings: Sequence[str], rows: Rows, width: int, needed: Sequence[i
 
 
 def wrap_name(name: str, width: int, indent: str = "") -> str:
-    """A name in lines of a width, broken after its dots, commas and underscores where it can be.
+    """Wraps a name to a width, breaking after dots, spaces and underscores where possible.
 
     >>> print(wrap_name("torch.nn.functional.scaled_dot_product_attention", 28, "  "))
       torch.nn.functional.
@@ -180,14 +180,14 @@ def footer(
     strict: bool = False,
     of: tuple[str, str] = ("variant", "variants"),
 ) -> str:
-    """How many variants and cases, how many not equal, by which versions, in what time.
+    """Summary line: numbers of variants, cases and differences, library versions, run time.
 
     Args:
       lines: the lines.
       versions: by library.
-      seconds: that it took.
-      strict: as of `table`.
-      of: what a variant is called, one and several.
+      seconds: run time.
+      strict: as for `table`.
+      of: the noun for a variant, singular and plural.
     """
     variants = len({line.variant for line in lines})
     cases = plural(sum(len(line.reports) for line in lines), "case")
@@ -201,7 +201,7 @@ def footer(
 
 
 def remaining_text(cases: int, variants: int, seconds: float) -> str:
-    """What the fixed set leaves to `--all`, in one line.
+    """One line about the cases that only `--all` runs.
 
     >>> print(remaining_text(436, 53, 2400.0).partition(";")[0])
     Not tried: 436 more cases of 53 variants, float32 and bfloat16
@@ -213,7 +213,7 @@ def remaining_text(cases: int, variants: int, seconds: float) -> str:
 
 
 def in_minutes(seconds: float) -> str:
-    """Some time in words.
+    """Formats a duration in minutes.
 
     >>> in_minutes(70.0), in_minutes(170.0)
     ('about a minute', 'about 3 minutes')
@@ -222,7 +222,7 @@ def in_minutes(seconds: float) -> str:
 
 
 def _count(lines: list[Line], strict: bool) -> str:
-    """How many reports are different and how many prove nothing, or that none proves anything."""
+    """Counts the different and unproven reports, in words."""
     verdicts = [report.verdict for line in lines for report in line.reports]
     if verdicts.count(NOTHING) == len(verdicts):
         return NOTHING

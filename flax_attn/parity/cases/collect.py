@@ -1,4 +1,4 @@
-"""Finding cases: every module of a package that has a list `CASES`."""
+"""Finds cases: in every module of a package that has a list `CASES`."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,18 +11,18 @@ from ...errors import ParityError
 from .home import Home
 from .traces import may_have_cases
 
-if TYPE_CHECKING:  # importing it brings jax, which names and files can be read without
+if TYPE_CHECKING:  # importing Case imports jax, which listing names does not need
     from .case import Case
 
 
 class Listed(NamedTuple):
-    """A case by its place, and what must be known of it without its module.
+    """The position of a case, with the facts available without importing its module.
 
     Attributes:
-      package, module, at: whose list it is, and the place there.
-      variant, reference, title: of the case; the title is its text.
-      name: that was given to it, or "".
-      of: the name of its Flax class.
+      package, module, at: the package, the module with the list `CASES`, and the index in it.
+      variant, reference, title: of the case; the title is `str(case)`.
+      name: the name passed to the case, or "".
+      of: name of its Flax class.
     """
 
     package: str
@@ -36,14 +36,14 @@ class Listed(NamedTuple):
 
 
 def collect(package: str) -> "list[Case]":
-    """The cases of a package or module, in order of its modules' names.
+    """The cases of a package or module, ordered by module name.
 
-    Only modules that name `CASES`, or take all names of a module that does, are imported.
+    Only modules that mention `CASES`, or star-import from one that does, are imported.
 
     Raises:
       ModuleNotFoundError: if there is no such package.
-      ValueError: if it has no cases, or a list holds something else.
-      ParityError: if two cases of a list have one name.
+      ValueError: if it has no cases, or a list contains anything else.
+      ParityError: if two cases of a list have the same name.
     """
     cases = [
         case
@@ -57,7 +57,7 @@ def collect(package: str) -> "list[Case]":
 
 
 def modules(package: str) -> list[str]:
-    """The names of a package's modules that may have `CASES`, told from their text.
+    """Names of a package's modules that may define `CASES`, determined from their source.
 
     Raises:
       ModuleNotFoundError: if there is no such package.
@@ -66,14 +66,14 @@ def modules(package: str) -> list[str]:
 
 
 def cases_in(package: str, module: str) -> "list[Case]":
-    """The list of one module, empty if it has none; the package is the one that was asked for.
+    """The list of one module, empty if it has none; `package` is the one that was requested.
 
-    A case that several lists have is at home in the one of the module that wrote it, else in the
-    one that was read first.
+    A case that occurs in several lists belongs to the module that created it, if that one lists it,
+    else to the module that was read first.
 
     Raises:
-      ValueError: if it holds something else than cases.
-      ParityError: if two cases have one name.
+      ValueError: if the list contains anything but cases.
+      ParityError: if two cases have the same name.
     """
     from .case import Case
 
@@ -90,7 +90,7 @@ def cases_in(package: str, module: str) -> "list[Case]":
 
 
 def listed(place: tuple[str, str]) -> list[Listed]:
-    """What is known of the cases of one module, by its package and its name."""
+    """Describes the cases of one module; `place` is its package and its name."""
     package, module = place
     entries = []
     for at, case in enumerate(cases_in(package, module)):
@@ -101,15 +101,15 @@ def listed(place: tuple[str, str]) -> list[Listed]:
 
 
 def select(cases: Sequence[Listed], names: Sequence[str], loosely: bool = False) -> list[Listed]:
-    """The cases that `names` mean: all without names.
+    """The cases selected by `names`; all if there are no names.
 
-    A name is a case's whole text; else a variant; else a case's own name, or its Flax class; else
-    it has a bracket and is part of a text.
+    A name is matched, in this order, to: a case's title; a variant; a case's own name or its Flax
+    class; a part of a title, if the name contains a bracket.
 
     Args:
-      cases: to choose from.
-      names: of them.
-      loosely: whether a variant or a class is meant by its letters and digits alone.
+      cases: the cases to select from.
+      names: the names to match.
+      loosely: whether variants and classes also match by letters and digits only.
     """
     if not names:
         return list(cases)
@@ -118,12 +118,12 @@ def select(cases: Sequence[Listed], names: Sequence[str], loosely: bool = False)
 
 
 def nothing_in(package: str) -> str:
-    """What is said of a package without cases."""
+    """Error message for a package without cases."""
     return f"{package} has no module with a list CASES of flax_attn.parity.Case."
 
 
 def letters(name: str) -> str:
-    """What is left of a name without dashes, underscores and capitals.
+    """Normalises a name by removing dashes and underscores and lowering case.
 
     >>> letters("CausalAttention") == letters("causal-attention") == letters("causal_attention")
     True
@@ -146,14 +146,14 @@ def _matching(cases: Sequence[Listed], name: str, loosely: bool) -> list[Listed]
 
 
 def _is_listed(case: "Case", package: str) -> bool:
-    """Whether the module of the package that wrote a case has it in its own list."""
+    """Whether the module of the package that created a case lists it in its own `CASES`."""
     name = case.home.module
     cases = getattr(sys.modules.get(name), "CASES", ())
     return name.startswith(f"{package}.") and any(case is other for other in cases)
 
 
 def _add_class_names(module: str, cases: "Sequence[Case]") -> None:
-    """Of cases with one name the Flax classes are told, if they are different."""
+    """Adds the Flax class to the titles of cases that share one, if the classes differ."""
     for second_pass in (False, True):
         by_title: dict[str, list[Case]] = {}
         for case in cases:

@@ -1,7 +1,7 @@
-"""Goldens: what torch gave, recorded small, so that parity can be replayed without torch.
+"""Goldens: compact records of torch's results, for running parity checks without torch.
 
-Weights and inputs are drawn again. A small result is kept as it is; of a large one 48 random
-projections are kept, each of a random part of it, so that a wrong result cannot meet them.
+Weights and inputs are drawn again. Small results are stored in full; large ones as 48 random
+projections, each over every 48th element, which a wrong result cannot match by chance.
 """
 
 import hashlib
@@ -41,17 +41,17 @@ from .home import LIBRARY, Home, is_from_this_library
 
 Call = Callable[..., Any]
 SKETCH = 48
-SMALLER = 2.0**-64  # times the largest number there is leaves room for a sum
-FORMAT = 1  # of what is written; a file that does not say is of this one
+SMALLER = 2.0**-64  # scales values near the dtype's maximum so that their sum does not overflow
+FORMAT = 1  # file format; files without the field have this format
 CHANGED = "what it holds is not what was recorded"
-# What a file that was cut off, mixed up or written by others may raise when it is read.
+# Exceptions that reading a truncated, corrupted or foreign file may raise.
 DAMAGE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError)
 DAMAGE += (BadZipFile, zlib.error, MemoryError, RecursionError, NotImplementedError)
 
 
 @runtime_checkable
 class Recorded(Protocol):
-    """What a golden asks of a case, which knows goldens and not the other way round."""
+    """What a golden needs from a case; avoids a circular import of `Case`."""
 
     flax_class: type[nnx.Module]
     flax_call: Call
@@ -76,10 +76,10 @@ class Recorded(Protocol):
 
 
 def sketch(name: str, array: np.ndarray, filled: str = "") -> np.ndarray:
-    """The array itself, flat, or 48 sums of its elements times random numbers.
+    """The flattened array itself if small, else 48 random projections of it.
 
-    Infinite numbers count as 0, and so do fills of the dtype `filled`, if it is given: where they
-    are is one number more. Huge numbers have sums of their own.
+    Infinities count as 0, and so do fills of the dtype `filled`, if given; a checksum of their
+    positions is added as one more value. Huge values are projected separately.
     """
     wide = judge.real(array)
     shown = np.isfinite(wide) & (fills(wide, filled) == 0 if filled else True)
@@ -93,7 +93,7 @@ def sketch(name: str, array: np.ndarray, filled: str = "") -> np.ndarray:
 
 
 def _sums(name: str, flat: np.ndarray) -> np.ndarray:
-    """The sums, of numbers made smaller where a sum would be too large for a number."""
+    """Random projections, of downscaled values if the sums would overflow."""
     if flat.size <= SKETCH:
         return flat
     drawn = draw.normal(0, f"sketch/{name}", flat.shape)
@@ -107,29 +107,29 @@ def _columns(flat: np.ndarray) -> np.ndarray:
 
 
 def path_of(case: Recorded) -> Path:
-    """The file that holds a variant's goldens: in the package that holds the case.
+    """The file with a variant's goldens, in the package that defines the case.
 
-    Those of this library's own cases come with the library.
+    Goldens of this library's own cases are part of the library.
 
     Raises:
-      ParityError: if the case stands in no file.
+      ParityError: if the case is not defined in a file.
     """
     home = LIBRARY / "flax_attn" if case.home.is_own(case.flax_class) else case.home.folder
     return home / "goldens" / f"{case.variant}.npz"
 
 
 def _read_from(case: Recorded) -> Path:
-    """The file that is read: this library's own for its layers in a case that stands in no file."""
+    """The file to read: the library's own for its layers in a case defined outside any file."""
     if is_from_this_library(case.flax_class) and not case.home.stands:
         return LIBRARY / "flax_attn" / "goldens" / f"{case.variant}.npz"
     return path_of(case)
 
 
 def record(cases: Sequence[Recorded]) -> Path:
-    """Writes what torch gives for the cases of one variant into its file, and returns its path.
+    """Writes torch's results for the cases of one variant to its file, and returns the path.
 
     Raises:
-      ParityError: if two cases have one name, one cannot be compared, or the file not be written.
+      ParityError: if case names collide, a case cannot be compared, or writing fails.
     """
     _check_names(cases)
     arrays, entries, path = {}, {}, path_of(cases[0])
@@ -143,7 +143,7 @@ def record(cases: Sequence[Recorded]) -> Path:
     part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(exist_ok=True)
-        with part.open("wb") as file:  # renamed when whole, so that no half of it is ever read
+        with part.open("wb") as file:  # written aside, then renamed: readers see no partial file
             np.savez_compressed(file, **arrays)
         os.replace(part, path)
     except OSError as error:
@@ -164,10 +164,10 @@ def _check_names(cases: Sequence[Recorded]) -> None:
 
 
 def replay(case: Recorded, dtypes: Sequence[str], eager: bool) -> Report:
-    """The Flax side of a case against its golden.
+    """Compares the Flax side of a case with its golden.
 
     Raises:
-      ParityError: if the case was not recorded, in one of `dtypes`, or its record is damaged.
+      ParityError: if the case or one of `dtypes` was not recorded, or the record is damaged.
     """
     path, command = _read_from(case), f"`{_record_command(case)}` where torch is installed"
     stored, meta = _load(path, command)
@@ -210,11 +210,11 @@ def _record_command(case: Recorded) -> str:
 
 
 def _load(path: Path, command: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """A file's arrays and what is written about them; nothing if there is no file."""
+    """A file's arrays and their metadata; empty if there is no file."""
     if not path.exists():
         return {}, {"cases": {}}
     try:
-        with path.open("rb") as file:  # which np.load leaves open if it is damaged
+        with path.open("rb") as file:  # np.load leaves a path's file open if it is damaged
             stored = dict(np.load(file, allow_pickle=False))
         meta = json.loads(zlib.decompress(stored["meta"].tobytes()))
         known = isinstance(meta["cases"], dict) and isinstance(meta["versions"]["torch"], str)
@@ -233,9 +233,9 @@ def _load(path: Path, command: str) -> tuple[dict[str, np.ndarray], dict[str, An
 
 
 def _digest(arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> str:
-    """What changes with every array of a file, and with all that is written about them.
+    """Hash of all arrays of a file and of their metadata.
 
-    Files of before have none.
+    Files written by earlier versions have none.
     """
     facts = {key: value for key, value in meta.items() if key != "digest"}
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
@@ -246,7 +246,7 @@ def _digest(arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> str:
 
 
 def _checked(entry: Any, stored: dict[str, np.ndarray], what: str, command: str) -> list[Source]:
-    """The described tensors of a case, after a look at all else that is written of it."""
+    """Validates a case's record and returns its described tensors."""
     try:
         sources = [Source.from_json(fields) for fields in entry["sources"]]
         for dtype, result in entry["results"].items():
@@ -305,7 +305,7 @@ def _record_case(case: Recorded) -> tuple[dict[str, Any], dict[str, np.ndarray]]
 
 
 def _results(got: Run, torch_run: Run, truth: Run, names: Names, dtype: str):
-    """Kind, name, value, scale and torch's own error of all that is kept."""
+    """Yields kind, name, value, scale and torch's own error of everything that is recorded."""
     if dtype == "float64":
         for _, flax_name, match in matches(got, truth, names):
             yield "tap", flax_name, match.value, None, None
@@ -320,11 +320,11 @@ def _results(got: Run, torch_run: Run, truth: Run, names: Names, dtype: str):
 
 
 def _steps(pair: Pair, decode: Decode, runs: tuple[Run, Run, Run], dtype: str):
-    """What torch's own steps gave for each cut, in the form of `_results`."""
+    """Yields the results of torch's own steps for each split, in the format of `_results`."""
     steps = decoded(pair, decode, runs, dtype, "jit")
     for cut in steps.cuts:
         torch_steps, want = (joined(x[cut].outputs, steps.axis) for x in (steps.torch, steps.truth))
-        assert torch_steps is not None and want is not None  # each step has the rows of its tokens
+        assert torch_steps is not None and want is not None  # `decoded` checks the token counts
         name = name_of(cut)
         sketches = sketch(name, torch_steps, dtype), sketch(name, want, dtype)
         yield "decode", name, want, None, judge.error(*sketches)
@@ -336,7 +336,7 @@ def _filled(kind: str, dtype: str) -> str:
 
 
 def _pieces(stored: dict[str, Any], numbers: np.ndarray):
-    """Kind, name, scale, torch's own error and sketch of all that is kept."""
+    """Yields kind, name, scale, torch's own error and sketch of everything recorded."""
     at = 0
     for kind, name, size, scale, torch_error in stored["facts"]:
         yield kind, name, scale, torch_error, numbers[at : at + size]
@@ -344,7 +344,7 @@ def _pieces(stored: dict[str, Any], numbers: np.ndarray):
 
 
 def _judge(run: Run, stored: dict[str, Any], numbers: np.ndarray, dtype: str, mode: str):
-    """Compares sketches; the dropout masks must be the ones that were drawn then."""
+    """Compares sketches; the dropout masks must equal those at recording time."""
     if _print_of(run) != stored["keeps"]:
         note = "this jax draws other dropout masks than the one that recorded: record again"
         yield Row(
@@ -373,8 +373,10 @@ def _judge(run: Run, stored: dict[str, Any], numbers: np.ndarray, dtype: str, mo
 
 
 def _judged_steps(steps: FlaxSteps, run: Run, pieces: list, what: str, command: str):
-    """Flax's steps against torch's, or against its full forward pass, as they were recorded; and in
-    float64 against Flax's own, which tells the step that differs first."""
+    """Compares Flax's steps with the recorded ones of torch, or with its full forward pass.
+
+    In float64 also with Flax's own full forward pass, which locates the first step that differs.
+    """
     dtype, mode = steps.side.dtype, "jit" if steps.side.jit else "eager"
     axis = steps.axes[steps.first]
     output = output_of(run.outputs, steps.tokens, axis)

@@ -1,4 +1,4 @@
-"""Where a case was written: the package that holds it, and with it its goldens."""
+"""Locates the package in which a case is defined, and with it its goldens."""
 
 import sys
 from difflib import get_close_matches
@@ -12,12 +12,12 @@ LIBRARY = Path(__file__).resolve().parents[3]
 
 
 class Home(NamedTuple):
-    """The file that holds a case.
+    """The file that defines a case.
 
     Attributes:
-      module: its name where it was imported.
-      file: its path, "" where there is none.
-      package: what `flax-attn parity` was asked for, "" where it was not asked.
+      module: its name when imported.
+      file: its path, "" if there is none.
+      package: the package passed to `flax-attn parity`, "" if none.
     """
 
     module: str
@@ -26,15 +26,15 @@ class Home(NamedTuple):
 
     @property
     def stands(self) -> bool:
-        """Whether there is such a file; a notebook's cells have none."""
+        """Whether the file exists; notebook cells have none."""
         return bool(self.file) and Path(self.file).resolve().parent.is_dir()
 
     @property
     def folder(self) -> Path:
-        """The outermost package around the file, or the folder of a file in no package.
+        """The outermost package around the file, or the folder of a file outside packages.
 
         Raises:
-          ParityError: if the case stands in no file.
+          ParityError: if the case is not defined in a file.
         """
         if not self.stands:
             raise ParityError(
@@ -48,7 +48,7 @@ class Home(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What the command is asked for, from where one stands."""
+        """The name to pass to the command, relative to the current folder."""
         path = Path(self.file).resolve()
         if self.package or not self.file:
             return self.package or self.module
@@ -61,23 +61,23 @@ class Home(NamedTuple):
         return ".".join(parts) if all(map(str.isidentifier, parts)) else self.module
 
     def is_own(self, flax_class: type) -> bool:
-        """Whether this library's own tests hold the case, and the library its class."""
+        """Whether the case is one of this library's own tests of one of its own classes."""
         from_library = is_from_this_library(flax_class) and self.stands
         return from_library and self.folder == LIBRARY / "parity_tests"
 
 
 def is_from_this_library(flax_class: type) -> bool:
-    """Whether a class is one of this library's."""
+    """Whether a class is defined in this library."""
     return flax_class.__module__.partition(".")[0] == "flax_attn"
 
 
 class File(NamedTuple):
-    """A file, or the folder of a package, by its path.
+    """A Python file, or the folder of a package.
 
     Attributes:
-      path: of it.
-      folder: where it is imported from.
-      module: its name there.
+      path: its path.
+      folder: the folder to import it from.
+      module: its module name there.
     """
 
     path: Path
@@ -86,10 +86,10 @@ class File(NamedTuple):
 
 
 def file_of(name: str) -> File | None:
-    """What a path names; None if `name` is no path of a Python file or a package.
+    """The file or package at a path; None if `name` is not a path of either.
 
     Raises:
-      ValueError: if there is no such file, or its name cannot be a module's.
+      ValueError: if the file does not exist, or its name is not a valid module name.
     """
     path = Path(name).resolve()
     if path.name == "__init__.py":
@@ -111,7 +111,7 @@ def file_of(name: str) -> File | None:
 
 
 def caller_of(case: object) -> Home:
-    """Where a case under construction is being written."""
+    """The module that is constructing `case`, found by walking up the stack."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_locals.get("self") is case:
         frame = frame.f_back
@@ -120,7 +120,7 @@ def caller_of(case: object) -> Home:
 
 
 def quoted(text: str) -> str:
-    """`text` as one word of a shell's line, in quotes.
+    """Quotes `text` for a shell, always with quotes.
 
     >>> print(quoted("a[b|c]"), quoted("it's"))
     'a[b|c]' 'it'"'"'s'
@@ -129,7 +129,7 @@ def quoted(text: str) -> str:
 
 
 def has_torch() -> bool:
-    """Whether torch can be imported."""
+    """Whether torch is installed."""
     return find_spec("torch") is not None
 
 

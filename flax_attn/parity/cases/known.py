@@ -1,4 +1,4 @@
-"""The variants of this library and their classes, read from its files without importing jax."""
+"""The variants of this library and their classes, read from source without importing jax."""
 
 import ast
 import os
@@ -17,18 +17,18 @@ LAYERS = LIBRARY / "flax_attn" / "layers"
 
 
 def check_names(library: str, names: Sequence[str]) -> None:
-    """Refuses names that surely mean nothing, before anything slow is imported.
+    """Rejects names that cannot match anything, before slow imports.
 
-    A name that may be a package, a file or a case's is left to who reads the cases.
+    A name that may be a package, a file or a case is accepted and checked later.
 
     Args:
       library: the package of this library's cases.
-      names: what the command is asked for.
+      names: the names passed to the command.
 
     Raises:
-      ValueError: if the first of them is no variant, class, case, package or file.
+      ValueError: if the first of them is not a variant, class, case, package or file.
     """
-    plain = bool(names) and WORD.fullmatch(names[0])  # else a title, or the name of a case
+    plain = bool(names) and WORD.fullmatch(names[0])  # otherwise a title or a case name
     if not plain or file_of(names[0]) or may_be_package(names[0]):
         return
     known = _variants()
@@ -38,9 +38,9 @@ def check_names(library: str, names: Sequence[str]) -> None:
 
 
 def may_be_package(name: str) -> bool:
-    """Whether the outermost package of a dotted name exists; nothing is imported.
+    """Whether the outermost package of a dotted name exists; imports nothing.
 
-    It may stand in the current folder, which is no part of the command's own path.
+    Also looks in the current folder, which is not on the command's own import path.
     """
     pieces = name.split(".")
     try:
@@ -51,7 +51,7 @@ def may_be_package(name: str) -> bool:
 
 
 def _variants() -> list[Listed]:
-    """A case in name only for each class of each variant."""
+    """Placeholder cases with only the variant and class, one per class of each variant."""
     cases = []
     for path in sorted(LAYERS.glob("[!_]*.py")):
         for node in ast.parse(path.read_text("utf-8")).body:
@@ -61,7 +61,7 @@ def _variants() -> list[Listed]:
 
 
 def _strings(package: str) -> set[str]:
-    """All texts in the modules that hold a package's cases, and so the names of all cases."""
+    """All string constants in the modules of a package's cases; these include all case names."""
     constants = set()
     for module in modules(package):
         spec = find_spec(module)

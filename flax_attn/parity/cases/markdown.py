@@ -1,13 +1,13 @@
-"""The certificate in Markdown: one row for each layer, on a page, and its short form on another.
+"""The certificate in Markdown: one row per layer on a page, and a short form on another.
 
-A page holds the table between two marks, and the first mark may name the page of the short form:
+A page holds the table between two markers; the first may name the page of the short form:
 
     <!-- certificate; short form in README.md -->
     <!-- end of certificate -->
 
-That page holds `<!-- short certificate -->` and `<!-- end of short certificate -->`; the first mark
-may name the layers that it shows, as in `<!-- short certificate of CausalAttention, Mamba -->`. The
-short form is made from the table alone, so the two cannot disagree.
+That page holds `<!-- short certificate -->` and `<!-- end of short certificate -->`; the first
+marker may name the layers to show, as in `<!-- short certificate of CausalAttention, Mamba -->`.
+The short form is generated from the table, so the two cannot disagree.
 """
 
 import os
@@ -33,12 +33,12 @@ SHORT_MARKS = _markdown.text_between(
 
 
 class PageFacts(NamedTuple):
-    """What a row says beside what the reports tell.
+    """Facts of a row that the reports do not contain.
 
     Attributes:
       layer: the Flax class.
-      backends: those that passed.
-      devices: over how many it passed, batch x length.
+      backends: the backends that passed.
+      devices: the device mesh on which it passed, batch x length.
     """
 
     layer: str
@@ -47,7 +47,7 @@ class PageFacts(NamedTuple):
 
 
 def layers(cases: Iterable[Listed]) -> dict[str, str]:
-    """By variant, the names of its Flax classes."""
+    """Names of the Flax classes of each variant."""
     names: dict[str, list[str]] = {}
     for case in cases:
         names.setdefault(case.variant, []).append(case.of)
@@ -55,11 +55,11 @@ def layers(cases: Iterable[Listed]) -> dict[str, str]:
 
 
 def markdown(lines: Iterable[Line], about: Mapping[str, PageFacts]) -> str:
-    """The table with all columns: one row a variant, torch's own references first.
+    """The table with all columns: one row per variant; torch's own references come first.
 
     Args:
-      lines: the certificate's, one for each variant and reference.
-      about: by variant; one that is missing stands under its own name.
+      lines: the certificate's, one per variant and reference.
+      about: facts by variant; a missing variant is listed under its own name.
     """
     variants: dict[str, list[Line]] = {}
     for line in lines:
@@ -68,11 +68,11 @@ def markdown(lines: Iterable[Line], about: Mapping[str, PageFacts]) -> str:
 
 
 def short(table: str, layers: Sequence[str] = ()) -> str:
-    """The table with the columns that fit a narrow page; the worst error is that of float64.
+    """The table with only the columns of the short form; the worst error is in float64.
 
     Args:
       table: from `markdown`.
-      layers: whose rows are wanted, in this order; all rows if none is named.
+      layers: the layers to include, in this order; all if empty.
 
     >>> row = ["A", "b", "own", "-", "3", "1.0e-16", "2.0e-15", "-", "-", "-", "equal"]
     >>> print(short(_written(HEADINGS, [row])).splitlines()[-1])
@@ -84,7 +84,7 @@ def short(table: str, layers: Sequence[str] = ()) -> str:
 
 
 def rows(table: str) -> dict[str, list[str]]:
-    """The cells of each row by its first one.
+    """The cells of each row, keyed by the first cell.
 
     >>> rows("| layer | verdict |\\n| --- | --- |\\n| A | equal |\\n")
     {'A': ['A', 'equal']}
@@ -93,9 +93,9 @@ def rows(table: str) -> dict[str, list[str]]:
 
 
 def joined(old: str, new: str) -> str:
-    """A table with new rows in the places of their layers, or in alphabetical order.
+    """A table in which new rows replace or join old ones, in alphabetical order.
 
-    A column that the old table does not have holds "-" in its rows.
+    Columns that the old table lacks are "-" in its rows.
 
     >>> print(joined("| v |\\n| --- |\\n| b |", "| v | w |\\n| --- | --- |\\n| a | 1 |"), end="")
     | v | w |
@@ -114,22 +114,22 @@ def joined(old: str, new: str) -> str:
 
 
 def has_marks(path: Path) -> bool:
-    """Whether the page has marks for the table or for its short form."""
+    """Whether the page has markers for the table or for its short form."""
     text = _text(path)
     return bool(FULL_MARKS.search(text) or SHORT_MARKS.search(text))
 
 
 def check(path: Path, cases: Sequence[Listed], known: Sequence[Listed]) -> None:
-    """Refuses, before the work, what could not be written to a page with marks.
+    """Checks, before the work starts, that the result can be written to a page with markers.
 
     Args:
       path: the page.
-      asked: the cases that are to be proven.
+      cases: the cases to be run.
       known: all cases of their packages.
 
     Raises:
-      ValueError: if the page holds the short form, or names a page that does not; or if a row
-        would speak for a layer of which only some cases are proven.
+      ValueError: if the page holds the short form, or names a page without one; or if only some
+        cases of a layer would be run.
     """
     text = _text(path)
     marks = FULL_MARKS.search(text)
@@ -157,12 +157,12 @@ def check(path: Path, cases: Sequence[Listed], known: Sequence[Listed]) -> None:
 
 
 def write(path: Path, table: str, whole: bool) -> list[Path]:
-    """Writes the table, between its marks if the page has them, and its short form.
+    """Writes the table and its short form, between their markers if the page has them.
 
     Args:
-      path: the page; one without marks, or that is not there, will hold the table alone.
+      path: the page; if missing or without markers, it will contain only the table.
       table: from `markdown`.
-      whole: whether it replaces all rows between the marks; else other layers keep theirs.
+      whole: whether it replaces all rows between the markers; else rows of other layers remain.
 
     Returns:
       The pages that were written.
@@ -215,7 +215,7 @@ def _short_row(row: Sequence[str]) -> list[str]:
 
 
 def _short_name(reference: str) -> str:
-    """A reference without the modules between its package and its class; torch's paths stay whole.
+    """Shortens a reference to its package and class; torch's paths are left unchanged.
 
     >>> _short_name("transformers.models.t5.modeling_t5.T5Attention")
     'transformers.T5Attention'
@@ -227,12 +227,12 @@ def _short_name(reference: str) -> str:
 
 
 def _written(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table, its rows in alphabetical order."""
+    """A Markdown table with its rows in alphabetical order."""
     return _markdown.table(headings, sorted(rows, key=lambda row: row[0]))
 
 
 def _relative_page(path: Path, name: str) -> Path:
-    """A page that another one names from where it stands."""
+    """Resolves a page name relative to another page."""
     return Path(os.path.normpath(path.parent / name))
 
 

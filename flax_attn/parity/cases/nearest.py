@@ -1,4 +1,4 @@
-"""What is said of a name that means nothing: the name it is nearest to."""
+"""Error messages for unknown names, with the nearest known name as a suggestion."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -10,12 +10,12 @@ from .home import quoted
 
 
 def unknown_name(name: str, packages: Sequence[str], lists: Sequence[Sequence[Listed]]) -> str:
-    """That a name is none of a case, and which one may be meant.
+    """Error message for an unknown name, with a suggestion.
 
     Args:
-      name: that means nothing.
-      packages: those that were named before it.
-      lists: the cases of each of them, and of this library.
+      name: the unknown name.
+      packages: the packages named before it.
+      lists: the cases of each of them, followed by those of this library.
     """
     *package_cases, library_cases = lists
     package_cases = [case for cases in package_cases for case in cases]
@@ -42,19 +42,19 @@ def unknown_name(name: str, packages: Sequence[str], lists: Sequence[Sequence[Li
 
 
 def _names(cases: Sequence[Listed]) -> list[str]:
-    """All that a case can be asked for by."""
+    """Names under which a case can be selected."""
     names = [n for case in cases for n in (case.variant, case.name, case.of, case.title) if n]
     return list(dict.fromkeys(names))
 
 
 def _modules_here() -> list[str]:
-    """Modules and packages of the folder where one stands."""
+    """Modules and packages in the current folder."""
     names = [path.stem for path in Path.cwd().glob("*.py")]
     return names + [path.parent.name for path in Path.cwd().glob("*/__init__.py")]
 
 
 def _nearest(name: str, names: Sequence[str]) -> str:
-    """The name that is most alike, as a shell takes it; "" if none is."""
+    """The most similar name, quoted for a shell if needed; "" if none is similar."""
     by_letters = {letters(known): known for known in reversed(names)}
     matches = get_close_matches(letters(name), list(by_letters), 1, cutoff=0.7)
     suggestion = by_letters[matches[0]] if matches else ""

@@ -1,4 +1,4 @@
-"""Many cases, each in a worker, so that one that ends its process ends nothing else."""
+"""Runs many cases in worker processes, so that a crash affects only one case."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -12,10 +12,10 @@ from .collect import Listed, cases_in
 from .strict import strict
 from .workers import Failure, Workers
 
-if TYPE_CHECKING:  # importing it brings jax, which workers alone need
+if TYPE_CHECKING:  # importing Case imports jax, which only workers need
     from .case import Case
 
-# The climb from the simplest attention to the layer of today's models.
+# From the simplest attention to the layer of current models.
 CLIMB = (
     "simplified_self_attention",
     "self_attention_v1",
@@ -25,7 +25,7 @@ CLIMB = (
     "multi_head",
     "grouped_query",
 )
-# What is proven if nothing is named: the climb, and a layer of every other kind.
+# Run if no names are given: the climb, and one layer of every other kind.
 FIXED = (
     *CLIMB,
     "transformer_multi_head",
@@ -53,20 +53,20 @@ FIXED = (
     "uniform_causal_average",
     "single_head",
 )
-# Whose first case against this original is taken; of the others the first of all.
+# The reference whose first case is used; other variants use their first case.
 ORIGINALS = {"transformer_multi_head": "torch.nn.MultiheadAttention"}
-SHORT = "float64"  # the dtype of the fixed set
+SHORT = "float64"  # the only dtype of the fixed set
 
 
 class Job(NamedTuple):
-    """One case by its place, since functions in it cannot be sent to a process.
+    """One case by its position, since cases contain functions that cannot be pickled.
 
     Attributes:
-      listed: its place.
-      live: against torch, else against its record.
-      eager: whether float64 runs eagerly too.
-      seed: in place of the case's own.
-      short: whether one dtype is enough.
+      listed: its position.
+      live: whether to compare with torch, else with its record.
+      eager: whether float64 also runs eagerly.
+      seed: replaces the case's own.
+      short: whether to run one dtype only.
     """
 
     listed: Listed
@@ -77,7 +77,7 @@ class Job(NamedTuple):
 
     @property
     def case(self) -> "Case":
-        """The case itself; its module is imported."""
+        """The case itself; imports its module."""
         case = copy(_cases(self.listed.package, self.listed.module)[self.listed.at])
         if self.seed is not None:
             case.seed = self.seed
@@ -87,7 +87,7 @@ class Job(NamedTuple):
 
 
 def jobs(cases: Sequence[Listed], live: bool, seed: int | None = None) -> list[Job]:
-    """One job a case; the first of each variant and reference runs eagerly too."""
+    """One job per case; the first of each variant and reference also runs eagerly."""
     queue, lines = [], set()
     for case in cases:
         line = (case.variant, case.reference)
@@ -97,7 +97,7 @@ def jobs(cases: Sequence[Listed], live: bool, seed: int | None = None) -> list[J
 
 
 def short(wanted: Sequence[Job]) -> list[Job]:
-    """One job for each variant of `FIXED`, in its order: its first case, in float64 under jit."""
+    """One job per variant of `FIXED`, in its order: its first case, in float64 under jit."""
     first: dict[str, Job] = {}
     for job in wanted:
         variant, reference = job.listed.variant, job.listed.reference
@@ -107,14 +107,14 @@ def short(wanted: Sequence[Job]) -> list[Job]:
 
 
 def prove(wanted: Sequence[Job], workers: Workers) -> Iterator[Report]:
-    """The reports, in order; of a case that could not be compared, one without comparisons."""
+    """Yields the reports in order; a case that could not be compared gives an empty report."""
     for job, result in zip(wanted, workers.map(_prove, wanted), strict=True):
         failed = isinstance(result, Failure)
         yield not_proven(job.listed.title, result) if failed else result
 
 
 def not_proven(title: str, failure: Failure) -> Report:
-    """A report of nothing, which is not equal."""
+    """An empty report, which counts as not equal."""
     from ..versions import versions
 
     return Report(title, (), notes=(failure.text,), versions=versions())
@@ -123,12 +123,12 @@ def not_proven(title: str, failure: Failure) -> Report:
 def record(
     wanted: Sequence[Job], cases: Sequence[Listed], workers: Workers
 ) -> Iterator[Path | Failure]:
-    """Records torch's results of the jobs' variants, whole; yields the files.
+    """Records torch's results for all cases of the jobs' variants; yields the files.
 
     Args:
       wanted: the jobs.
-      cases: all that are known of their packages.
-      workers: who records.
+      cases: all known cases of their packages.
+      workers: the worker processes.
     """
     groups: dict[tuple[str, str], list[Listed]] = {
         (job.listed.package, job.listed.variant): [] for job in wanted
@@ -143,7 +143,7 @@ def record(
 
 
 def record_each(wanted: Sequence[tuple[Job, Path]], workers: Workers) -> Iterator[Path | Failure]:
-    """Records each job's reference whole, in a file of its own; yields the files in order."""
+    """Records the full results of each job's reference in its own file; yields the files."""
     for (job, _), result in zip(wanted, workers.map(_record_one, wanted), strict=True):
         failed = isinstance(result, Failure)
         yield Failure(f"not recorded: {result.text}", job.listed.title) if failed else result
@@ -161,7 +161,7 @@ def _prove(job: Job) -> Report:
 
 
 def _record(cases: Sequence[Listed]) -> Path:
-    """Records one variant's cases; what fails is told with the case's name."""
+    """Records the cases of one variant."""
     from . import golden
 
     return golden.record([_cases(case.package, case.module)[case.at] for case in cases])
@@ -169,5 +169,5 @@ def _record(cases: Sequence[Listed]) -> Path:
 
 @lru_cache
 def _cases(package: str, module: str) -> "list[Case]":
-    """The cases of a module, the same objects each time."""
+    """The cases of a module; cached, so the objects are the same each time."""
     return cases_in(package, module)

@@ -1,4 +1,4 @@
-"""What the command is asked for: cases, by the names of variants, cases and packages."""
+"""Selects cases by the command's arguments: names of variants, cases and packages."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -15,11 +15,11 @@ from .workers import Failure, Workers, attempt
 
 
 class Selection(NamedTuple):
-    """What was found.
+    """The selected cases.
 
     Attributes:
-      cases: those that are asked for.
-      known: all of their packages.
+      cases: the requested cases.
+      known: all cases of their packages.
       failed: modules whose cases could not be listed, by name.
     """
 
@@ -29,23 +29,22 @@ class Selection(NamedTuple):
 
 
 class _Package(NamedTuple):
-    """A package's cases, and its modules that could not be read."""
+    """A package's cases, and its modules that could not be imported."""
 
     cases: list[Listed]
     failed: list[tuple[str, Failure]]
 
 
 def select_cases(library: str, names: Sequence[str], workers: Workers) -> Selection:
-    """The cases that `names` ask for: of this library, or of packages that have cases.
+    """The cases selected by `names`, from this library or from other packages with cases.
 
     Args:
       library: the package of this library's cases.
-      names: variants, cases as a report prints them or by their own names, Flax classes, packages,
-        modules and paths of files.
-      workers: who imports the modules.
+      names: variants, titles or names of cases, Flax classes, packages, modules and file paths.
+      workers: the worker processes that import the modules.
 
     Raises:
-      ValueError: if a name is none of all.
+      ValueError: if a name matches nothing.
       ParityError: if this library's own cases cannot be listed.
     """
     mine = workers.call(_cases_of_library, library)
@@ -61,13 +60,13 @@ def select_cases(library: str, names: Sequence[str], workers: Workers) -> Select
     for cases, failures in packages.values():
         some = [name for name in wanted if select(cases, [name], name not in exact)]
         selection += select(cases, some, loosely=True)
-        failed += [] if some else failures  # else all that is asked of it was found elsewhere
+        failed += [] if some else failures  # irrelevant if the names were found elsewhere
         left = [name for name in left if name not in some]
     unknown = [name for name in left if not select(mine.cases, [name], name not in exact)]
     if unknown and not any(package.failed for package in packages.values()):
         raise ValueError(unknown_name(unknown[0], list(packages), lists))
     selection += select(mine.cases, left, loosely=True) if left else []
-    if unknown:  # a module that could not be read may hold it
+    if unknown:  # may be defined in a module that could not be imported
         failed = [failure for package in packages.values() for failure in package.failed]
     return Selection(selection, [case for cases in lists for case in cases], failed)
 
@@ -75,7 +74,7 @@ def select_cases(library: str, names: Sequence[str], workers: Workers) -> Select
 def _split(
     mine: Sequence[Listed], names: Sequence[str], workers: Workers
 ) -> tuple[dict[str, _Package], list[str]]:
-    """The packages among names, and the names that are none; a known case is no package."""
+    """Splits names into packages and other names; names of known cases are not packages."""
     packages: dict[str, _Package] = {}
     wanted = []
     for name in dict.fromkeys(names):
@@ -124,7 +123,7 @@ def _modules_of(package: str) -> list[str] | None:
 
 
 def _module_at(file: File) -> list[str]:
-    """The modules with cases of a file or a folder; another one of its name must not hide it."""
+    """Modules with cases at a file or folder; raises if another module shadows it."""
     spec = find_spec(file.module)
     origin = Path((spec and spec.origin) or "").resolve()
     if origin not in (file.path, file.path / "__init__.py"):
@@ -136,7 +135,7 @@ def _module_at(file: File) -> list[str]:
 
 
 def _empty_lists(names: Sequence[str]) -> str:
-    """What is said of modules whose lists are empty; "" if none has a list."""
+    """Message for modules whose lists `CASES` are empty; "" if none has a list."""
     empty = [name for name in names if hasattr(import_module(name), "CASES")]
     lists = " and ".join(f"{name}.CASES" for name in empty)
     end = "holds no case, so there is nothing to prove."
@@ -144,7 +143,7 @@ def _empty_lists(names: Sequence[str]) -> str:
 
 
 def _read(names: Sequence[str], results: Sequence[list[Listed] | Failure]) -> _Package:
-    """What came of listing modules."""
+    """Splits the results of listing modules into cases and failures."""
     pairs = list(zip(names, results, strict=True))
     cases = [case for _, result in pairs if not isinstance(result, Failure) for case in result]
     return _Package(cases, [(name, r) for name, r in pairs if isinstance(r, Failure)])

@@ -1,4 +1,4 @@
-"""A case over several devices: its inputs are sharded, and its reference runs on one."""
+"""Runs a case on several devices: its inputs are sharded, and its reference runs on one."""
 
 from collections.abc import Mapping
 from copy import copy
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Split(NamedTuple):
-    """Over how many devices the batch is sharded, and the length."""
+    """Number of shards along the batch and along the length."""
 
     batch: int
     length: int
@@ -27,21 +27,20 @@ class Split(NamedTuple):
 
 
 def sharded_report(case: "Case", live: bool, devices: int) -> tuple[Report, Split] | None:
-    """The comparison over as many of these devices as the case's sizes allow, and how.
+    """The comparison on as many devices as the case's sizes allow, and the split used.
 
-    In float64 under jit, without steps beside a cache. The weights are whole on every device. A
-    layer that raises for a sharded length is tried with the batch alone, which the split shows.
-    None if the sizes of the case allow no split at all.
+    Runs in float64 under jit, without decoding. The weights are replicated. If a layer raises for a
+    sharded length, only the batch is sharded, as the split shows. None if the sizes allow no split.
 
     Raises:
-      ParityError: if the two cannot be compared.
+      ParityError: if the modules cannot be compared.
     """
     arrays, refused = case.arrays(), None
     for split in splits(arrays, min(devices, jax.device_count())):
         try:
             return _over(case, split, arrays, live), split
         except ParityError as error:
-            if error.__cause__ is None:  # it is not the layer that raised
+            if error.__cause__ is None:  # not raised by the layer
                 raise
             refused = error
     if refused is not None:
@@ -50,7 +49,7 @@ def sharded_report(case: "Case", live: bool, devices: int) -> tuple[Report, Spli
 
 
 def splits(arrays: Mapping[str, np.ndarray], devices: int) -> list[Split]:
-    """The split over most devices, along batch and length; then that along the batch alone.
+    """The split over the most devices, along batch and length; then the one along the batch only.
 
     >>> splits({"x": np.ones((2, 12, 5))}, 8)
     [Split(batch=2, length=4), Split(batch=2, length=1)]
@@ -68,12 +67,12 @@ def splits(arrays: Mapping[str, np.ndarray], devices: int) -> list[Split]:
 
 
 def _entries(arrays: Mapping[str, np.ndarray]) -> int:
-    """How many entries the first batch axis has."""
+    """Size of the first batch axis."""
     return max((x.shape[0] for x in arrays.values() if x.ndim > 2), default=1)
 
 
 def _is_sequence(x: np.ndarray) -> bool:
-    """Whether an input is vectors along a length, B T D."""
+    """Whether an input is a sequence of vectors, B T D."""
     return x.ndim == 3 and x.dtype.kind == "f"
 
 
@@ -95,8 +94,11 @@ def _over(case: "Case", split: Split, arrays: Mapping[str, np.ndarray], live: bo
 
 
 def _spec(x: np.ndarray, split: Split, entries: int) -> P:
-    """Along which axes of the mesh an input is sharded: vectors along both, what else has the batch
-    as its first axis, as masks may, along that."""
+    """The partition spec of an input.
+
+    Vectors are sharded along batch and length. Other inputs whose first axis is the batch, such as
+    masks, are sharded along that; the rest are replicated.
+    """
     batch, length = (name if n > 1 else None for name, n in split._asdict().items())
     if _is_sequence(x):
         return P(batch, length)

@@ -1,4 +1,4 @@
-"""The strict modes in which this library's own cases are proven, by pytest and by the command."""
+"""Strict JAX modes for this library's own cases, used by pytest and the command line."""
 
 import warnings
 from collections.abc import Iterator
@@ -6,13 +6,13 @@ from contextlib import ExitStack, contextmanager
 
 MODES = {"jax_numpy_rank_promotion": "raise", "jax_numpy_dtype_promotion": "strict"}
 WARNINGS = "error"
-# A cache that cannot be read or written says so in a warning; nothing is wrong with the case.
+# Failing to read or write the cache only warns; the case itself is unaffected.
 CACHE = ".*persistent compilation cache"
 
 
 @contextmanager
 def strict() -> Iterator[None]:
-    """Promotion of ranks and dtypes raises inside, and so does every warning.
+    """Context in which rank promotion, implicit dtype promotion and all warnings raise.
 
     >>> import jax.numpy as jnp
     >>> with strict():

@@ -1,4 +1,4 @@
-"""Whether a file may have a list CASES: told from its text, for importing it may do anything."""
+"""Checks from its source whether a file may define `CASES`; importing may have side effects."""
 
 import ast
 import re
@@ -12,10 +12,10 @@ NAMESPACES = ("globals", "vars", "locals")
 
 
 def may_have_cases(path: Path) -> bool:
-    """Whether a file names `CASES`, in any way, or takes all names of one that does.
+    """Whether a file mentions `CASES`, or star-imports from a file that does.
 
-    It also may where it puts computed names into its `globals()`, or where it names `CASES` and
-    cannot be read: importing it says which. Nothing is imported here.
+    Also True if it adds computed names to its `globals()`, or mentions `CASES` and cannot be
+    parsed; importing it then decides. Nothing is imported here.
     """
     tree = _tree(path)
     if tree is None:
@@ -24,7 +24,7 @@ def may_have_cases(path: Path) -> bool:
 
 
 def _has_name(path: Path, visited: frozenset[Path]) -> bool:
-    """Whether the name stands in a file, or in one that it takes all names of."""
+    """Whether `CASES` occurs in a file, or in a file it star-imports from."""
     tree = _tree(path)
     if tree is None or path in visited:
         return False
@@ -36,7 +36,7 @@ def _has_name(path: Path, visited: frozenset[Path]) -> bool:
 
 
 def _tree(path: Path) -> ast.Module | None:
-    """What a file says, if it says anything that may matter; None if it cannot be read."""
+    """Parses a file, empty if it has no relevant names; None if it cannot be parsed."""
     source = path.read_bytes()
     try:
         return ast.parse(source if SIGNS.search(source) else b"")
@@ -52,7 +52,7 @@ def _outside_functions(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _names_it(node: ast.AST) -> bool:
-    """Whether it is the name itself, bound or asked for; another object's attribute is not."""
+    """Whether a node binds or reads the name `CASES`; reading another object's attribute is not."""
     match node:
         case (
             ast.Name(id="CASES")
@@ -69,7 +69,7 @@ def _names_it(node: ast.AST) -> bool:
 
 
 def _computes_a_name(node: ast.AST) -> bool:
-    """Whether it is `globals()[...] = ` with a key that is no text, or `globals().update(...)`."""
+    """Whether a node is `globals()[...] =` with a non-literal key, or `globals().update(...)`."""
     match node:
         case ast.Subscript(
             value=ast.Call(func=ast.Name(id=of), args=[]), slice=key, ctx=ast.Store()
@@ -83,7 +83,7 @@ def _computes_a_name(node: ast.AST) -> bool:
 
 
 def _files(star: ast.ImportFrom, path: Path) -> list[Path]:
-    """The file of the module that `from module import *` in `path` takes names of."""
+    """The files of the module that `from module import *` in `path` refers to."""
     parts = star.module.split(".") if star.module else []
     if star.level:
         roots = [path.parents[star.level - 1]] if star.level <= len(path.parents) else []
@@ -95,7 +95,7 @@ def _files(star: ast.ImportFrom, path: Path) -> list[Path]:
 
 
 def _roots(package: str) -> list[Path]:
-    """Where an outermost package or module stands."""
+    """Locations of a top-level package or module."""
     try:
         spec = find_spec(package)
     except (ImportError, ValueError):

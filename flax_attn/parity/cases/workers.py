@@ -1,4 +1,4 @@
-"""Workers: processes that work for the command, so that no case can end it or another case."""
+"""Worker processes, so that a crashing case cannot end the command or other cases."""
 
 import importlib
 import os
@@ -20,17 +20,17 @@ A = TypeVar("A")
 B = TypeVar("B")
 HOME = os.path.dirname(sys.modules[__name__.partition(".")[0]].__file__ or "")
 IMPORTS = os.path.dirname(importlib.__file__)
-LARGEST = 1.1 * 2**30  # bytes; a larger worker is replaced, since jax keeps all that it compiled
-SAFE = "PYTHONSAFEPATH"  # keeps the current folder from the front of a new process's path
+LARGEST = 1.1 * 2**30  # bytes; larger workers are replaced, since jax keeps all compiled programs
+SAFE = "PYTHONSAFEPATH"  # keeps the current folder off the front of a new process's path
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What came of a piece of work that raised, exited or killed its process.
+    """Describes work that raised, exited or killed its process.
 
     Attributes:
       text: what happened, without a subject.
-      about: whose failure it is, where that is not known to who asked.
+      about: the subject, if the caller does not know it.
     """
 
     text: str
@@ -39,13 +39,13 @@ class Failure:
 
 @dataclass(frozen=True)
 class LastResult:
-    """The result of a process that is to do nothing more: a kernel has broken its device, say."""
+    """The result of a process that must not be reused, e.g. because a kernel broke its device."""
 
     result: Any
 
 
 def attempt(work: Callable[[A], B], item: A) -> B | Failure:
-    """The result of `work`, or what it raised, `SystemExit` included."""
+    """Returns the result of `work`, or a `Failure` for any exception, `SystemExit` included."""
     try:
         return work(item)
     except ParityError as error:
@@ -55,15 +55,15 @@ def attempt(work: Callable[[A], B], item: A) -> B | Failure:
 
 
 class Workers:
-    """Processes that take work one piece at a time; one that dies is named and replaced.
+    """Process pool whose workers take one item at a time; dead or large workers are replaced.
 
-    Of two modules of one name they import what Python would without them: the folders here and the
-    current folder come last. One that has grown large is replaced too.
+    If two modules have the same name, workers import the one that plain Python would: `folders` and
+    the current folder come last on the path.
 
     Attributes:
-      most: how many there may be.
-      folders: where they look for modules that are nowhere else, before the current folder.
-      settings: environment variables of theirs.
+      most: maximum number of processes.
+      folders: extra import folders, searched before the current folder.
+      settings: environment variables for the processes.
     """
 
     def __init__(self, most: int = 1, settings: Mapping[str, str] | None = None):
@@ -84,21 +84,21 @@ class Workers:
         self._idle, self._busy = [], {}
 
     def add_path(self, folder: str) -> None:
-        """Modules are looked for in a folder too, by those who start from now on."""
+        """Adds an import folder for processes started from now on."""
         self.folders = (folder, *self.folders)
         self._drop_idle()
 
     def start(self, count: int) -> None:
-        """Starts processes that will be wanted soon, so that they are ready by then."""
+        """Starts processes in advance, so that they are ready when needed."""
         while len(self._idle) < count:
             self._idle.append(self._new())
 
     def call(self, work: Callable[[A], B], item: A) -> B | Failure:
-        """One piece of work."""
+        """Runs one item."""
         return next(self.map(work, [item]))
 
     def map(self, work: Callable[[A], B], items: Sequence[A]) -> Iterator[B | Failure]:
-        """The results in order. `work` and `items` are sent, so they must be picklable."""
+        """Yields the results in order. `work` and `items` must be picklable."""
         waiting = deque(range(len(items)))
         done: dict[int, B | Failure] = {}
         many = max(1, min(self.most, len(items) // 2))
@@ -114,7 +114,7 @@ class Workers:
                     elif not isinstance(result, _WorkerDied):
                         done[i] = result
                         self._keep(worker)
-                    elif worker.served > 1:  # what it did before may have killed it: once more
+                    elif worker.served > 1:  # earlier work may have caused it: retry once
                         waiting.appendleft(i)
                         self._drop_idle()
                     else:
@@ -125,7 +125,7 @@ class Workers:
         worker = self._idle.pop() if self._idle else self._new()
         try:
             worker.assign(work, items[i])
-        except OSError:  # it died while it waited
+        except OSError:  # it died while idle
             worker.end()
             worker = self._new()
             worker.assign(work, items[i])
@@ -135,21 +135,21 @@ class Workers:
         return _Worker(self.folders, self.settings)
 
     def _keep(self, worker: "_Worker") -> None:
-        """For the next piece of work, unless it has grown large."""
+        """Keeps an idle worker for the next item, unless it has grown large."""
         if worker.size > LARGEST:
             worker.end()
         else:
             self._idle.append(worker)
 
     def _results(self) -> Iterator[tuple["_Worker", Any]]:
-        """What workers have sent, and which of them are dead."""
+        """Yields results that workers have sent, and workers that died."""
         ready = wait([worker.pipe for worker in self._busy], timeout=1.0)
         for worker in list(self._busy):
             if worker.pipe in ready or not worker.process.is_alive():
                 yield worker, worker.result()
 
     def _drop_idle(self) -> None:
-        """So that the next piece of work gets a new process."""
+        """Ends all idle workers, so that the next item gets a new process."""
         for worker in self._idle:
             worker.end()
         self._idle = []
@@ -161,11 +161,11 @@ class _WorkerDied:
 
 
 class _Worker:
-    """One process; Ctrl-C does not reach it, whoever started it ends it.
+    """One process; ignores Ctrl-C, since its parent ends it.
 
     Attributes:
-      served: how many pieces of work it was given.
-      size: the largest memory that it has had, in bytes; 0 where that is not told.
+      served: number of items it has received.
+      size: its peak memory in bytes; 0 if unknown.
     """
 
     def __init__(self, folders: tuple[str, ...], settings: Mapping[str, str]) -> None:
@@ -195,7 +195,7 @@ class _Worker:
         return _WorkerDied(f"it ended its process with exit code {code}")
 
     def end(self) -> None:
-        """Waits for a process that is dead already, and kills one that is not."""
+        """Joins the process, killing it if it is still alive."""
         self.process.join(0.1)
         if self.process.is_alive():
             self.process.kill()
@@ -205,7 +205,7 @@ class _Worker:
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """A process that is started inside never hears Ctrl-C."""
+    """Context in which started processes ignore Ctrl-C."""
     blocks = hasattr(signal, "pthread_sigmask")
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if blocks else ()
     try:
@@ -217,7 +217,7 @@ def _without_interrupts() -> Iterator[None]:
 
 @contextmanager
 def _safe_path() -> Iterator[None]:
-    """A process that is started inside takes none of its own modules from the current folder."""
+    """Context in which started processes do not import from the current folder at startup."""
     before = os.environ.get(SAFE)
     os.environ[SAFE] = "1"
     try:
@@ -227,7 +227,7 @@ def _safe_path() -> Iterator[None]:
 
 
 def _serve(pipe: Connection, folders: tuple[str, ...], settings: Mapping[str, str]) -> None:
-    """Works until nobody asks any more."""
+    """Serves requests until the pipe is closed."""
     os.environ.pop(SAFE, None)
     os.environ.update(settings)
     sys.path += [path for path in (*folders, os.getcwd()) if path not in sys.path]
@@ -247,9 +247,9 @@ def _serve(pipe: Connection, folders: tuple[str, ...], settings: Mapping[str, st
 
 
 def _size() -> int:
-    """The largest memory that this process has had, in bytes; 0 on systems that do not tell.
+    """Peak memory of this process in bytes; 0 on systems that do not report it.
 
-    On Linux getrusage would tell the largest of whoever started this process, too.
+    On Linux, getrusage also includes the parent's peak.
     """
     status = Path("/proc/self/status")
     if status.exists():
@@ -263,16 +263,16 @@ def _size() -> int:
 
 
 def _one_thread() -> None:
-    """One thread a process for torch, so that processes do not fight for processors."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # torch reads it when it is imported, which is later
+    """Limits torch to one thread per process, so that processes do not compete for cores."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported, which happens later
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
 
 
 def _error_text(error: BaseException) -> str:
-    """What was raised and where, in one line: the last place that is not of this library."""
+    """The exception in one line, with the innermost location outside this library."""
     message = " ".join(str(error).split())
-    if isinstance(error, SyntaxError) and error.filename:  # which is no place of a traceback
+    if isinstance(error, SyntaxError) and error.filename:  # its location is not in the traceback
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
     if isinstance(error, SystemExit):
         text = f"it exited: sys.exit({error.code!r})"

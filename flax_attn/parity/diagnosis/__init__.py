@@ -1,1 +1,1 @@
-"""After a failure: which step introduced it, and what it looks like."""
+"""Diagnosis of a failed comparison: which step introduced the error, and its likely cause."""

@@ -1,4 +1,4 @@
-"""Which places of a backward pass cannot be at fault, whatever a replay of it shows there."""
+"""Taps whose backward pass cannot be at fault, regardless of the local gradient check."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,10 +9,10 @@ from .places import Local
 
 
 def unused(local: Local) -> set[str]:
-    """The forced taps of calls that nothing is made of, beside another call that gives the same.
+    """Forced taps whose output is unused, where another call of the module has the same value.
 
-    Torch has one such call, and its gradient put behind the wrong one of Flax's would go on from
-    both.
+    Torch has only one such call. Its gradient, injected at the wrong one of Flax's calls, would
+    propagate in addition to the right one.
     """
     names = set()
     forced = local.force.keys()
@@ -28,10 +28,10 @@ def unused(local: Local) -> set[str]:
 
 
 def unaffected(late: Sequence[Row], local: Local, rows: Sequence[Row]) -> set[str]:
-    """Those of the places where a gradient is off in the replay alone.
+    """Names whose gradient differs only in the local check.
 
-    A parameter or an input has a comparison of its own. A tap is cleared if no gradient that failed
-    lies behind it.
+    Parameters and inputs are compared in the full run as well. A tap counts as unaffected if no
+    failed gradient can be reached from it in the backward pass.
     """
     whole = [row for row in rows if row.kind == "gradient" and row.dtype == "float64"]
     failed = {row.name for row in whole if row.verdict.differs}
@@ -43,8 +43,10 @@ def unaffected(late: Sequence[Row], local: Local, rows: Sequence[Row]) -> set[st
 
 
 def _explains(tap: str, failed: Iterable[str], local: Local) -> bool:
-    """Whether a gradient that failed may come through a tap: that of an input, or of a parameter
-    that belongs to no tap that the backward pass does not come to from there."""
+    """Whether a failed gradient may depend on the gradient at a tap.
+
+    True for inputs, and for parameters of modules that the backward pass reaches from the tap.
+    """
     behind, reached = {tap}, [tap]
     while reached:
         fed = local.feeds.get(reached.pop(), frozenset()) - behind
@@ -55,5 +57,5 @@ def _explains(tap: str, failed: Iterable[str], local: Local) -> bool:
 
 
 def _module(tap: str) -> str:
-    """The path of the module whose call, or whose point, a tap is."""
+    """The path of the module that a tap belongs to."""
     return tap.partition("#")[0]

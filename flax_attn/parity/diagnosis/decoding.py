@@ -1,4 +1,4 @@
-"""Diagnosis of decoding: the first step that differs, and what it looks like."""
+"""Diagnosis of decoding: the first step that differs, and its likely cause."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,9 +18,10 @@ UNAFFECTED = "each cut is what Flax's own full forward pass is: mend the layer, 
 def with_steps(
     report: Report, steps: Decoded, comparisons: Sequence[CutComparison], runs: tuple[Run, Run, Run]
 ) -> Report:
-    """The report with the first step that differs.
+    """Adds the first step that differs to the report.
 
-    Where the full forward pass differs too, the cache is blamed only for what it adds to that.
+    If the full forward pass differs as well, steps are compared with Flax's own full forward pass,
+    so that only errors of the cache are reported.
     """
     wrong = [each for each in comparisons if each.row.verdict.differs]
     elsewhere = any(row.kind != "decode" for row in report.failed)
@@ -49,7 +50,7 @@ def _place(
 
 
 def _cuts_that_differ(wrong: Sequence[CutComparison], steps: Decoded) -> str:
-    """Which cuts differ from which token on, and which do not."""
+    """Lists the splits that differ, with their first wrong token, and those that agree."""
     off = {each.cut: each.place for each in wrong}
     parts = [f"{cut} from token {place.token}" if place else f"{cut}" for cut, place in off.items()]
     right = ", ".join(str(cut) for cut in steps.cuts if cut not in off)

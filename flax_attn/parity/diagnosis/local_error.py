@@ -1,8 +1,8 @@
-"""Diagnosis: every tap computed again from torch's own values, so that only its own fault shows.
+"""Local errors: recomputes every tap from torch's own values, so that only its own fault shows.
 
-In one more run of Flax each tap, once computed, is replaced by what torch had there, and each
-cotangent that arrives at it by torch's gradient. What differs then differs by itself: an innocent
-step that only passes an error on agrees, and several faults are told apart, backward ones too.
+In an extra run of Flax each tap is replaced, after it is computed, by torch's value, and its
+cotangent by torch's gradient. Whatever differs is then wrong by itself: steps that only propagate
+an error agree, and several faults are separated, in the backward pass too.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,10 +38,10 @@ def diagnosed(
     runs: Runs,
     decoding: tuple[Decoded, Sequence[CutComparison]] | None = None,
 ) -> Report:
-    """The report with places: local errors, divergences, maps and hints.
+    """Adds places to the report: local errors, divergences, maps and hints.
 
-    `runs` are those that it tells of, by dtype and mode, `decoding` the steps beside them. The
-    verdict stands whatever happens while places are looked for.
+    `runs` are the report's runs by dtype and mode, `decoding` its decoding steps. Errors during the
+    diagnosis do not affect the verdict.
     """
     pair.watch.at("looking for the place")
     rows = [row for row in report.failed if row.mode and row.kind != "decode"]
@@ -66,7 +66,7 @@ def _diagnosed(pair: Pair, report: Report, rows: list[Row], runs: Runs) -> Repor
 
 
 def _placed(pair: Pair, report: Report, failed: list[Row], runs: Runs) -> Report:
-    """Where float64 differs: values first, and gradients where no output differs."""
+    """Diagnoses a failure in float64: values first, and gradients if no output differs."""
     mode = failed[0].mode
     plain, _, truth = runs["float64", mode]
     force = forces(plain, truth, pair.names)
@@ -103,10 +103,10 @@ def _placed(pair: Pair, report: Report, failed: list[Row], runs: Runs) -> Report
 
 
 def _values(local: Local, wrong: list[Row], plain: Run) -> list[tuple[Span | None, Divergence]]:
-    """The places of rows that are wrong: steps whose inputs agree, and what lies between taps.
+    """Places for wrong rows: steps whose inputs agree, and faults between taps.
 
-    What is given to several steps is told once, before the first of them; and a mistake with which
-    torch returns just what Flax returns is the only one.
+    A value that is the input of several steps is reported once, before the first of them. A mistake
+    that makes torch return exactly Flax's outputs is reported alone.
     """
     places: list[tuple[Span | None, Divergence]] = []
     earlier: list[np.ndarray] = []
@@ -133,7 +133,7 @@ def _values(local: Local, wrong: list[Row], plain: Run) -> list[tuple[Span | Non
 
 
 def _tap_hint(local: Local, row: Row) -> str:
-    """What a tap looks like: settings that explain it, its numbers, a mistake, other settings."""
+    """The hint for a tap: explaining settings, inputs, value, a mistake, or other settings."""
     for step in (explained_settings, other_indices, _numbers_of, fault_hint, other_settings):
         if description := attempt(step.__name__, lambda step=step: step(local, row), ""):
             return description
@@ -145,7 +145,7 @@ def _numbers_of(local: Local, row: Row) -> str:
 
 
 def _span_hint(local: Local, row: Row, span: Span) -> str:
-    """What arrives between two taps looks like: a tap that torch alone has there, or the next."""
+    """The hint between two taps, from a tap that only torch has there, or from the next tap."""
     truth, names = local.truth, local.pair.names
     inputs = (
         truth.calls[local.torch_names[row.name]].inputs if row.name in local.torch_names else {}
@@ -163,7 +163,7 @@ def _span_hint(local: Local, row: Row, span: Span) -> str:
 def _with_places(
     local: Local, other: set[str], places: list[tuple[Span | None, Divergence]]
 ) -> Iterator[Row]:
-    """The local rows, those of places between taps before the step behind them."""
+    """The local rows, with rows for places between taps before the following step."""
     span = {between.step: between.row for between, _ in places if between is not None}
     for row in local.rows:
         if row.name in span:
@@ -178,7 +178,7 @@ def _equivalent_note(other: set[str]) -> Iterator[str]:
 
 
 def _gradient_hint(local: Local, plain: Run, arrived: "Arrived") -> str:
-    """What a gradient looks like."""
+    """The hint for a gradient."""
     name, got, want = arrived.row.name, arrived.got, arrived.want
     description = attempt("padding_row", lambda: padding_row(local, name, got, want), "")
     description = description or backward_hint(got, want)
@@ -188,7 +188,7 @@ def _gradient_hint(local: Local, plain: Run, arrived: "Arrived") -> str:
 
 
 def _result(row: Row, local: Local, plain: Run) -> Divergence:
-    """A result that differs where no place does."""
+    """The divergence for a result that differs although no tap does."""
     description, truth, names = "", local.truth, local.pair.names
     if row.kind == "state":
         description = attempt("state_settings", lambda: state_settings(local, row.name), "")
@@ -198,7 +198,7 @@ def _result(row: Row, local: Local, plain: Run) -> Divergence:
 
 
 def _narrow(pair: Pair, report: Report, failed: Row, runs: Runs) -> Report:
-    """Where precision is lost: the first tap, in torch's call order, that is worse than torch's."""
+    """Diagnoses lost precision: the first tap in torch's call order that is worse than torch's."""
     dtype, mode = failed.dtype, failed.mode
     got, torch_run, truth = runs[dtype, mode]
     rows, other = [], _other_in_float64(pair, runs)
@@ -222,7 +222,7 @@ def _narrow(pair: Pair, report: Report, failed: Row, runs: Runs) -> Report:
 
 
 def _other_in_float64(pair: Pair, runs: Runs) -> set[str]:
-    """The taps that are another way to compute the same: in float64 they differ, no output does."""
+    """Taps that differ in float64 while no output does."""
     names: set[str] = set()
     for (dtype, _), (got, _, truth) in runs.items():
         if dtype == "float64":
@@ -244,8 +244,10 @@ def forces(plain: Run, truth: Run, names: Names) -> dict[str, Force]:
 
 
 def _with_flax_fills(got: np.ndarray, want: np.ndarray) -> np.ndarray:
-    """Torch's scores, with Flax's own in rows that see nothing on both sides: what a softmax makes
-    of -inf it does not make of -1e30, and no row of torch's tells what Flax would."""
+    """Torch's scores, but with Flax's fills in rows that are fully masked on both sides.
+
+    A softmax of equal fills depends on their value, for example -inf or -1e30.
+    """
     nothing = (
         fully_masked(got) & fully_masked(want) if got.shape == want.shape and got.size else False
     )
@@ -253,13 +255,13 @@ def _with_flax_fills(got: np.ndarray, want: np.ndarray) -> np.ndarray:
 
 
 def _is_own_gradient(truth: Run, name: str) -> bool:
-    """Whether torch's gradient at a tap is known, and of the tap's shape."""
+    """Whether torch's gradient at a tap is known and has the tap's shape."""
     gradient = truth.tap_gradients.get(name)
     return gradient is not None and gradient.shape == truth.taps[name].shape
 
 
 class Arrived(NamedTuple):
-    """A gradient that arrived somewhere, and torch's."""
+    """A gradient at a tap, parameter or input, and torch's."""
 
     row: Row
     got: np.ndarray
@@ -267,7 +269,7 @@ class Arrived(NamedTuple):
 
 
 def _gradients(run: Run, truth: Run, names: Names, mode: str) -> Iterator[Arrived]:
-    """What arrives at each tap, and at each parameter and input, with torch's gradients behind."""
+    """Compares gradients at taps, parameters and inputs, given torch's gradients downstream."""
     if not run.gradients:
         return
     at_taps = {
@@ -281,14 +283,14 @@ def _gradients(run: Run, truth: Run, names: Names, mode: str) -> Iterator[Arrive
     for name, want in wanted.items():
         got = run.tap_gradients[name] if name in at_taps else run.gradients[name]
         if name in at_taps and run.point(name) == "weights":
-            # What arrives at a weight of zero goes nowhere, and each side has its own there.
+            # Gradients at zero weights have no effect and differ between implementations.
             got, want = (np.where(run.taps[name] == 0, 0.0, x) for x in (got, want))
         verdict = judge.same_function(got, want, max(judge.whole_gradient([want]), floor))
         yield Arrived(Row(name, "local gradient", "float64", mode, verdict), got, want)
 
 
 def _maps(wrong: list[Row], run: Run, truth: Run, names: Names) -> Iterator[tuple[str, np.ndarray]]:
-    """How far apart the two sides are, element by element; -inf against -inf is nothing."""
+    """Absolute differences by element; 0 where both sides have the same infinity."""
     wants = {flax_name: match.value for _, flax_name, match in matches(run, truth, names)}
     for row in wrong:
         got = run.taps.get(row.name, run.outputs.get(row.name))

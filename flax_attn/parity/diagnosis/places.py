@@ -1,4 +1,4 @@
-"""Which of the taps that differ are at fault: not those written another way, and where between."""
+"""Selects the taps at fault, excluding equivalent computations, and faults between taps."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,21 +20,21 @@ from ..sides.original import FaultTrials
 from ..sides.pair import Names, Pair
 from ..sides.run import Run, is_floating
 
-# How often two taps that feed one step are told apart by a run of their own.
+# Maximum number of extra runs to separate taps that feed the same step.
 ROUNDS = 4
-# In how many layouts a layer is called alone.
+# Maximum number of layouts in which a layer is called by itself.
 MAX_LAYOUTS = 6
 
 
 @dataclass
 class Local:
-    """Flax run once more, every tap in `force` replaced by torch's value once it is computed.
+    """An extra run of Flax in which every tap in `force` is replaced by torch's value.
 
     Attributes:
-      pair, mode, truth: whose, how, and what torch gave.
+      pair, mode, truth: the pair, Flax's mode, and torch's run.
       force: torch's values by Flax's names.
-      run: what each place gave from torch's values.
-      mistaken: torch's runs with the mistake that gives what Flax has at a place, by the row.
+      run: the run, whose taps are computed from torch's values.
+      fault_hint: by row name, torch's run with the mistake that reproduces Flax's value.
     """
 
     pair: Pair
@@ -51,7 +51,7 @@ class Local:
         return cls(pair, mode, truth, dict(force), run)
 
     def without(self, names: set[str]) -> "Local":
-        """The same with some taps left as Flax has them."""
+        """The same with some taps not replaced."""
         others = {name: force for name, force in self.force.items() if name not in names}
         return Local.of(self.pair, self.mode, self.truth, others)
 
@@ -63,23 +63,23 @@ class Local:
 
     @cached_property
     def trials(self) -> FaultTrials | None:
-        """Torch again, with mistakes in it."""
+        """Torch runs with mistakes, or None if torch cannot run again."""
         return self.pair.original.trials(self.truth)
 
     @cached_property
     def rows(self) -> list[Row]:
-        """Every tap and every output, in torch's call order."""
+        """Local rows of every tap and every output, in torch's call order."""
         tap_rows = taps(self.run, self.truth, self.pair.names, "float64", self.mode, "local")
         return [*tap_rows, *self._outputs()]
 
     @cached_property
     def torch_names(self) -> dict[str, str]:
-        """Torch's name of each tap of Flax that has one."""
+        """Torch's name of each tap of Flax that has a counterpart."""
         return {flax_name: name for name, flax_name in self._matching_taps[0].items()}
 
     @cached_property
     def shapes(self) -> frozenset[str]:
-        """Torch's taps that Flax has in shapes that no layout brings together."""
+        """Torch's taps whose Flax counterparts have incompatible shapes."""
         return frozenset(self._matching_taps[1])
 
     @cached_property
@@ -87,7 +87,7 @@ class Local:
         return matching_taps(self.run, self.truth, self.pair.names.tap)
 
     def wrong(self) -> list[Row]:
-        """The rows that are not right."""
+        """The rows that differ."""
         return [row for row in self.rows if row.verdict.differs]
 
     def _outputs(self) -> Iterator[Row]:
@@ -98,10 +98,10 @@ class Local:
 
 
 def harmless_taps(local: Local) -> set[str]:
-    """The forced taps that differ, yet make no difference: what is computed from them agrees.
+    """The forced taps that differ without effect: whatever is computed from them agrees.
 
-    Left as Flax has them, what follows agrees with torch, or is what it is with torch's own value
-    in their place. Those that feed one step are judged together first, then each by itself.
+    If they are not replaced, later values agree with torch, or equal those computed from torch's
+    value. Taps that feed the same step are first judged together, then one by one.
     """
     quick = replace(local.pair, request=replace(local.pair.request, grads=False))
     alone = replace(local, pair=quick)
@@ -124,10 +124,10 @@ def harmless_taps(local: Local) -> set[str]:
 
 
 def _scaled(suspects: list[str], local: Local, free: Local) -> set[str]:
-    """Queries and keys that have part of the scale on them, though more is wrong behind them.
+    """Queries and keys that include part of the scale, even if later values are wrong.
 
-    They are torch's times a number for each head, or one for all: either the number that torch
-    multiplies their product with, or one without which the scores miss what it makes of them.
+    They are torch's times one number, or one per head: either the factor that torch applies to
+    their product, or one without which the scores lack part of their value.
     """
     names = set()
     for name in suspects:
@@ -143,7 +143,7 @@ def _scaled(suspects: list[str], local: Local, free: Local) -> set[str]:
 
 
 def _by_head(got: np.ndarray, want: np.ndarray) -> np.ndarray | None:
-    """What one value is times another: a number for each entry along one axis, not the last."""
+    """The ratio of two values along one axis other than the last, one number per entry, or None."""
     for axis in range(got.ndim - 1):
         others = tuple(i for i in range(got.ndim) if i != axis)
         total = (want * want).sum(axis=others, keepdims=True)
@@ -154,7 +154,7 @@ def _by_head(got: np.ndarray, want: np.ndarray) -> np.ndarray | None:
 
 
 def _multiplied(by_head: np.ndarray, local: Local, scores: str) -> bool:
-    """Whether torch multiplies its product with just these numbers, or with their squares."""
+    """Whether torch multiplies its product by exactly these numbers or by their squares."""
     call = local.truth.calls.get(local.torch_names.get(scores, ""))
     factor = np.ones(())
     for step in call.steps if call else ():
@@ -167,7 +167,7 @@ def _multiplied(by_head: np.ndarray, local: Local, scores: str) -> bool:
 
 
 def _misses_term(local: Local, free: Local, scores: str) -> bool:
-    """Whether scores from torch's value lack what they have from Flax's own."""
+    """Whether scores computed from torch's value lack part of what Flax's own value gives."""
     want = local.force[scores].value if scores in local.force else None
     if want is None:
         return False
@@ -180,7 +180,7 @@ def _misses_term(local: Local, free: Local, scores: str) -> bool:
 
 
 def _is_harmless(name: str, local: Local, free: Local) -> bool:
-    """Whether all that follows a tap agrees in a run in which it is Flax's own."""
+    """Whether everything that follows a tap agrees in a run with Flax's own value."""
     right = {row.name: not row.verdict.differs for row in free.rows}
     before, after = ({**x.run.taps, **x.run.outputs} for x in (local, free))
     return all(
@@ -191,7 +191,7 @@ def _is_harmless(name: str, local: Local, free: Local) -> bool:
 
 
 def _following(name: str, local: Local) -> list[str]:
-    """What is computed from a tap; of one that nothing takes up, what its inputs go on to."""
+    """Values computed from a tap; for an unused tap, the next one with the same inputs."""
     feeds = local.feeds
     steps = [step for step, fed in feeds.items() if name in fed]
     if steps:
@@ -203,7 +203,7 @@ def _following(name: str, local: Local) -> list[str]:
 
 
 def _clusters(names: list[str], feeds: Mapping[str, frozenset[str]]) -> list[list[str]]:
-    """Taps that feed the same step, or one the other, together."""
+    """Groups of taps that feed the same step or each other."""
     groups = [{name} for name in names]
     for step, fed in feeds.items():
         cluster = (fed & {*names}) | ({step} & {*names})
@@ -214,7 +214,7 @@ def _clusters(names: list[str], feeds: Mapping[str, frozenset[str]]) -> list[lis
 
 
 def _one_per_cluster(clusters: list[list[str]]) -> Iterator[set[str]]:
-    """One of each cluster at a time, those first that come last."""
+    """Yields sets with one tap of each cluster, starting with the last."""
     for i in range(1, max(map(len, clusters), default=0) + 1):
         yield {cluster[-i] for cluster in clusters if len(cluster) >= i}
 
@@ -224,12 +224,12 @@ class Span:
     """A fault between two taps.
 
     Attributes:
-      row: of what arrives behind them, under the name of the place.
-      step: the tap behind it.
-      got: what arrived in Flax.
-      argument: as which of torch's arguments.
-      alone: torch's taps there that Flax does not have.
-      advice: how to look closer, or "".
+      row: the comparison of the following step's input, named after the place.
+      step: the tap after the fault.
+      got: Flax's input to that step.
+      argument: name of torch's corresponding argument.
+      alone: torch's taps in between that Flax does not have.
+      advice: how to narrow it down, or "".
     """
 
     row: Row
@@ -241,7 +241,7 @@ class Span:
 
 
 def between(local: Local, row: Row) -> Span | None:
-    """Where the fault is if what a step was given is wrong already; None if that is right."""
+    """The fault before a step, if its input is already wrong; None if the input is right."""
     torch_name = local.torch_names.get(row.name)
     if row.name in local.truth.outputs:
         return _before_output(local, row)
@@ -263,9 +263,9 @@ def between(local: Local, row: Row) -> Span | None:
 
 
 def local_fault(local: Local, row: Row) -> tuple[Row, np.ndarray] | None:
-    """A layer's fault of its own although it was given something wrong: its row, what it gives.
+    """The row and output of a layer that is at fault even though its input was wrong, or None.
 
-    It is called alone with what torch gave its counterpart, in each layout that may be meant.
+    The layer is called by itself with the input of torch's counterpart, in each possible layout.
     """
     pair, torch_name = local.pair, local.torch_names.get(row.name, "")
     layer = get_path(pair.flax_module, row.name.partition("#")[0])
@@ -286,7 +286,7 @@ def local_fault(local: Local, row: Row) -> tuple[Row, np.ndarray] | None:
 
 
 def _before_output(local: Local, row: Row) -> Span | None:
-    """Before an output that torch has as a tap of its own, which Flax has not."""
+    """The fault before an output that torch has as a tap and Flax has not."""
     alone = _torch_only_taps(local, row.name, "")
     want = local.truth.outputs[row.name]
     if not alone or not np.array_equal(local.truth.taps[alone[-1]], want):
@@ -316,7 +316,7 @@ def _before(local: Local, step: str) -> str | None:
 
 
 def _torch_only_taps(local: Local, step: str, torch_name: str) -> tuple[str, ...]:
-    """Torch's taps between a step and the tap before it that Flax does not have, in order."""
+    """Torch's taps between a step and the preceding tap that Flax does not have, in order."""
     order, before = list(local.truth.taps), _before(local, step)
     start = order.index(local.torch_names[before]) + 1 if before in local.torch_names else 0
     end = order.index(torch_name) if torch_name else len(order)
@@ -329,7 +329,7 @@ def _torch_only_taps(local: Local, step: str, torch_name: str) -> tuple[str, ...
 
 
 def _advice(pair: Pair, step: str, alone: tuple[str, ...]) -> str:
-    """Torch's taps there, all of them, and how Flax says that in the middle, which halves them."""
+    """Lists torch's taps in between, and suggests one in the middle to bisect with."""
     if not alone:
         return ""
     middle = alone[len(alone) // 2]
@@ -345,12 +345,12 @@ def _advice(pair: Pair, step: str, alone: tuple[str, ...]) -> str:
 
 
 def _called(module: nnx.Module, path: str) -> bool:
-    """Whether a module lies at a path that is itself called, as no list or dict of modules is."""
+    """Whether the module at a path is itself called, unlike a list or dict of modules."""
     part = get_path(module, path)
     return isinstance(part, nnx.Module) and callable(part)
 
 
 def equivalent_taps(plain: Run, truth: Run, names: Names, force: Collection[str]) -> set[str]:
-    """The taps that differ where no output does: each is another way to compute the same."""
+    """Taps that differ although no output does: equivalent computations."""
     rows = taps(plain, truth, names, "float64", "")
     return {row.name for row in rows if row.verdict.differs and row.name in force}

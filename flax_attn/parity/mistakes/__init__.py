@@ -1,1 +1,1 @@
-"""What a porter may do wrong, done to torch's own module: torch's run with one mistake in it."""
+"""Typical porting mistakes, applied to torch's own module one at a time."""

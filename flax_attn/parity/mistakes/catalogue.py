@@ -1,4 +1,4 @@
-"""The mistakes that a porter may make in the place of one of torch's operations."""
+"""All known porting mistakes, by torch operation."""
 
 from collections.abc import Callable
 
@@ -17,11 +17,11 @@ KINDS: dict[str, Callable[[Operation, Named], Mistakes]] = {
 
 
 def mistakes(op: Operation, named: Named) -> Mistakes:
-    """Each as a sentence, and what the operation gives with it.
+    """Yields the mistakes for an operation, as a description and a replacement.
 
     Args:
       op: the operation.
-      named: what a tensor is called, "" if nobody gave it a name.
+      named: returns a tensor's name, or "".
     """
     if op.name in KINDS:
         yield from KINDS[op.name](op, named)

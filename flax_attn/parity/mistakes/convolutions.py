@@ -1,4 +1,4 @@
-"""Mistakes in the place of a convolution: stride, padding, dilation, kernel, bias."""
+"""Mistakes in convolutions: stride, padding, dilation, kernel, bias."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
@@ -6,7 +6,7 @@ from typing import Any
 
 from ..sides.changes import Change, Mistakes, Named, Operation, with_arguments
 
-# The arguments of torch's operation by their places.
+# Argument positions of torch's operation.
 BIAS, STRIDE, PADDING, DILATION, TRANSPOSED, OUTPUT_PADDING = range(2, 8)
 
 
@@ -37,7 +37,7 @@ def _number_text(what: str, flax: Sequence[int], torch: Sequence[int]) -> str:
 
 
 def _other_numbers(op: Operation) -> Mistakes:
-    """Another dilation or stride; a dilation also with the padding that keeps the shape."""
+    """Another dilation or stride; for a dilation also with the padding that preserves the shape."""
     args, sizes = op.args, op.args[1].shape[2:]
     for place, what in ((DILATION, "dilation"), (STRIDE, "stride")):
         for number in (1, 2, 3):
@@ -53,7 +53,7 @@ def _other_numbers(op: Operation) -> Mistakes:
 
 
 def _fronts(op: Operation) -> Mapping[tuple[int, ...], str]:
-    """How much padding may lie in front of each axis, and what it is called by."""
+    """Candidate paddings before each axis, with their names."""
     args, choices = op.args, []
     axes = zip(
         op.args[0].shape[2:], args[1].shape[2:], args[STRIDE], args[DILATION], args[PADDING],
@@ -74,7 +74,7 @@ def _fronts(op: Operation) -> Mapping[tuple[int, ...], str]:
 
 
 def _shifted(op: Operation) -> Mistakes:
-    """More padding in front and less behind, or the other way round."""
+    """More padding before and less after, or the reverse."""
     for front, name in _fronts(op).items():
         if list(front) != list(op.args[PADDING]) and min(front) >= 0:
             description = _number_text("padding in front", front, op.args[PADDING])
@@ -82,7 +82,7 @@ def _shifted(op: Operation) -> Mistakes:
 
 
 def _moved(front: Sequence[int]) -> Change:
-    """A convolution that begins in another place, and gives as much."""
+    """A convolution with other padding before each axis and the same output shape."""
 
     def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         from torch.nn.functional import pad
@@ -105,7 +105,7 @@ def _moved(front: Sequence[int]) -> Change:
 
 
 def _ends(front: Sequence[int], need: Sequence[int], sizes: Sequence[int]) -> list[int]:
-    """Padding as torch's `pad` takes it, from the last axis on: in front, and up to a size."""
+    """Arguments of torch's `pad`, last axis first: before each axis, and up to a size after."""
     both = [(lo, n - size) for lo, n, size in zip(front, need, sizes, strict=True)]
     return [x for ends in reversed(both) for x in ends]
 

@@ -1,4 +1,4 @@
-"""Mistakes in the place of operations on each element: activations, sums, factors, conditions."""
+"""Mistakes in elementwise operations: activations, sums, factors, conditions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,15 +27,15 @@ ACTIVATIONS = {
     "reciprocal": "1 over it",
     "log": "the logarithm",
 }
-# What is taken for one another; the rest are only left out.
+# Activations that replace one another; the others are only left out.
 SIMILAR_ACTIVATIONS = ("softplus", "silu", "relu", "tanh", "sigmoid", "gelu", "elu", "exp")
 EPSILONS = (1e-3, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-12)
-SMALL = 0.1  # no number that is added and larger is an epsilon
+SMALL = 0.1  # larger added constants are not an epsilon
 COMPARISONS = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt", "eq": "", "ne": ""}
 
 
 def named_or_shape(x: Any, named: Named) -> str:
-    """A tensor's or a number's name in a sentence."""
+    """A tensor's or number's name for a description."""
     import torch
 
     if not torch.is_tensor(x):
@@ -70,7 +70,7 @@ def _activation(op: Operation, named: Named) -> Mistakes:
 
 
 def _operand(place: int) -> Change:
-    """An operand in the place of what is made of it."""
+    """Returns an operand instead of the result."""
 
     def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         import torch
@@ -83,7 +83,7 @@ def _operand(place: int) -> Change:
 
 
 def _product(op: Operation, named: Named) -> Mistakes:
-    """A factor or a divisor left out, turned over, or as 1 + it."""
+    """A factor or divisor left out, inverted, or replaced by 1 + w."""
     import torch
 
     one, two = op.args[:2]
@@ -104,7 +104,7 @@ def _product(op: Operation, named: Named) -> Mistakes:
 
 
 def _added(op: Operation, named: Named) -> Mistakes:
-    """A number that is added: an epsilon, the 1 of a gain, an offset of positions."""
+    """Another added constant: an epsilon, the 1 of a gain, a position offset."""
     number = op.args[1]
     if 0 < abs(number) < SMALL:
         yield f"no epsilon of {number:g}", _operand(0)
@@ -120,7 +120,7 @@ def _added(op: Operation, named: Named) -> Mistakes:
 
 
 def _sum(op: Operation, named: Named) -> Mistakes:
-    """One part of a sum or a difference left out, or with the other sign."""
+    """A term of a sum or difference left out, or with the other sign."""
     import torch
 
     one, two = op.args[:2]
@@ -143,12 +143,12 @@ def _sum(op: Operation, named: Named) -> Mistakes:
 
 
 def _complement(op: Operation, named: Named) -> Mistakes:
-    """The number in the place of 1 - it."""
+    """w instead of 1 - w."""
     yield f"w in the place of {op.args[1]:g} - w: the two exchanged", _operand(0)
 
 
 def _comparison(op: Operation, named: Named) -> Mistakes:
-    """A bound counted in or out, or what is asked true everywhere."""
+    """A bound that is inclusive instead of exclusive, or a constant condition."""
     import torch
 
     other = COMPARISONS[op.name]
@@ -163,7 +163,7 @@ def _comparison(op: Operation, named: Named) -> Mistakes:
 
 
 def _diagonal(op: Operation, named: Named) -> Mistakes:
-    """A causal mask that begins elsewhere."""
+    """A causal mask with another diagonal."""
     start = op.args[1] if len(op.args) > 1 else 0
     for by in (-1, 1):
         description = f"a causal mask off by one: its diagonal at {start + by}, torch {start}"
@@ -172,7 +172,7 @@ def _diagonal(op: Operation, named: Named) -> Mistakes:
 
 
 def _condition(op: Operation, named: Named) -> Mistakes:
-    """A condition left out or turned round."""
+    """A condition left out or inverted."""
     import torch
 
     if len(op.args) < 3:

@@ -1,4 +1,4 @@
-"""Mistakes in the place of norms, reductions, pooling, lookups and linear layers."""
+"""Mistakes in norms, reductions, pooling, lookups and linear layers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, combinations
@@ -7,7 +7,7 @@ from typing import Any
 from ..sides.changes import Change, Mistakes, Named, Operation, with_arguments
 from .elements import EPSILONS
 
-# What reductions are called.
+# Names of reductions in descriptions.
 WORDS = {
     "_softmax": "a softmax",
     "_log_softmax": "a log-softmax",
@@ -23,13 +23,13 @@ WORDS = {
 
 
 def _place(op: Operation, name: str) -> int:
-    """At which place an operation takes an argument; -1 if it takes none of the name."""
+    """Position of an operation's argument; -1 if there is none with this name."""
     names = [argument.name for argument in op.func._schema.arguments]
     return names.index(name) if name in names else -1
 
 
 def _affine(op: Operation, named: Named) -> Mistakes:
-    """Another epsilon, and a gain or a bias left out."""
+    """Another epsilon, or a missing gain or bias."""
     place = _place(op, "eps")
     for eps in (0.0, *EPSILONS):
         if eps != op.args[place]:
@@ -43,10 +43,10 @@ def _affine(op: Operation, named: Named) -> Mistakes:
 
 
 def _first(compute: Callable[..., Any]) -> Change:
-    """A norm whose result is this; it gives statistics beside it."""
+    """Replaces the first result of a norm, keeping the statistics it also returns."""
 
     def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        made = compute(*args)  # first, since a batch norm changes its statistics
+        made = compute(*args)  # before `func`, since a batch norm updates its statistics
         _, *rest = func(*args, **kwargs)
         return (made, *rest)
 
@@ -54,7 +54,7 @@ def _first(compute: Callable[..., Any]) -> Change:
 
 
 def _scaled(x: Any, gain: Any, bias: Any, channels: bool) -> Any:
-    """Normed numbers with a gain and a bias, of channels or of the last axis."""
+    """Applies gain and bias along the channels or the last axis."""
     shape = (1, -1) + (1,) * (x.ndim - 2) if channels else (-1,)
     x = x if gain is None else x * gain.reshape(shape)
     return x if bias is None else x + bias.reshape(shape)
@@ -127,7 +127,7 @@ def _batch_norm(op: Operation, named: Named) -> Mistakes:
 
 
 def _weight_norm(op: Operation, named: Named) -> Mistakes:
-    """Another set of axes under the norm of a kernel."""
+    """Another set of axes for the norm of a kernel."""
     rank, dim = op.args[0].ndim, op.args[2] if len(op.args) > 2 else 0
     torch_axes = {*range(rank)} - {dim % rank}
     for dims in _sets(rank):

@@ -1,4 +1,4 @@
-"""Mistakes in the order of things: parts of a projection, patches, kernels, time."""
+"""Mistakes of order: parts of a projection, patches, kernels, time."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, permutations
@@ -7,12 +7,12 @@ from typing import Any
 from ..sides.changes import Mistakes, Named, Operation
 from .elements import named_or_shape
 
-ALL_ORDERS_UP_TO = 4  # parts, of which every order is tried
-SWAPS_UP_TO = 16  # parts, of which only exchanges of two are tried
+ALL_ORDERS_UP_TO = 4  # up to this number of parts, every order is tried
+SWAPS_UP_TO = 16  # up to this number of parts, only swaps of two are tried
 
 
 def orders(count: int) -> Iterator[tuple[int, ...]]:
-    """Orders of things, none of them their own: exchanges of two, then the others of a few.
+    """Permutations without the identity: swaps of two, then all others of a few.
 
     >>> list(orders(3))
     [(1, 0, 2), (2, 1, 0), (0, 2, 1), (1, 2, 0), (2, 0, 1)]
@@ -34,7 +34,7 @@ def _order_text(order: Sequence[int]) -> str:
 
 
 def _parts(op: Operation, named: Named) -> Mistakes:
-    """Parts of one array in another order, or taken in turn."""
+    """Parts of one array in another order, or interleaved."""
     count = len(op.out)
     if not 2 <= count <= SWAPS_UP_TO or len({tuple(x.shape) for x in op.out}) > 1:
         return
@@ -57,7 +57,7 @@ def _interleaved(count: int, args: Sequence[Any], kwargs: dict[str, Any]) -> lis
 
 
 def _put_together(op: Operation, named: Named) -> Mistakes:
-    """Parts put together in another order."""
+    """Parts concatenated or stacked in another order."""
     parts = op.args[0]
     if not 2 <= len(parts) <= SWAPS_UP_TO or len({tuple(x.shape) for x in parts}) > 1:
         return
@@ -71,7 +71,7 @@ def _put_together(op: Operation, named: Named) -> Mistakes:
 
 
 def _transposed_kernel(op: Operation, named: Named) -> Mistakes:
-    """A square kernel, or square blocks of one, as they are."""
+    """A square kernel, or its square blocks, not transposed."""
     x = op.args[0]
     name = named(x) if x.ndim == 2 and min(x.shape) > 1 else ""
     if not name:
@@ -84,7 +84,7 @@ def _transposed_kernel(op: Operation, named: Named) -> Mistakes:
 
 
 def _blocks(x: Any) -> Any:
-    """A kernel's transpose, of which each square block is transposed once more."""
+    """Transpose of a kernel whose square blocks are transposed once more."""
     tall, small = len(x) > x.shape[1], min(x.shape)
     w = x if tall else x.T
     w = w.reshape(-1, small, small).transpose(1, 2).reshape(-1, small)

@@ -1,4 +1,4 @@
-"""Torch run again with a porter's mistakes, one at a time: what would it give then?"""
+"""Runs torch with one porting mistake at a time."""
 
 import re
 import warnings
@@ -15,23 +15,23 @@ from ..sides.run import Run
 from ..torch_module import to_numpy, to_torch
 from .catalogue import mistakes
 
-# In how many operations all tries of one comparison together may run, and up to which size a
-# tensor is known by its numbers.
+# Maximum number of operations of all trials of one comparison, and maximum size of tensors that are
+# identified by their values.
 BUDGET, KNOWN = 60_000, 1 << 16
-# How operations of one line come in turn, as the gates of a recurrent cell do; and up to how many
-# are tried one by one.
+# Periods of alternating operations on one line, such as the gates of a recurrent cell; and maximum
+# number of operations to try one by one.
 STRIDES, SINGLE = (2, 3, 4), 6
 
 
 @dataclass
 class TorchFaultTrials:
-    """All the mistakes that can be made in one run of torch, up to a number of operations in all.
+    """All mistakes that can be made in one run of torch, up to a total number of operations.
 
     Attributes:
-      run: makes a run with changes, and other weights.
-      truth: the run without any.
+      run: runs torch with changes and replaced weights.
+      truth: the unchanged run.
       inputs: of the whole call.
-      built: the module's own weights, as it was built.
+      built: the module's weights when it was built.
     """
 
     run: Callable[[Changes, dict[str, np.ndarray]], Run]
@@ -56,17 +56,17 @@ class TorchFaultTrials:
         return len(self.operations)
 
     def end(self, path: str) -> int:
-        """The number of the last operation in a submodule, or after it all."""
+        """Number of the last operation in a submodule; the total if there is none."""
         numbers = [op.number for op in self.operations if inside(op.path, path)]
         return numbers[-1] if numbers else len(self.operations)
 
     def start(self, path: str) -> int:
-        """The number of the first operation in a submodule, or after it all."""
+        """Number of the first operation in a submodule; the total if there is none."""
         numbers = (op.number for op in self.operations if inside(op.path, path))
         return next(numbers, len(self.operations))
 
     def among(self, wanted: Callable[[int, str], bool]) -> Iterator[Trial]:
-        """Every mistake in the operations that are wanted, the last of them first."""
+        """Yields every mistake in the wanted operations, the last operation first."""
         sites: dict[tuple[Any, ...], list[Operation]] = {}
         for op in self.operations:
             if wanted(op.number, op.path):
@@ -83,7 +83,7 @@ class TorchFaultTrials:
             yield from self._other_tap(op)
 
     def _other_tap(self, op: Operation) -> Iterator[tuple[str, Change]]:
-        """Another value in an operand's place: a residual from another tap."""
+        """Another tap as an operand, for example in a residual."""
         import torch
 
         for place in (0, 1):
@@ -98,7 +98,7 @@ class TorchFaultTrials:
                     yield f"another {what}: {name}{where}", _other_operand(place, to_torch(value))
 
     def _swapped_slices(self, wanted: Callable[[int, str], bool]) -> Iterator[Trial]:
-        """Slices of one tensor exchanged: a fused projection cut by hand."""
+        """Exchanged slices of one tensor, such as a manually split fused projection."""
         families: dict[tuple[Any, ...], list[Operation]] = {}
         for op in self.operations:
             if wanted(op.number, op.path) and op.name in ("slice", "select") and len(op.args) > 2:
@@ -118,7 +118,7 @@ class TorchFaultTrials:
                     yield Trial(one.path, one.number, two.number, description, run)
 
     def named(self, x: Any) -> str:
-        """A tensor's name: of a parameter, an input, or what a submodule gives."""
+        """Name of a tensor that is a parameter, an input or a submodule's output, or ""."""
         parameter = self.changes.names.get(x.untyped_storage().data_ptr())
         if parameter:
             return parameter
@@ -126,7 +126,7 @@ class TorchFaultTrials:
         return self.by_bytes.get(to_numpy(x).tobytes(), "") if small else ""
 
     def _subsets(self, ops: list[Operation]) -> Iterator[tuple[str, list[Operation]]]:
-        """Operations of one line: all, those of one parameter, every second, one by one."""
+        """Subsets of the operations on one line: all, by parameter, alternating, one by one."""
         yield "", ops
         by_name: dict[str, list[Operation]] = {}
         for op in ops if len(ops) > 1 else ():
@@ -148,7 +148,7 @@ class TorchFaultTrials:
         return Trial(ops[0].path, ops[0].number, ops[-1].number, description, run)
 
     def without(self, names: Sequence[str]) -> Iterator[Trial]:
-        """Parameters that no rule carries, as if Flax had none of them: zeros, or ones."""
+        """Parameters that a rule skips, as if Flax lacked them: zeros, or ones."""
         groups = [[*names], *([name] for name in names if len(names) > 1)]
         for group in groups if names else ():
             listed, last = ", ".join(group), len(self.operations)
@@ -159,7 +159,7 @@ class TorchFaultTrials:
                 yield Trial("", 0, last, description, partial(self._run, {}, others))
 
     def other_gradients(self) -> Iterator[Trial]:
-        """Gradients that go on where torch stops them, and that stop where torch's go on."""
+        """Gradients that continue where torch stops them, or stop where torch's continue."""
         calls = self.changes.calls
         detached = [i for i, (name, _) in enumerate(calls) if name in ("detach", "detach_")]
         for i in [detached] if len(detached) < 2 else [detached, *([i] for i in detached)]:
@@ -183,27 +183,27 @@ class TorchFaultTrials:
     def _run(
         self, by_number: Mapping[int, Change], others: dict[str, np.ndarray] | None = None
     ) -> Run | None:
-        """One run with changes of operations, or with other weights."""
+        """Runs with changed operations, or with other weights."""
         return self._run_with(Changes(by_number), others)
 
     def _run_with(
         self, changes: Changes, others: dict[str, np.ndarray] | None = None
     ) -> Run | None:
-        """One run; None if torch fails with the mistake, or nothing is left of the budget."""
+        """Runs once; None if torch fails with the mistake, or the budget is used up."""
         if self.left <= 0:
             return None
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return self.run(changes, others or {})
-        except Exception:  # a mistake may make shapes that nothing fits
+        except Exception:  # a mistake may produce incompatible shapes
             return None
         finally:
             self.left -= changes.count
 
 
 def _no_operation(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What stands in the place of no operation, in a run that notes none."""
+    """Placeholder change of a nonexistent operation, which disables recording."""
     raise AssertionError("no operation has this number")
 
 
@@ -214,12 +214,13 @@ def _other_operand(place: int, value: Any) -> Change:
 
 
 def _cut_as(op: Operation) -> Change:
-    """The arguments of another operation on the same tensor."""
+    """Calls an operation with the other arguments of another one on the same tensor."""
     return lambda func, args, kwargs: func(args[0], *op.args[1:], **kwargs)
 
 
 def nth(i: int) -> str:
-    """
+    """Formats an index as an ordinal.
+
     >>> nth(0), nth(1), nth(3)
     ('first', 'second', '4th')
     """

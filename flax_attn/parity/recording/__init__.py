@@ -1,1 +1,1 @@
-"""What torch gave on one machine, written down so that a port is proven on another without it."""
+"""Records torch's results on one machine, to check a port on another without torch."""

@@ -1,4 +1,4 @@
-"""`record`: writes down what torch does, for a comparison on a machine without torch."""
+"""`record`: saves torch's results, for a comparison on a machine without torch."""
 
 import json
 import platform
@@ -45,25 +45,24 @@ def record(
     torch_call: Callable[..., Any] | None = None,
     decode: Decode | None = None,
 ) -> Path:
-    """Writes what torch gives into a file, with which `compare(Recording(file), ...)` needs no
-    torch.
+    """Saves torch's results to a file; `compare(Recording(file), ...)` then needs no torch.
 
-    Inputs, weights, outputs, taps, gradients, dropout masks, torch's own rounding noise, and in
-    narrow dtypes the float64 truth as well. The module runs on the CPU and is not changed. Without
-    "float64" among `dtypes` nothing runs in float64: the widest result stands for the truth, and
-    what torch's own rounding changes in three runs for its error.
+    Saves inputs, weights, outputs, taps, gradients, dropout masks, torch's own rounding noise and,
+    in narrow dtypes, the float64 truth. The module runs on the CPU and is not changed. Without
+    "float64" in `dtypes` nothing runs in float64: torch's own result serves as the truth, and its
+    change in three runs with perturbed rounding as torch's error.
 
     Args:
       torch_module: the original.
-      inputs, kwargs: arguments of its call, as of `compare`.
-      file: to write, `.safetensors`; one of that name is replaced.
-      dtypes, grads, taps, constants, optimizer, steps, seed, torch_call: as of `compare`.
-      train: in train mode; torch draws the dropout masks, from a stream of `seed`.
-      noise: whether torch's rounding noise is recorded: True in every dtype, None in float64 alone
-        or where nothing runs in float64, False nowhere. Then what an input cannot tell counts as
-        different, and the file is less than half as large.
-      weights: "random" draws new ones, the same as `compare`, "given" records torch's as they are.
-      rules: of which those count that skip: what they name keeps its own values.
+      inputs, kwargs: arguments of its call, as for `compare`.
+      file: the `.safetensors` file to write; an existing file is replaced.
+      dtypes, grads, taps, constants, optimizer, steps, seed, torch_call: as for `compare`.
+      train: runs in train mode; torch draws the dropout masks from `seed`.
+      noise: whether torch's rounding noise is recorded. True: in every dtype; None: in float64
+        only, or in every dtype if float64 is not recorded; False: never. Without it, differences
+        within rounding noise count as different, and the file is less than half as large.
+      weights: "random" draws new weights, the same as `compare`; "given" records torch's own.
+      rules: only skip rules matter: the tensors they name keep their own values.
       decode: `Decode(torch=step)`, if torch also runs step by step; in the first of `dtypes`.
 
     Returns:
@@ -71,8 +70,8 @@ def record(
 
     Raises:
       ParityError: if the module fails in a dtype, or the file cannot be written.
-      TypeError: if it is no torch module, or inputs are no numpy arrays.
-      ValueError: for a dtype or a kind of weights that does not exist.
+      TypeError: if the module is not a torch module, or inputs are not numpy arrays.
+      ValueError: for an unknown dtype or kind of weights.
 
     >>> import tempfile, torch
     >>> file = Path(tempfile.mkdtemp()) / "linear.safetensors"
@@ -113,7 +112,7 @@ def _check(options: Options, noise: bool | None, train: bool, decode: Decode | N
 
 
 def _described(live: Live, strategy: str, skipped: Sequence[str], writer: Writer) -> dict[str, Any]:
-    """What a comparison must know before anything runs."""
+    """Collects what a comparison needs before running anything."""
     request, parts = live.request, live.modules
     values = {**read(live.module), **live.values}
     return {
@@ -138,7 +137,7 @@ def _described(live: Live, strategy: str, skipped: Sequence[str], writer: Writer
 
 
 def _call(live: Live, writer: Writer) -> Any:
-    """The arguments as JSON, or None if it cannot hold them: then they must be given again."""
+    """The arguments as JSON; None if not serializable, so that they must be passed again."""
     request = live.request
     try:
         return writer.tree("inputs", [request.args, dict(request.kwargs)])
@@ -147,7 +146,7 @@ def _call(live: Live, writer: Writer) -> Any:
 
 
 def _noisy_in(dtypes: Sequence[str], noise: bool | None) -> Sequence[str]:
-    """The dtypes whose rounding noise is recorded."""
+    """The dtypes in which rounding noise is recorded."""
     if noise is None and "float64" in dtypes:
         return ("float64",)
     return () if noise is False else dtypes
@@ -156,7 +155,7 @@ def _noisy_in(dtypes: Sequence[str], noise: bool | None) -> Sequence[str]:
 def _ran(
     live: Live, options: Options, noisy: Sequence[str], decode: Decode | None, writer: Writer
 ) -> dict[str, Any]:
-    """What torch gave."""
+    """Runs torch in every dtype and collects the results."""
     wide = "float64" in options.dtypes
     runs, keeps, order = {}, None, []
     for dtype in options.dtypes:
@@ -177,7 +176,7 @@ def _ran(
 
 
 def _steps(live: Live, decode: Decode, dtype: str, writer: Writer) -> Iterator[list[Any]]:
-    """Each cut, and what torch's own steps gave in `dtype` and in float64."""
+    """Yields each split with the results of torch's own steps in `dtype` and in float64."""
     cuts = decode.checked(live.request.arrays())
     torch_run, truth = live.decoded(decode, cuts, dtype)
     for cut in cuts:
@@ -188,7 +187,7 @@ def _steps(live: Live, decode: Decode, dtype: str, writer: Writer) -> Iterator[l
 def _trained(
     live: Live, options: Options, keeps: Sequence[np.ndarray], writer: Writer
 ) -> dict[str, Any]:
-    """The steps of an optimizer, if there is one."""
+    """Collects the optimizer steps, if there is an optimizer."""
     if options.optimizer is None:
         return {}
     made = optimizers.make(*options.optimizer)
@@ -199,7 +198,7 @@ def _trained(
 
 
 def _written(path: Path, facts: Callable[[Writer], dict[str, Any]]) -> Path:
-    """Writes the file of what `facts` collects; tensors wait beside it, since memory is short."""
+    """Writes the file from `facts`; tensors are first spooled to disk to save memory."""
     try:
         with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as file:
             writer = Writer(Spool(file, Path(file.name)))

@@ -22,7 +22,7 @@ from ..sides.run import Request, Run, is_floating
 from ..sides.steps import Steps
 from .store import Reader
 
-KEY = "flax_attn.recording"  # of the JSON among a file's metadata
+KEY = "flax_attn.recording"  # metadata key of the JSON
 FORMAT = 1
 NO_FLOAT64 = (
     "torch was not recorded in float64: its own result in {} stands for the truth, and what its "
@@ -36,23 +36,23 @@ NO_NOISE = (
 
 
 class Recording:
-    """What torch gave on some machine, in place of a torch module: of `compare`, `plan`, `port`.
+    """Torch's results from a file; replaces the torch module in `compare`, `plan` and `port`.
 
-    Tensors are read when they are needed. Torch need not be installed.
+    Tensors are read lazily. torch need not be installed.
 
     Args:
-      file: that `record` wrote.
+      file: a file written by `record`.
 
     Attributes:
-      path: of the file.
-      name: of torch's class.
-      modules: what each submodule of torch's was, by path: its class, and its settings.
+      path: path of the file.
+      name: name of torch's class.
+      modules: class and settings of each torch submodule, by path.
       order: the submodules in the order in which torch called them.
-      dtypes, weights, training: in which dtypes it was recorded, which weights it has ("random" or
-        "given"), and with which optimizer and how many steps.
+      dtypes, weights, training: the recorded dtypes, the kind of weights ("random" or "given"), and
+        the optimizer with its number of steps.
 
     Raises:
-      ParityError: if the file is no recording, is damaged, or is of a newer format.
+      ParityError: if the file is not a recording, is damaged, or has a newer format.
 
     >>> import tempfile, torch
     >>> from flax import nnx
@@ -101,7 +101,7 @@ class Recording:
 
     @property
     def notes(self) -> list[str]:
-        """How torch was found, and what the recording lacks."""
+        """Origin of the recording, and what it lacks."""
         by = f"torch {self.recorded['torch']} on {self.recorded['machine']}"
         notes = [*self.facts["notes"], f"compared with {self.path.name}, recorded by {by}"]
         if "float64" not in self.dtypes:
@@ -112,10 +112,10 @@ class Recording:
         return notes + [f"{what} were not recorded" for what, has in known.items() if not has]
 
     def call_spec(self, with_call: CallSpec) -> "Recording":
-        """The same for a call.
+        """Returns a copy bound to the arguments of a call.
 
         Raises:
-          ParityError: if the call is another than was recorded.
+          ParityError: if the call differs from the recorded one.
         """
         known = self.request
         for what, want, has in (
@@ -137,7 +137,7 @@ class Recording:
         return other
 
     def _arguments(self, call_spec: CallSpec) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """The arguments: those that were recorded, or equal ones that are given again."""
+        """Returns the recorded arguments, or the given ones after checking that they are equal."""
         known = self.request
         arrays = Request(call_spec.inputs, call_spec.kwargs, 0, False, False, False).arrays()
         has = {k: self.reader.tensor(x) for k, x in self.facts["request"]["arrays"].items()}
@@ -159,7 +159,7 @@ class Recording:
         return call_spec.inputs, call_spec.kwargs
 
     def check(self, options: Options) -> None:
-        """Raises ParityError for options of a comparison that were not recorded."""
+        """Raises ParityError for comparison options that were not recorded."""
         missing = [dtype for dtype in options.dtypes if dtype not in self.dtypes]
         if missing:
             self._refuse(f"dtypes {', '.join(missing)}", ", ".join(self.dtypes))
@@ -182,10 +182,10 @@ class Recording:
         raise ParityError(f"{self.path} was not recorded with {call_spec}; it has {has}.")
 
     def with_weights(self, strategy: str, plan: Plan | None) -> "Recording":
-        """Itself, whose weights were drawn when it was recorded.
+        """Returns itself, since its weights were fixed when it was recorded.
 
         Raises:
-          ParityError: if a rule skips what has random numbers here, and its own in Flax.
+          ParityError: if a rule skips a tensor that was recorded with random values.
         """
         skipped = plan.skipped if plan else ()
         kinds = {source.name: source.kind for source in self.sources}
@@ -210,7 +210,7 @@ class Recording:
         return map(self.reader.value, self.facts["runs"][dtype].get("noise", ()))
 
     def trials(self, truth: Run) -> None:
-        """A recording runs nothing again."""
+        """Returns None: a recording cannot run torch again."""
 
     def steps(self, optimizer: Any, count: int, keeps: Sequence[np.ndarray]) -> Iterator[Stepped]:
         for step in self.facts["steps"][:count]:
@@ -229,13 +229,13 @@ class Recording:
 
 
 def original_of(torch_module: Any, call_spec: CallSpec) -> Original:
-    """Torch's side of a comparison: live, or recorded."""
+    """Returns torch's side of a comparison: live, or recorded."""
     is_recording = isinstance(torch_module, Recording)
     return torch_module.call_spec(call_spec) if is_recording else call_spec.live(torch_module)
 
 
 def _opened(path: Path) -> tuple[dict[str, Any], Reader]:
-    """What is written about a file's tensors, and who reads them."""
+    """Opens a recording: its JSON, and a reader for its tensors."""
     try:
         entries, metadata = read_described(path)
         facts = json.loads(metadata[KEY])
@@ -268,14 +268,14 @@ def _training(facts: Mapping[str, Any], reader: Reader) -> tuple[Any, int]:
 
 
 def _request(facts: Mapping[str, Any], reader: Reader) -> Request:
-    """What was asked of torch; without arguments, where they could not be written down."""
+    """Builds the recorded `Request`; without arguments if they were not serializable."""
     args, kwargs = reader.value(facts["call"]) if facts["call"] is not None else ((), {})
     flags = {key: facts[key] for key in ("seed", "train", "grads", "taps")}
     return Request(args, kwargs, constants=frozenset(facts["constants"]), **flags)
 
 
 def _largest_move(run: Run, noisy: Sequence[Run]) -> Run:
-    """Of runs that were moved by rounding, each value from that in which it was moved most."""
+    """Combines noisy runs: for each value, the run in which rounding changed it most."""
     made = copy(noisy[0])
     made.keeps, made.rates, made.places = run.keeps, run.rates, run.places
     for kind in ("outputs", "gradients", "taps"):

@@ -1,7 +1,8 @@
-"""Values of a run in a file: arrays as tensors of safetensors, everything around them as JSON.
+"""Serialises the values of a run: arrays as safetensors, their structure as JSON.
 
-A tensor is written once, however often it is met. Float64 numbers that are exactly float32 are
-written as float32, complex ones as pairs; the JSON says what they were.
+Each tensor is written once, even if it occurs repeatedly. Float64 values that are exactly
+representable in float32 are written as float32, complex values as pairs; the JSON has the
+original dtype.
 """
 
 import zlib
@@ -20,29 +21,29 @@ from ...weights.dtypes import NAMES
 from ...weights.entry import Entry
 from ..sides.run import Call, Run, Step
 
-# The dataclasses that may be written, by their names.
+# Dataclasses that can be serialised, by name.
 KINDS = {kind.__name__: kind for kind in (Run, Call, Step)}
-MAX_NAME_LENGTH = 400  # of a tensor's name; the format's reader takes 512
-EMPTY = ({"map": []}, [])  # what a field is unless something is written
+MAX_NAME_LENGTH = 400  # of a tensor's name; the reader accepts 512
+EMPTY = ({"map": []}, [])  # serialised defaults, which are left out
 
 
 class NotSerializable(Exception):
-    """A value that is no array, number, text or container of these."""
+    """A value that is not an array, number, string or container of these."""
 
 
 class Spool(Mapping[str, np.ndarray]):
-    """Arrays by name in a file, each read again when it is asked for: a model's are many.
+    """Arrays by name in a file, read on each access, since a whole model may not fit in memory.
 
     Args:
-      file: open for writing.
-      path: of it.
+      file: a file open for writing.
+      path: its path.
     """
 
     def __init__(self, file: IO[bytes], path: Path):
         self.file, self.path, self.entries = file, path, dict[str, Entry]()
 
     def add(self, name: str, array: np.ndarray) -> None:
-        """Writes one array, contiguous and of a dtype that the format has."""
+        """Writes one contiguous array of a dtype that the format supports."""
         facts = NAMES[array.dtype], array.shape, self.file.tell(), array.nbytes
         self.entries[name] = Entry(self.path, *facts)
         self.file.write(array.reshape(-1).view(np.uint8).data)
@@ -62,8 +63,8 @@ class Writer:
     """Collects tensors.
 
     Attributes:
-      tensors: by name.
-      checksums: of each tensor's bytes.
+      tensors: tensors by name.
+      checksums: checksum of each tensor's bytes.
     """
 
     def __init__(self, spool: Spool) -> None:
@@ -72,10 +73,10 @@ class Writer:
         self.known: dict[bytes, str] = {}
 
     def tensor(self, name: str, array: np.ndarray) -> dict[str, str]:
-        """What the JSON says in an array's place.
+        """Stores an array and returns the JSON that refers to it.
 
         Raises:
-          Unwritten: for an array that holds no numbers.
+          NotSerializable: for an array that is not numeric.
         """
         plain = _plain(array)
         facts = f"{plain.dtype} {plain.shape} "
@@ -88,7 +89,7 @@ class Writer:
         return entry if plain.dtype == array.dtype else {**entry, "dtype": array.dtype.name}
 
     def _free(self, name: str) -> str:
-        """The name itself, if a tensor may have it and none has, else one that is counted."""
+        """The name if it is valid and unused, else a unique one."""
         odd = len(name) > MAX_NAME_LENGTH or not name.isprintable() or "\\" in name
         if odd or {"", ".", ".."} & {*name.split("/")}:
             name = "tensor"
@@ -99,10 +100,10 @@ class Writer:
         return free
 
     def tree(self, name: str, value: Any) -> Any:
-        """A value as JSON, its arrays as tensors.
+        """Converts a value to JSON, storing its arrays as tensors.
 
         Raises:
-          Unwritten: for what is neither array, number, text nor a container of these.
+          NotSerializable: for anything but arrays, numbers, strings and containers of these.
         """
         if value is None or isinstance(value, bool | int | str):
             return value
@@ -124,7 +125,7 @@ class Writer:
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
-    """An array as it is written: in a dtype that the format has, and no wider than needed."""
+    """Converts an array to the narrowest dtype of the format that holds its values."""
     if array.dtype.kind == "c":
         array = np.stack([np.real(array), np.imag(array)], -1)
     if array.dtype == np.float64:
@@ -141,12 +142,12 @@ def _checksum(array: np.ndarray) -> int:
 
 
 class Reader:
-    """Reads tensors when they are asked for; one that is still in use is not read again.
+    """Reads tensors lazily; those still in use are not read again.
 
     Attributes:
-      path: of the file.
-      entries: where each tensor lies.
-      checksums: of each tensor's bytes.
+      path: path of the file.
+      entries: location of each tensor.
+      checksums: checksum of each tensor's bytes.
     """
 
     def __init__(self, path: Path, entries: Mapping[str, Entry], checksums: Mapping[str, int]):
@@ -154,10 +155,10 @@ class Reader:
         self.known: WeakValueDictionary[str, np.ndarray] = WeakValueDictionary()
 
     def tensor(self, fields: Mapping[str, str]) -> np.ndarray:
-        """The array in whose place these fields stand.
+        """Reads the array that this JSON refers to.
 
         Raises:
-          ParityError: if the file does not hold what was written.
+          ParityError: if its checksum does not match.
         """
         name, kind = fields["tensor"], fields.get("dtype", "")
         made = self.known.get(f"{name} {kind}")
@@ -171,7 +172,7 @@ class Reader:
         return made
 
     def value(self, tree: Any) -> Any:
-        """The value that `Writer.tree` wrote."""
+        """Restores a value written by `Writer.tree`."""
         if isinstance(tree, list):
             return [self.value(x) for x in tree]
         if not isinstance(tree, dict):
@@ -188,7 +189,7 @@ class Reader:
 
 
 def _as(array: np.ndarray, kind: str) -> np.ndarray:
-    """An array in the dtype that it had."""
+    """Converts an array back to its original dtype."""
     if not kind:
         return array
     if kind.startswith("complex"):

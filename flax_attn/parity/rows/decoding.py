@@ -1,4 +1,4 @@
-"""Rows of decoding: each step held against torch, and against Flax's own full forward pass."""
+"""Rows of decoding: each step compared with torch, and with Flax's own full forward pass."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,13 +20,13 @@ OWN_STEPS = (
 
 @dataclass(frozen=True)
 class Place:
-    """Where a cut differs first.
+    """The first difference of a split.
 
     Attributes:
-      cut: which.
-      step: which of its steps, from 0.
-      token: which of all tokens, from 0.
-      row: the places before the axis of tokens.
+      cut: the split.
+      step: index of the step, from 0.
+      token: index among all tokens, from 0.
+      row: indices of the axes before the token axis.
     """
 
     cut: Cut
@@ -41,7 +41,7 @@ class Place:
 
 @dataclass(frozen=True)
 class CutComparison:
-    """One cut held against something: the row of a report, and where it differs first, if it does.
+    """One split compared with a reference: the report's row, and the first difference, if any.
 
     Attributes:
       against: "torch" or "whole", Flax's own full forward pass.
@@ -60,10 +60,10 @@ def comparisons(
     mode: str,
     noisy: Sequence[Run] = (),
 ) -> list[CutComparison]:
-    """Each cut against torch, and in float64 against Flax's own full forward pass.
+    """Compares each split with torch, and in float64 with Flax's own full forward pass.
 
-    `noisy` are torch's full forward passes with every operation moved by its rounding. A cut in
-    which torch's own steps are not its full forward pass is held against the steps alone.
+    `noisy` are torch's full forward passes with perturbed rounding. If torch's own steps differ
+    from its full forward pass for a split, only the steps are compared.
     """
     got, torch_output, truth = (run.outputs[steps.output] for run in runs)
     moved, axis, compared = [run.outputs[steps.output] for run in noisy], steps.axis, []
@@ -86,18 +86,18 @@ def comparisons(
 
 
 def name_of(cut: Cut) -> str:
-    """What a row is called that holds the steps of a cut against torch."""
+    """Name of the row that compares the steps of a split with torch."""
     return f"decoded {cut}"
 
 
 def notes(steps: Decoded, truth: Run) -> list[str]:
-    """A sentence for each cut in which torch's own steps are not its full forward pass."""
+    """A note for each split in which torch's own steps differ from its full forward pass."""
     errors = {cut: step_gap(steps, cut, truth.outputs[steps.output]) for cut in steps.cuts}
     return [OWN_STEPS.format(c, error) for c, error in errors.items() if error is not None]
 
 
 def step_gap(steps: Decoded, cut: Cut, whole: np.ndarray) -> float | None:
-    """By how much torch's own steps differ from its full forward pass, where they do."""
+    """Error of torch's own steps relative to its full forward pass; None if they agree."""
     outputs = joined(steps.truth[cut].outputs, steps.axis) if steps.truth else whole
     if outputs is None:
         return judge.INF
@@ -114,7 +114,7 @@ def stepwise(
     dtype: str,
     moved: Sequence[Sequence[np.ndarray]] = (),
 ) -> tuple[judge.Verdict, Place | None]:
-    """The verdict on the first step that differs, and its place; else that on the worst step."""
+    """The verdict on the first step that differs, with its place; else on the worst step."""
     verdicts = []
     for i, parts in enumerate(zip(got, torch_output, want, strict=True)):
         verdict = value_of(*parts, dtype, [x[i] for x in moved])
@@ -135,7 +135,7 @@ Index = tuple[int, ...] | None
 def _first(
     cut: Cut, i: int, axis: int, parts: Sequence[np.ndarray], dtype: str
 ) -> tuple[Place, Index]:
-    """The first token of a step that differs by itself, and the worst element there."""
+    """The first token of a step that differs by itself, and the index of its worst element."""
     first, end = cut.spans[i]
     got, _, want = parts
     if got.shape != want.shape:
@@ -153,7 +153,7 @@ def _first(
 
 
 def _in_whole(index: Index, axis: int, first: int) -> Index:
-    """A place in a step as one among all tokens."""
+    """Converts an index within a step to one among all tokens."""
     if index is None:
         return None
     return tuple(n + first * (i == axis % len(index)) for i, n in enumerate(index))

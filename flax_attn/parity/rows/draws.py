@@ -1,4 +1,4 @@
-"""Dropout's masks: what share they keep, and whether other random keys give others."""
+"""Checks dropout masks: their keep rate, and that they depend on the random key."""
 
 import math
 
@@ -23,9 +23,9 @@ INVERTED = ": the keep rate is inverted, it keeps with the probability with whic
 
 
 def draws(got: Run, torch_run: Run, rows: list[Row], notes: dict) -> None:
-    """Adds a row for every mask that torch repeated: that Flax drew it as torch would have.
+    """Adds a row for every mask that Flax drew: whether its distribution equals torch's.
 
-    And one if Flax, which repeated torch's, has them in another number or in other shapes.
+    If Flax reused torch's masks instead, adds one row if their number or shapes differ.
     """
     message = _mismatch_reason(got, torch_run)
     if message and not any(row.name == MASKS for row in rows):
@@ -47,7 +47,7 @@ def draws(got: Run, torch_run: Run, rows: list[Row], notes: dict) -> None:
 
 
 def _mismatch_reason(got: Run, torch_run: Run) -> str:
-    """Why masks of torch cannot stand in the places of Flax's, in a sentence, or ""."""
+    """Why torch's masks do not fit Flax's dropouts, or ""."""
     if len(got.keeps) != len(torch_run.keeps):
         return NUMBER.format(len(got.keeps), len(torch_run.keeps))
     for i, (mine, want) in enumerate(zip(got.keeps, torch_run.keeps, strict=True)):
@@ -63,15 +63,15 @@ def _mismatch_reason(got: Run, torch_run: Run) -> str:
 
 
 def drawing_fault(
-    what: str, keep: np.ndarray, others: list[np.ndarray], rate: float, rate_in_torch: float
+    what: str, keep: np.ndarray, others: list[np.ndarray], rate: float, flax_rate: float
 ) -> str:
-    """What is wrong with the way a mask is drawn, in a sentence, or "".
+    """What is wrong with how a mask is drawn, or "".
 
     Args:
       what: the mask's name.
       keep, others: the mask, and those of further calls with other random keys.
-      rate: the share that torch keeps.
-      asked: the share that Flax asked `jax.random.bernoulli` for, NaN where it did not.
+      rate: torch's keep rate.
+      flax_rate: the rate that Flax passed to `jax.random.bernoulli`, NaN if unknown.
     """
     fixed = all(np.array_equal(keep, other) for other in others)
     if fixed and 0 < rate < 1 and _chance(keep, others, rate) < judge.CHANCE:
@@ -82,9 +82,9 @@ def drawing_fault(
     drawn = [keep] if fixed else [keep, *others]
     size = sum(mask.size for mask in drawn)
     share = sum(float(np.sum(mask)) for mask in drawn) / max(size, 1)
-    known = not math.isnan(rate_in_torch)
-    if known and not judge.allclose(np.asarray(rate_in_torch), np.asarray(rate)):
-        share = rate_in_torch
+    known = not math.isnan(flax_rate)
+    if known and not judge.allclose(np.asarray(flax_rate), np.asarray(rate)):
+        share = flax_rate
     elif abs(share - rate) <= judge.SIGMAS * _deviation(rate, size):
         return ""
     sentence = f"{what} keeps {share:.3g} of its places in Flax and {rate:.3g} in torch"
@@ -96,7 +96,7 @@ def drawing_fault(
 
 
 def _shared(keep: np.ndarray, rate: float) -> int | None:
-    """The axis along which a mask repeats itself, which fair draws would not by chance."""
+    """The axis along which a mask is constant, if that is too unlikely for independent draws."""
     for axis, length in enumerate(keep.shape):
         along = rate**length + (1 - rate) ** length
         same = length > 1 and bool((keep == keep.take([0], axis)).all())
@@ -110,5 +110,5 @@ def _deviation(rate: float, size: int) -> float:
 
 
 def _chance(keep: np.ndarray, others: list[np.ndarray], rate: float) -> float:
-    """How probable it is that fair draws are all the same."""
+    """Probability that independent draws are all equal."""
     return (rate**2 + (1 - rate) ** 2) ** (keep.size * len(others))

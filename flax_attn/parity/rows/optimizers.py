@@ -1,7 +1,7 @@
-"""One optimizer by torch's name and options, in torch and in optax, the same function in both.
+"""Equivalent optimizers in torch and optax, by torch's name and options.
 
-Torch's conventions and defaults hold. Where optax has another convention the piece is written out
-here; where torch's own arithmetic cannot be repeated the optimizer is refused.
+Torch's conventions and defaults apply. Where optax has another convention, the transformation is
+implemented here; where torch's arithmetic cannot be reproduced, the optimizer is rejected.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ AMSGRAD = {
     "amsgrad": "torch keeps the maximum of the raw second moment, optax.amsgrad that of the "
     "bias-corrected one: they differ from the second step on."
 }
-# By the option that a sentence hangs on.
+# Notes, by the option that makes them relevant.
 NOTES: dict[str, dict[str, str]] = {
     "sgd": {
         "dampening": "torch's buffer is momentum * buffer + (1 - dampening) * gradient, but takes "
@@ -93,11 +93,11 @@ class Optimizer:
     """One optimizer on both sides.
 
     Attributes:
-      name: torch's, in small letters.
-      options: all of them, those left out with torch's defaults.
-      torch: makes the `torch.optim.Optimizer` of an iterable of parameters.
-      optax: the same function.
-      notes: the conventions that were aligned, a sentence each.
+      name: torch's, in lower case.
+      options: all options, including torch's defaults.
+      torch: builds the `torch.optim.Optimizer` from an iterable of parameters.
+      optax: the equivalent optax transformation.
+      notes: the conventions that were aligned.
     """
 
     name: str
@@ -108,15 +108,15 @@ class Optimizer:
 
 
 def make(name: str, options: Mapping[str, Any] | None = None) -> Optimizer:
-    """The optimizer of torch's name and options, in torch and in optax.
+    """Returns the optimizer with torch's name and options, in torch and in optax.
 
     Args:
       name: "sgd", "adam", "adamw", "rmsprop", "adagrad", "adamax", "radam" or "adadelta".
-      options: numbers and switches under torch's names; what is left out has torch's default.
+      options: numbers and flags under torch's names; missing ones use torch's defaults.
 
     Raises:
-      ValueError: for an optimizer that does not exist or differs by convention, for an option that
-        it does not have, and for values that torch refuses.
+      ValueError: for an unknown optimizer or one with incompatible conventions, for an unknown
+        option, and for values that torch rejects.
 
     Example:
 
@@ -153,7 +153,7 @@ def _check_name(name: str) -> None:
 
 
 def _check_values(name: str, options: Mapping[str, Any]) -> None:
-    """What torch takes too: switches, pairs of betas, numbers that are not negative."""
+    """Checks the values as torch does: flags, pairs of betas, non-negative numbers."""
     for option, value in options.items():
         if isinstance(DEFAULTS[name][option], bool):
             fits, what = isinstance(value, bool), "True or False"
@@ -177,7 +177,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _in_torch(name: str, options: Mapping[str, Any]) -> Callable[[Any], Any]:
-    # Not in every torch; where it is asked for, an old one says so itself.
+    # Older versions of torch lack this option and raise if it is passed.
     late = "decoupled_weight_decay"
     settings = {k: v for k, v in options.items() if k != late or v}
 
@@ -190,7 +190,7 @@ def _in_torch(name: str, options: Mapping[str, Any]) -> Callable[[Any], Any]:
 
 
 def _in_optax(name: str, options: Mapping[str, Any]) -> optax.GradientTransformation:
-    """Gradient (or minus it), decay, the optimizer's own scale, decoupled decay, -lr."""
+    """Chains the (negated) gradient, decay, the optimizer's scaling, decoupled decay and -lr."""
     decay = optax.add_decayed_weights(options["weight_decay"])
     decoupled = name == "adamw" or options.get("decoupled_weight_decay", False)
     return optax.chain(
@@ -234,7 +234,7 @@ SCALES: dict[str, Callable[[Mapping[str, Any]], optax.GradientTransformation]] =
 
 
 class _State(NamedTuple):
-    """The number of steps done, and trees like the parameters."""
+    """Number of completed steps, and trees shaped like the parameters."""
 
     step: jax.Array
     trees: tuple[Any, ...]
@@ -243,11 +243,11 @@ class _State(NamedTuple):
 def _written_out(
     fills: tuple[float, ...], rule: Callable[..., Any]
 ) -> optax.GradientTransformation:
-    """A transformation of `rule(step, gradient, *slots)`, which gives the update and what to keep.
+    """A transformation from `rule(step, gradient, *slots)`, which returns update and new slots.
 
     Args:
-      fills: what each kept array is full of at first.
-      rule: for one leaf; the first step is 1.
+      fills: initial value of each slot.
+      rule: applied to each leaf; the first step is 1.
     """
 
     def init(params: Any) -> _State:
@@ -265,7 +265,7 @@ def _written_out(
 
 
 def _dampened(momentum: float, dampening: float) -> optax.GradientTransformation:
-    """Momentum whose buffer takes the first gradient whole, later ones times 1 - dampening."""
+    """Momentum whose buffer takes the first gradient in full, later ones times 1 - dampening."""
 
     def rule(step: Any, g: Any, buffer: Any) -> tuple[Any, ...]:
         buffer = jnp.where(step == 1, g, momentum * buffer + (1 - dampening) * g)
@@ -275,7 +275,7 @@ def _dampened(momentum: float, dampening: float) -> optax.GradientTransformation
 
 
 def _amsgrad(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """Adam over the largest second moment so far, its bias corrected after the maximum."""
+    """Adam with the running maximum of the second moment, bias-corrected after the maximum."""
 
     def rule(step: Any, g: Any, m: Any, v: Any, top: Any) -> tuple[Any, ...]:
         m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
@@ -286,7 +286,7 @@ def _amsgrad(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
 
 
 def _adagrad(lr_decay: float, start: float, eps: float) -> optax.GradientTransformation:
-    """Gradients over the root of their sum of squares, eps outside the root."""
+    """Gradients divided by the root of their sum of squares, with eps outside the root."""
 
     def rule(step: Any, g: Any, total: Any) -> tuple[Any, ...]:
         total = total + g**2
@@ -296,7 +296,7 @@ def _adagrad(lr_decay: float, start: float, eps: float) -> optax.GradientTransfo
 
 
 def _radam(b1: float, b2: float, eps: float) -> optax.GradientTransformation:
-    """Adam rectified once the average is long enough, eps before the correction of the bias."""
+    """Adam with variance rectification; eps is added before the bias correction."""
     longest = 2 / (1 - b2) - 1
 
     def rule(step: Any, g: Any, m: Any, v: Any) -> tuple[Any, ...]:

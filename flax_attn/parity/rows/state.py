@@ -1,4 +1,4 @@
-"""What a call leaves behind in a module: running statistics, counters, buffers, on both sides."""
+"""Rows of module state after a call: running statistics, counters and buffers."""
 
 import numpy as np
 
@@ -11,16 +11,16 @@ BIASED = "{}: nnx keeps the biased variance, torch the unbiased one (n / (n - 1)
 ONE_SIDED = (
     "a call changes {} in {} alone: it is not compared, since {} keeps no variable of that name"
 )
-# Torch counts the batches of its norms, which decides nothing unless momentum is None.
+# Torch counts the batches of its norm layers, which matters only if momentum is None.
 IGNORED_STATE = ("num_batches_tracked",)
 
 
 def states(
     pair: Pair, got: Run, torch_run: Run, dtype: str, mode: str, rows: list[Row], notes: dict
 ) -> None:
-    """Adds what both sides' state is after the call, where it is carried or a call changes it.
+    """Compares both sides' state after the call, where it is mapped or the call changes it.
 
-    In float64; what only one side holds and changes is noted.
+    In float64; state that only one side has and changes is noted.
     """
     carried = pair.names.carried({**pair.narrow("float64"), **torch_run.state})
     uncarried = {pair.names.tap(name): name for name in torch_run.state if name not in carried}
@@ -46,7 +46,7 @@ def states(
 
 
 def _compare_state(got: np.ndarray, want: np.ndarray) -> judge.Verdict:
-    """Floating numbers as numbers, all others by their value."""
+    """Compares floating values by error, all others by equality."""
     if want.dtype.kind in "fc" and got.dtype.kind in "fc":
         return judge.same_function(got, want, zero=True)
     return judge.same_values(got, want)
@@ -55,10 +55,10 @@ def _compare_state(got: np.ndarray, want: np.ndarray) -> judge.Verdict:
 def statistics(
     pair: Pair, got: Run, torch_run: Run, dtype: str, mode: str, rows: list[Row], notes: dict
 ) -> None:
-    """Adds what both sides' running statistics are after the call.
+    """Compares both sides' running statistics after the call.
 
-    A running variance may follow either side's convention: torch averages the unbiased variance,
-    nnx the biased one.
+    A running variance may follow either convention: torch averages the unbiased variance, nnx the
+    biased one.
     """
     old = pair.weights(pair.narrow("float64"))
     new = pair.names.carried({**pair.narrow("float64"), **torch_run.state})
@@ -78,7 +78,7 @@ def statistics(
 
 
 def _updates(pair: Pair, torch_run: Run, path: str):
-    """How many elements torch averaged for a running variance, and its momentum."""
+    """Yields the number of elements torch averaged for a running variance, and its momentum."""
     for name, call in torch_run.calls.items():
         momentum = call.facts.get("momentum")
         if "running_var" not in call.params or momentum is None:

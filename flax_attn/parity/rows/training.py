@@ -1,4 +1,4 @@
-"""Training: what is trained, and parameters after each optimizer step."""
+"""Rows of training: which tensors are trained, and parameters after each optimizer step."""
 
 from collections.abc import Mapping
 from itertools import product
@@ -36,8 +36,7 @@ KIND = "{} is {} in torch, but {} is {} in Flax: make it the same there"
 
 
 def trained(pair: Pair) -> list[Row]:
-    """A row for every tensor that one side trains and the other does not, or that is complex on
-    one side and real on the other."""
+    """Rows for tensors that only one side trains, or that are complex on one side only."""
     rows = []
     params, values = pair.original.trained, pair.original.values
     variables = flax_state(pair.flax_module)
@@ -74,16 +73,16 @@ def stepped(
     rows: list[Row],
     notes: dict,
 ) -> None:
-    """Adds what every parameter is after each step of torch.optim and of optax, in float64.
+    """Compares every parameter after each step of torch.optim and of optax, in float64.
 
-    Each side takes its own gradients of the cotangent's loss. Where torch's gradient is nothing but
-    rounding, adaptive optimizers make steps of it that mean nothing: those elements stay out.
+    Each side uses its own gradients of the cotangent's loss. Elements whose torch gradient is only
+    rounding error are excluded, since adaptive optimizers turn it into arbitrary steps.
     """
     made = optimizers.make(*optimizer)
     notes |= dict.fromkeys(made.notes)
     weights, state, quiet = pair.weights(pair.narrow("float64")), None, {}
     side = pair.flax("float64", mode)
-    got = pair.run_flax(side, weights)  # each of whose runs draws the same masks
+    got = pair.run_flax(side, weights)  # every run draws the same masks
     for step, torch_step in enumerate(pair.original.steps(made, steps, got.keeps), 1):
         got = pair.run_flax(side, weights) if step > 1 else got
         quiet = _rounding_only(quiet, pair.names.gradients(torch_step.gradients), got)
@@ -99,7 +98,7 @@ def stepped(
 
 
 def _rounding_only(before: dict, wanted: dict[str, np.ndarray], got: Run) -> dict[str, np.ndarray]:
-    """The elements whose gradient is nothing but rounding, now or before."""
+    """The elements whose gradient is only rounding error, in this or an earlier step."""
     share = judge.SAME_FUNCTION * judge.whole_gradient(list(wanted.values()))
     now = {
         path: (np.abs(wanted[path]) <= share) & ((wanted[path] != 0) | (got.gradients[path] != 0))

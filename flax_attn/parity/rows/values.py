@@ -1,4 +1,4 @@
-"""Rows from runs: every output, tap, gradient and statistic of one run, judged."""
+"""Rows of values: every output, tap, gradient and statistic of one run, judged."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from ..sides.pair import Names, matches
 from ..sides.run import Run, is_floating
 
 STRUCTURE = "names, shapes, dtypes"
-MatchingTaps = tuple[dict[str, str], dict[str, str]]  # what `counterparts` found
+MatchingTaps = tuple[dict[str, str], dict[str, str]]  # the result of `matching_taps`
 
 
 def judged(
@@ -30,7 +30,7 @@ def judged(
 ) -> list[Row]:
     """Every comparison of one run: taps in torch's call order, outputs, gradients, statistics.
 
-    `noisy` are torch's runs in `dtype` again, with every operation moved by its rounding.
+    `noisy` are torch's runs in `dtype` with perturbed rounding.
     """
     rows = list(_check_finite(truth, dtype, mode))
     if dtype == "float64":
@@ -51,7 +51,7 @@ def judged(
 
 
 def _check_finite(truth: Run, dtype: str, mode: str) -> Iterator[Row]:
-    """What torch itself gives must be numbers: NaN equals nothing, and proves nothing."""
+    """Rows that fail where torch itself returns NaN, which cannot be compared."""
     for name, value in {**truth.outputs, **truth.gradients}.items():
         if is_floating(value) and np.isnan(value).any():
             where = [int(i) for i in np.argwhere(np.isnan(value))[0]]
@@ -71,7 +71,7 @@ def taps(
     kind: str = "tap",
     noisy: Sequence[Run] = (),
 ) -> list[Row]:
-    """Every tap that both sides have, in torch's call order."""
+    """Compares every tap that both sides have, in torch's call order."""
     rows, known = [], list(matches(got, truth, names))
     noisy_taps = [{name: m.value for name, _, m in reuse_layouts(known, got, run)} for run in noisy]
     for name, flax_name, match in known:
@@ -82,7 +82,7 @@ def taps(
 
 
 def unpaired(got: Run, truth: Run, matching: MatchingTaps) -> list[str]:
-    """Taps that one side has alone; of torch's points inside attention those it names itself."""
+    """Taps of one side only, except the query, key, value and context inside attention."""
     pairs, shapes = matching
     matched_names = {*pairs.values(), *shapes.values()}
     flax_taps = [n for n in got.taps if got.point(n) not in TRANSPOSED_POINTS]
@@ -94,7 +94,7 @@ def unpaired(got: Run, truth: Run, matching: MatchingTaps) -> list[str]:
 
 
 def other_shapes(got: Run, truth: Run, matching: MatchingTaps) -> list[str]:
-    """A sentence for taps that both sides have, but in shapes that no layout brings together."""
+    """A note on taps that both sides have, but in shapes that no layout reconciles."""
     _, shapes = matching
     pairs = {flax: (got.taps[flax].shape, truth.taps[name].shape) for name, flax in shapes.items()}
     parts = [
@@ -105,7 +105,7 @@ def other_shapes(got: Run, truth: Run, matching: MatchingTaps) -> list[str]:
 
 
 def unused_rules(got: Run, truth: Run, names: Names) -> Iterator[str]:
-    """A sentence for each rule that is for taps alone and pairs none."""
+    """A note for each rule that applies only to taps and pairs none."""
     plan = names.plan
     carried = [name for move in plan.moves for name in move.sources] if plan else []
     carried += [*plan.constants, *plan.tied] if plan else []
@@ -125,7 +125,7 @@ def unused_rules(got: Run, truth: Run, names: Names) -> Iterator[str]:
 
 
 def ineffective_weights(got: Run, truth: Run, names: Names) -> Iterator[str]:
-    """A sentence on weights that have no say: as scores of one key, say, or behind zeros."""
+    """A note on weights without effect, e.g. those of scores over a single key."""
     wanted = names.gradients(truth.gradients)
     without_effect = [
         name
@@ -147,7 +147,7 @@ def value_of(
     dtype: str,
     moved: Sequence[np.ndarray] = (),
 ) -> judge.Verdict:
-    """The judgement on one value of Flax beside torch's own in this dtype and in float64."""
+    """The verdict on one Flax value, given torch's in this dtype and in float64."""
     if not is_floating(want):
         return judge.same_values(got, torch_value)
     if dtype == "float64":
@@ -162,16 +162,17 @@ def _with_noise(
     scale: float | None,
     moved: Sequence[np.ndarray],
 ) -> judge.Verdict:
-    """The verdict beside torch's own rounding noise, which limits nothing in a narrow dtype."""
+    """Adds torch's own rounding noise to a verdict; it sets no limit in a narrow dtype."""
     errors = [judge.error(x, torch_value, scale) for x in moved]
     return replace(verdict, noise=max(errors)) if errors else verdict
 
 
 def gradients(torch_run: Run, truth: Run, names: Names, dtype: str) -> Iterator[tuple]:
-    """Each wanted gradient, what its error is measured against, and torch's own error.
+    """Yields each expected gradient, the scale for its error, and torch's own error.
 
-    None for its own norm, and in float64 for torch's error. In narrow dtypes both are those of all
-    gradients together. Gradients of inputs that dwarf those of the parameters are judged alone.
+    The scale is None for the gradient's own norm, and torch's error is None in float64. In narrow
+    dtypes both refer to all gradients together. Input gradients much larger than the parameters'
+    are judged by themselves.
     """
     wanted, owns = names.gradients(truth.gradients), names.gradients(torch_run.gradients)
     comparable = {name: wanted[name] for name in judge.of_one_size(wanted)}
@@ -208,15 +209,15 @@ def _judged_gradients(
 
 
 def structure(run: Run) -> dict[str, str]:
-    """The dtype and shape of every output, by name; the text of what is no number."""
+    """The dtype and shape of every output, by name; the text of non-numeric outputs."""
     return {**{name: f"{x.dtype}{list(x.shape)}" for name, x in run.outputs.items()}, **run.others}
 
 
 def same_structure(got: Mapping[str, str], want: Mapping[str, str], dtype: str, mode: str) -> Row:
-    """Exact facts about the outputs: their names, shapes and dtypes.
+    """Compares the outputs' names, shapes and dtypes exactly.
 
-    In all dtypes but float64 JAX has no integers of 64 bits: there widths of 32 and 64 are one.
-    A key that holds None is one that is not there.
+    Except in float64 runs, JAX has no 64-bit integers, so 32 and 64 bits count as equal. A key that
+    holds None counts as missing.
     """
     verdict: Any = judge.Verdict("exact", 0.0, 0.0)
     flax_structure, torch_structure = _plain(got, want, dtype), _plain(want, got, dtype)
@@ -227,7 +228,7 @@ def same_structure(got: Mapping[str, str], want: Mapping[str, str], dtype: str, 
 
 
 def _plain(one: Mapping[str, str], other: Mapping[str, str], dtype: str) -> dict[str, str]:
-    """Texts that are equal where the structure is."""
+    """Normalised descriptions, equal if the structures are."""
     return {
         name: text if dtype == "float64" else re.sub(r"^(u?int)64\[", r"\g<1>32[", text)
         for name, text in one.items()
@@ -236,7 +237,7 @@ def _plain(one: Mapping[str, str], other: Mapping[str, str], dtype: str) -> dict
 
 
 def _advice(got: Mapping[str, str], want: Mapping[str, str]) -> str:
-    """What to do where one side returns an array and the other several, or narrower integers."""
+    """Advice for one array instead of several, or for narrower integers."""
     for side, one, several in (("torch", got, want), ("Flax", want, got)):
         if list(one) == ["output"] and several and "output" not in several:
             same_text = [name for name, text in several.items() if text == one["output"]]

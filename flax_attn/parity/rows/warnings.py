@@ -1,4 +1,4 @@
-"""Warnings: comparisons that passed, and yet say that one side rounds where the other does not."""
+"""Warnings: passing comparisons which show that only torch rounds somewhere."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,17 +8,17 @@ import numpy as np
 from .. import judge
 from ..report import Row
 
-# Of eps: an error of a number that is right but for its last digit.
+# In units of eps: the error of a value that is correct up to its last digit.
 LAST = 0.25
 
 
 def warnings(rows: Sequence[Row]) -> list[str]:
-    """One sentence for each dtype in which Flax errs less than `judge.ROUNDS` times as much.
+    """One note per dtype in which Flax's error is below `judge.ROUNDS` times torch's.
 
-    Two ways to compute the same err about alike, so torch's must come from a rounding of its own
-    that the float64 truth has not: a cast to 16 bits, or a branch that asks for the dtype. Of few
-    elements all may come out right by chance. So all gradients together must say the same; where
-    there are none, torch's error must be more than the last digits, the judge's floor.
+    Two implementations have similar errors, so torch must round somewhere the float64 truth does
+    not: a cast to 16 bits, or a dtype-dependent branch. A few elements may be exact by chance, so
+    all gradients together must agree; without gradients, torch's error must exceed the judge's
+    floor.
     """
     dtypes = dict.fromkeys(row.dtype for row in rows if row.verdict.other_error is not None)
     return [sentence for dtype in dtypes for sentence in _of(rows, dtype)]
@@ -49,7 +49,7 @@ def _low(ratio: float | None) -> bool:
 
 
 def _together(gradients: Sequence[Row]) -> float | None:
-    """The error of all gradients over torch's own, where each is measured against all."""
+    """Error of all gradients divided by torch's own, each relative to all of them."""
     torch_error = gradients[0].verdict.other_error
     errors = [row.verdict.error for row in gradients]
     if not torch_error or not np.isfinite(errors).all():

@@ -1,6 +1,6 @@
-"""Reports as web pages: one file that needs nothing else, to look at and to send around.
+"""Reports as self-contained HTML pages.
 
-No script, no address outside the page: a browser is told to refuse them.
+The pages contain no scripts and no external addresses; their policy makes browsers block both.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,16 +13,16 @@ from .heat import heat_map
 from .html import Html, code, el, join, number
 from .table import summary, tables, where
 
-MAPS = 12  # taps drawn for one report
-MANY_MAPS = 3  # and for each of many
-PLACES = 24  # named of one report
-MAX_SHOWN_REPORTS = 24  # so many reports are shown whole; of more, those that differ
-MAX_CHARACTERS = 2_500_000  # characters for what is shown whole among many
+MAPS = 12  # maximum number of heat maps for a single report
+MANY_MAPS = 3  # maximum number of heat maps per report among many
+PLACES = 24  # maximum number of places listed per report
+MAX_SHOWN_REPORTS = 24  # above this number, only reports that differ are shown in full
+MAX_CHARACTERS = 2_500_000  # maximum size of all reports shown in full on one page
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def page(report: Report) -> str:
-    """One report as HTML: the verdict, what differs, error by depth, heat maps, every comparison.
+    """One report as HTML: verdict, differences, error by depth, heat maps, every comparison.
 
     >>> "nothing is proven" in page(Report("a layer", ()))
     True
@@ -38,9 +38,9 @@ def page(report: Report) -> str:
 
 
 def pages(reports: Iterable[Report]) -> str:
-    """Many reports as one page: the table of variants, then a fold for each, failing ones first.
+    """Many reports as one page: a table of variants, then a section for each, failing ones first.
 
-    Those that differ are shown whole while there is room, the others by the worst of each kind.
+    Reports that differ are shown in full while there is room, the others by the worst of each kind.
     """
     titled = [(*_variant(report.title), report) for report in reports]
     lines = sorted(certificate.lines(titled), key=lambda line: line.ok)
@@ -75,7 +75,7 @@ def _document(title: str, *body: Html | None) -> str:
 
 
 def _verdict(report: Report) -> Html:
-    """The answer in one sentence."""
+    """The verdict in one sentence."""
     first = report.first
     if report.verdict == NOTHING:
         return _answer(False, f"{_sentence(unproven(report))}.")
@@ -104,14 +104,14 @@ def _sentence(text: str) -> str:
 
 
 def _answer(ok: bool, text: str, *more: Html | str) -> Html:
-    """A sentence whose first word is the answer."""
+    """A sentence whose first word is the verdict."""
     word, rest = text.split(" ", 1)
     mark = "✓ " if ok else "✕ "
     return el("p", el("b", mark, word), " ", rest, *more, class_="verdict" if ok else "verdict no")
 
 
 def _body(report: Report, heading: str, maps: int) -> list[Html]:
-    """All of a report below its verdict."""
+    """Everything in a report below its verdict."""
     parts = _differs(report, heading)
     parts += _depth(report, heading)
     parts += _maps(report, heading, maps)
@@ -124,13 +124,13 @@ def _body(report: Report, heading: str, maps: int) -> list[Html]:
 
 
 def _short(report: Report) -> list[Html]:
-    """What a report found, without its comparisons."""
+    """The findings of a report, without its comparisons."""
     worst = [summary(report.rows, report.rewritten)] if report.rows else []
     return [*_differs(report, "h3"), *worst, *_facts(report, "h3")]
 
 
 def _differs(report: Report, heading: str) -> list[Html]:
-    """The places at fault, what they do to the results, and the command that shows it again."""
+    """The places at fault, their effect on the results, and the command that reproduces it."""
     places = [] if report.ok else [*report.divergences] or [report.first]
     parts = [_place(place) for place in places[:PLACES] if place]
     left = len(places) - PLACES
@@ -159,7 +159,7 @@ def _place(place: Divergence) -> Html:
 
 
 def _depth(report: Report, heading: str) -> list[Html]:
-    """The chart of values, and that of gradients where one is over its limit."""
+    """The chart of values, and the chart of gradients if one exceeds its limit."""
     parts = []
     charts = [("Error by depth", page_chart.values(report))]
     slopes = page_chart.gradients(report)
@@ -184,7 +184,7 @@ def _maps(report: Report, heading: str, most: int) -> list[Html]:
 
 
 def _facts(report: Report, heading: str) -> list[Html]:
-    """What else a reader must know."""
+    """Notes and further facts."""
     facts = [
         ("Computed another way inside, with the same result", report.rewritten),
         ("Constant, not carried", report.constants),
@@ -203,7 +203,7 @@ def _versions(versions: dict[str, str]) -> Html:
 
 
 def _variant(title: str) -> tuple[str, str]:
-    """The variant and the reference that a case's title names: `variant[... |reference]`."""
+    """The variant and the reference in a case's title: `variant[... |reference]`."""
     variant, bracket, rest = title.partition("[")
     reference = rest.removesuffix("]").rpartition("|")[2] if bracket else ""
     return variant.strip(), reference
@@ -238,7 +238,7 @@ def _contents(lines: Sequence[certificate.Line]) -> Html:
 
 
 def _whole(reports: Sequence[Report]) -> dict[int, Html]:
-    """All that is to say of the reports that are shown whole, by their identity."""
+    """The bodies of the reports that are shown in full, by `id(report)`."""
     bodies, left = {}, MAX_CHARACTERS
     for report in sorted(reports, key=lambda report: report.ok):
         if report.ok and len(reports) > MAX_SHOWN_REPORTS:
@@ -252,14 +252,14 @@ def _whole(reports: Sequence[Report]) -> dict[int, Html]:
 
 
 def _section(line: certificate.Line, name: str, whole: dict[int, Html]) -> Html:
-    """One variant and reference: a fold for each case, failing ones first."""
+    """The section of one variant and reference: a fold per case, failing ones first."""
     against = [" against ", code(line.proven_equal_to)] if line.proven_equal_to else []
     folds = [_fold(report, whole) for report in sorted(line.reports, key=lambda r: r.ok)]
     return el("section", el("h2", code(line.variant), *against), *folds, id=name)
 
 
 def _fold(report: Report, whole: dict[int, Html]) -> Html:
-    """One report of many; open where it differs and is shown whole."""
+    """One report among many; open if it differs and is shown in full."""
     body = whole.pop(id(report), None)
     mark = "✓ " if report.ok else "✕ "
     return el(

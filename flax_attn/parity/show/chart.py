@@ -1,4 +1,4 @@
-"""Error by depth: one strip a tap, in torch's call order, the error's decades across."""
+"""Chart of error by depth: one strip per tap in torch's call order, on a logarithmic axis."""
 
 from collections.abc import Iterable
 from math import ceil, floor, isfinite, log10, nan
@@ -8,23 +8,23 @@ from ..judge import Verdict
 from ..report import Report, Row
 from .html import Html, badness, el, number
 
-EDGE, END = 9.0, 2.0  # percent of a strip left on either side, and where 0 and inf stand in it
+EDGE, END = 9.0, 2.0  # percent: margin on either side of a strip, and position of 0 and inf
 MIN_LABEL_DISTANCE = (
-    15.0  # percent between the middles of two texts that would touch on a telephone
+    15.0  # percent between the centres of two labels, so that they do not overlap on a phone
 )
 SHAPES = {
-    "global": ("M0-6A6 6 0 1 1 0 6A6 6 0 1 1 0-6Z", "error so far, within the limit"),
-    "local": ("M0-4L4 0L0 4L-4 0Z", "error made here, within the limit"),
-    "global-off": ("M-6.5-6.5H6.5V6.5H-6.5Z", "error so far, over the limit"),
+    "global": ("M0-6A6 6 0 1 1 0 6A6 6 0 1 1 0-6Z", "accumulated error, within the limit"),
+    "local": ("M0-4L4 0L0 4L-4 0Z", "local error, within the limit"),
+    "global-off": ("M-6.5-6.5H6.5V6.5H-6.5Z", "accumulated error, over the limit"),
     "local-off": (
         "M-4.5-2.5L-2.5-4.5L0-2L2.5-4.5L4.5-2.5L2 0L4.5 2.5L2.5 4.5L0 2L-2.5 4.5L-4.5 2.5L-2 0Z",
-        "error made here, over the limit",
+        "local error, over the limit",
     ),
 }
 
 
 class Depth(NamedTuple):
-    """A place with its two errors: as it came out, and computed from torch's own values."""
+    """A place with its two errors: accumulated, and local (computed from torch's own values)."""
 
     name: str
     accumulated: Verdict | None
@@ -32,13 +32,13 @@ class Depth(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """Decades across a strip, `10**low` to `10**high`."""
+    """Axis of decades, from `10**low` to `10**high`."""
 
     low: int
     high: int
 
     def at(self, error: float) -> float:
-        """Where an error stands, in percent: 0 at the left edge, inf and NaN at the right."""
+        """Position of an error in percent: 0 at the left edge, inf and NaN at the right."""
         if not isfinite(error):
             return 100 - END
         if error <= 0:
@@ -47,7 +47,7 @@ class Axis(NamedTuple):
         return EDGE + (100 - 2 * EDGE) * min(max(share, 0.0), 1.0)
 
     def ticks(self) -> list[int]:
-        """Exponents that are written down: six at most."""
+        """Exponents to label, at most six."""
         step = max(1, ceil((self.high - self.low) / 5))
         return list(range(self.low, self.high + 1, step))
 
@@ -59,7 +59,7 @@ def values(report: Report) -> list[Depth]:
 
 
 def gradients(report: Report) -> list[Depth]:
-    """Gradients of inputs, parameters and, where something differs, of taps."""
+    """Gradients of inputs and parameters and, if something differs, of taps."""
     rows = [row for row in report.rows if row.kind == "gradient"]
     return _depths(rows, [row for row in report.local if row.kind == "local gradient"])
 
@@ -75,7 +75,7 @@ def _depths(rows: list[Row], local: list[Row]) -> list[Depth]:
 
 
 def _worst(rows: Iterable[Row]) -> dict[str, Verdict]:
-    """The worst verdict of each name, over the modes it ran in."""
+    """The worst verdict for each name, over all modes."""
     worst: dict[str, Verdict] = {}
     for row in rows:
         before = worst.get(row.name)
@@ -85,7 +85,7 @@ def _worst(rows: Iterable[Row]) -> dict[str, Verdict]:
 
 
 def _merged(names: list[str], more: list[str]) -> list[str]:
-    """`names`, and each of `more` that is not among them after the one that stood before it."""
+    """Merges two ordered lists: new names of `more` follow their predecessor in `more`."""
     merged, at = list(names), 0
     for name in more:
         if name in merged:
@@ -97,20 +97,20 @@ def _merged(names: list[str], more: list[str]) -> list[str]:
 
 
 def symbols() -> Html:
-    """The shapes of all marks, once a page."""
+    """Definitions of all mark shapes, needed once per page."""
     paths = [el("path", id=f"mark-{name}", d=d) for name, (d, _) in SHAPES.items()]
     return el("svg", el("defs", *paths), width=0, height=0, class_="symbols", aria_hidden="true")
 
 
 def legend(depths: list[Depth]) -> Html:
-    """What the marks mean that a chart holds."""
+    """Legend of the marks that occur in a chart."""
     kinds = {_name(kind, verdict) for depth in depths for kind, verdict in _marks(depth).items()}
     keys = [el("span", _key(name), SHAPES[name][1]) for name in SHAPES if name in kinds]
     return el("p", *keys, class_="legend")
 
 
 def chart(depths: list[Depth]) -> Html:
-    """The strips under one axis; places over their limit in another colour and shape."""
+    """The strips on one axis; places over their limit have another colour and shape."""
     verdicts = [v for d in depths for v in (d.accumulated, d.made_here) if v is not None]
     limit = next((v.limit for v in verdicts if v.limit > 0), nan)
     axis = _axis([v.error for v in verdicts], limit)
@@ -125,13 +125,13 @@ def chart(depths: list[Depth]) -> Html:
 
 
 def _axis(errors: Iterable[float], limit: float) -> Axis:
-    """Whole decades around every error and the limit."""
+    """The axis of whole decades that covers every error and the limit."""
     exponents = [log10(x) for x in [*errors, limit] if isfinite(x) and x > 0]
     return Axis(floor(min(exponents, default=-17)), ceil(max([*exponents, -9])))
 
 
 def _scale(axis: Axis, limit: float, local: bool) -> Html:
-    """The top line: where each decade is, the limit, and what the numbers on the right are."""
+    """The header: decade labels, the limit, and the meaning of the numbers on the right."""
     limit_position = axis.at(limit) if isfinite(limit) else nan
     ticks = [(axis.at(10.0**i), f"1e{i}", None) for i in axis.ticks()]
     ticks = [tick for tick in ticks if not abs(tick[0] - limit_position) < MIN_LABEL_DISTANCE]
@@ -144,7 +144,7 @@ def _scale(axis: Axis, limit: float, local: bool) -> Html:
         "div",
         el("span", "error over norm", class_="quiet"),
         el("svg", *texts, class_="strip", aria_hidden="true"),
-        el("span", "made here" if local else "so far", class_="value"),
+        el("span", "local" if local else "accumulated", class_="value"),
         class_="row scale",
     )
 

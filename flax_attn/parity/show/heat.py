@@ -1,4 +1,4 @@
-"""Heat maps of `|flax - torch|`: PNG images made of nothing but zlib, in inline SVG."""
+"""Heat maps of `|flax - torch|`: PNG images written with zlib only, in inline SVG."""
 
 import struct
 import zlib
@@ -11,22 +11,22 @@ import numpy as np
 
 from .html import Html, el, number
 
-PANELS = 24  # small multiples of one tap
-LEVELS = 62  # of colour, between "equal" and "NaN or Inf"
-FEW, FINE, COARSE = 6, 128, 64  # up to FEW panels show FINE cells a side, more show COARSE
+PANELS = 24  # maximum number of panels per tap
+LEVELS = 62  # number of colours between "equal" and "NaN or Inf"
+FEW, FINE, COARSE = 6, 128, 64  # up to FEW panels have FINE cells per side, more have COARSE
 FAINT_COLOUR, FULL_COLOUR, NOT_FINITE_COLOUR = (235, 90, 70), (150, 0, 62), (122, 63, 240)
-FAINT = 0.02  # share of the differing elements that may be fainter than the scale begins
+FAINT = 0.02  # share of differing elements that may lie below the colour scale
 AXES = {"scores": ("query", "key"), "weights": ("query", "key")}
 
 
 class Scale(NamedTuple):
-    """The decades that colours run over: from `10**low` to `10**high`."""
+    """Colour scale over decades, from `10**low` to `10**high`."""
 
     low: int
     high: int
 
     def levels(self, values: np.ndarray) -> np.ndarray:
-        """The palette's index of each value: 0 for equal, the last one for what is not finite."""
+        """Palette index of each value: 0 for equal, the last one for non-finite values."""
         finite = np.isfinite(values)
         logs = np.log10(np.where(finite & (values > 0), values, 1.0))
         share = np.clip((logs - self.low) / (self.high - self.low), 0, 1)
@@ -35,7 +35,7 @@ class Scale(NamedTuple):
 
 
 def scale_of(values: np.ndarray) -> Scale:
-    """Whole decades around what is finite and differs, but for the faintest; one at least."""
+    """Whole decades that cover all finite differences but the faintest; at least one decade."""
     finite = values[np.isfinite(values) & (values > 0)]
     if not finite.size:
         return Scale(-1, 0)
@@ -45,7 +45,7 @@ def scale_of(values: np.ndarray) -> Scale:
 
 
 def palette() -> tuple[bytes, bytes]:
-    """PNG's PLTE and tRNS: clear, then faint to full on any background, then not finite."""
+    """PNG's PLTE and tRNS: transparent, then faint to full opacity, then non-finite."""
     share = np.linspace(0, 1, LEVELS)[:, None]
     ramp = np.round(
         np.array(FAINT_COLOUR) + share * (np.array(FULL_COLOUR) - np.array(FAINT_COLOUR))
@@ -56,7 +56,7 @@ def palette() -> tuple[bytes, bytes]:
 
 
 def png(levels: np.ndarray) -> bytes:
-    """A PNG image of a matrix of palette indices.
+    """Encodes a matrix of palette indices as a PNG image.
 
     >>> png(np.zeros((2, 3), np.uint8))[:4]
     b'\\x89PNG'
@@ -82,7 +82,7 @@ def png(levels: np.ndarray) -> bytes:
 
 
 def pooled(values: np.ndarray, most: int) -> np.ndarray:
-    """A matrix with at most `most` cells a side, each the largest of those it stands for.
+    """Downsamples a matrix to at most `most` cells per side by maximum.
 
     >>> pooled(np.array([[1.0, 5.0, 2.0, 0.0]]), 2)
     array([[5., 2.]])
@@ -96,12 +96,12 @@ def pooled(values: np.ndarray, most: int) -> np.ndarray:
 
 
 def data_uri(values: np.ndarray, scale: Scale) -> str:
-    """The image of a matrix, as an address that holds it."""
+    """The image of a matrix as a data URI."""
     return "data:image/png;base64," + b64encode(png(scale.levels(values))).decode()
 
 
 def heat_map(tap: str, difference: np.ndarray) -> Html:
-    """All panels of one tap: the last two axes as a matrix, one for each index before them."""
+    """All panels of one tap: a matrix of the last two axes for each leading index."""
     values = np.abs(np.asarray(difference).astype(np.float64))
     if not values.size:
         return el("p", f"Nothing to draw: its shape is {list(values.shape)}.", class_="quiet")
@@ -137,7 +137,7 @@ def _caption(values: np.ndarray) -> str:
 
 
 class Drawing(NamedTuple):
-    """What the panels of one tap share: its name and rank, the colours, and whether to be small."""
+    """Shared settings of one tap's panels: name, rank, colour scale, and whether to draw small."""
 
     tap: str
     rank: int
@@ -145,7 +145,7 @@ class Drawing(NamedTuple):
     small: bool
 
     def axes(self) -> tuple[str, str]:
-        """The names of rows and columns; "" for those that the array does not have."""
+        """Labels of rows and columns; "" for axes that the array does not have."""
         names = [f"axis {self.rank - 2}", f"axis {self.rank - 1}"]
         known = AXES.get(self.tap.rpartition(".")[2].partition("#")[0])
         if known:
@@ -153,13 +153,13 @@ class Drawing(NamedTuple):
         return names[0] if self.rank > 1 else "", names[1] if self.rank else ""
 
     def side(self, count: int) -> int:
-        """Pixels along an axis of `count` elements, whole ones for each where there are many."""
+        """Length in pixels of an axis of `count` elements, a whole number per cell if possible."""
         least, most, each = (44, 132, 14) if self.small else (66, 280, 22)
         cells = min(count, COARSE if self.small else FINE)
         return max(cells * min(each, most // cells), least) if count > 1 else each
 
     def panel(self, values: np.ndarray, lead: list[int], boxed: bool) -> Html:
-        """One matrix with its axes; `boxed`: a box around its largest element."""
+        """One matrix with its axes; `boxed` draws a box around its largest element."""
         rows, columns = values.shape
         width, height = self.side(columns), self.side(rows)
         left, top = 34, 18 if lead else 4
@@ -207,7 +207,7 @@ def _rotated_label(name: str, y: float) -> Html | None:
 
 
 def _ticks(count: int, length: float, place, anchor: str) -> list[Html]:
-    """Numbers of elements along an axis, far enough apart to be read."""
+    """Index labels along an axis, spaced to be readable."""
     most = max(2, int(length // 26))
     step = next(s for s in _steps() if (count - 1) / s <= most - 1)
     return [
@@ -224,7 +224,7 @@ def _steps():
 
 
 def _legend(scale: Scale, odd: bool) -> Html:
-    """The colours: equal, the decades, and what is not finite."""
+    """Legend: equal, the decades, and non-finite values."""
     ramp = np.logspace(scale.low, scale.high, LEVELS)[None]
     bar = el("span", class_="bar", style=f"background-image:url({data_uri(ramp, scale)})")
     parts: Sequence[Html | None] = [

@@ -1,4 +1,4 @@
-"""HTML elements from Python: whatever is not marked up already is escaped."""
+"""Builds HTML elements; strings are escaped unless they are `Html`."""
 
 from html import escape
 from math import inf
@@ -8,13 +8,13 @@ VOID = ("meta", "link")
 
 
 class Html(str):
-    """Markup, put into elements as it is; any other string is escaped."""
+    """Markup, inserted unchanged; any other string is escaped."""
 
 
 def el(name: str, /, *children: Any, **attributes: Any) -> Html:
     """One element; None among children and attributes is left out.
 
-    A trailing "_" of an attribute's name is dropped, any other stands for "-".
+    A trailing "_" of an attribute's name is dropped, other "_" become "-".
 
     >>> el("p", "a < b", el("b", 3), class_="note", id=None)
     '<p class="note">a &lt; b<b>3</b></p>'
@@ -29,7 +29,7 @@ def el(name: str, /, *children: Any, **attributes: Any) -> Html:
 
 
 def join(children: Any) -> Html:
-    """The children one after another, each escaped unless it is markup."""
+    """Concatenates the children, escaping those that are not markup."""
     return Html(
         "".join(
             child if isinstance(child, Html) else escape(str(child), quote=False)
@@ -40,7 +40,7 @@ def join(children: Any) -> Html:
 
 
 def number(value: float) -> str:
-    """An error or a limit with two digits: 3.9e-16, 0, inf, nan.
+    """Formats an error or a limit with two digits: 3.9e-16, 0, inf, nan.
 
     >>> number(3.94e-16), number(0.0), number(float("inf"))
     ('3.9e-16', '0', 'inf')
@@ -49,7 +49,7 @@ def number(value: float) -> str:
 
 
 def badness(error: float) -> float:
-    """An error to be ordered by: NaN is as bad as inf.
+    """Sort key for errors: NaN counts as inf.
 
     >>> badness(0.5), badness(float("nan"))
     (0.5, inf)
@@ -58,5 +58,5 @@ def badness(error: float) -> float:
 
 
 def code(text: Any) -> Html:
-    """A name, a value or a command, in fixed width."""
+    """Formats a name, a value or a command in fixed width."""
     return el("code", text)

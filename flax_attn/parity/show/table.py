@@ -1,4 +1,4 @@
-"""Every comparison in tables, folded by dtype and kind."""
+"""Tables of every comparison, folded by dtype and kind."""
 
 from collections.abc import Sequence
 
@@ -7,15 +7,15 @@ from .html import Html, badness, el, number
 
 
 def tables(rows: Sequence[Row], rewritten: Sequence[str]) -> list[Html]:
-    """One fold for each dtype and kind, in order of appearance; open where something differs.
+    """One fold per dtype and kind, in order of appearance; open if something differs.
 
-    Taps that are `rewritten`, inside a function that is the same, are no failure.
+    Taps in `rewritten` (their function is equal) do not count as failures.
     """
     return [_fold_rows(*key, group, rewritten) for key, group in _groups(rows).items()]
 
 
 def summary(rows: Sequence[Row], rewritten: Sequence[str]) -> Html:
-    """One line for each dtype and kind: how many comparisons, and the worst of them."""
+    """One line per dtype and kind: the number of comparisons, and the worst of them."""
     heads = ("dtype and kind", "comparisons", "over the limit", "worst error", "limit", "at")
     lines = []
     for key, group in _groups(rows).items():
@@ -36,7 +36,7 @@ def _groups(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
 
 
 def _over_limit(rows: Sequence[Row], rewritten: Sequence[str]) -> list[Row]:
-    """Those over their limit, taps of another way of computing the same left out."""
+    """Rows over their limit, except taps in `rewritten`."""
     over = [row for row in rows if row.verdict.differs]
     return [row for row in over if row.kind != "tap" or row.name not in rewritten]
 
@@ -101,14 +101,14 @@ def _line(row: Row, modes: bool, torch_errors: bool) -> Html:
 
 
 def _more(row: Row) -> Html | None:
-    """The worst element and what else there is to say, under the name."""
+    """The worst element and the note, shown under the name."""
     v = row.verdict
     parts = [part for part in (where(v.index, v.got, v.want), v.note) if part]
     return el("div", "; ".join(parts), class_="more") if parts else None
 
 
 def where(index: tuple[int, ...] | None, got: float | None, want: float | None) -> str:
-    """The worst element with both values, or nothing."""
+    """The worst element with both values, or ""."""
     if index is None:
         return ""
     values = "" if got is None or want is None else f": Flax {got:.9g}, torch {want:.9g}"

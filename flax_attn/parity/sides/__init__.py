@@ -1,1 +1,1 @@
-"""The two sides of a comparison: how each is run, and which of their taps belong together."""
+"""Runs the torch and the Flax side of a comparison, and matches their taps."""

@@ -1,4 +1,4 @@
-"""How modules are called, and what is said when such a call fails."""
+"""Default module call, and error messages for failing calls."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import ParityError
 
-# Torch's names of dtypes.
+# Torch's dtype names, aliases included, as they occur in its error messages.
 NAMES = {
     **{f"{kind}{bits}": f"{kind}{bits}" for kind in ("bfloat", "float") for bits in (16, 32, 64)},
     **{"double": "float64", "float": "float32", "half": "float16"},
@@ -15,7 +15,7 @@ NAMES = {
 
 
 def plain_call(module: Any, *args: Any, **kwargs: Any) -> Any:
-    """How a module is called unless somebody says otherwise."""
+    """Calls a module; the default of `torch_call` and `flax_call`."""
     return module(*args, **kwargs)
 
 
@@ -27,14 +27,14 @@ def errors_of(
     call: Callable[..., Any],
     wrong_dtype_buffers: Callable[[], Sequence[str]] = list,
 ) -> Iterator[None]:
-    """An exception of a module's call, told as what it is: its own, in this dtype.
+    """Converts an exception of a module's call to a `ParityError` with advice.
 
     Args:
       side: "torch" or "Flax".
-      name: of the module's class.
-      dtype: that it runs in.
-      call: how it is called.
-      stiff: asked what of it does not follow its dtype.
+      name: name of the module's class.
+      dtype: dtype of the run.
+      call: function that calls the module.
+      wrong_dtype_buffers: returns names of the module's arrays that do not follow its dtype.
     """
     try:
         yield
@@ -43,7 +43,7 @@ def errors_of(
     except Exception as error:
         message = str(error).strip().rstrip(".")
         advice = _advice(side, dtype, message, call is plain_call, wrong_dtype_buffers)
-        gap = "\n" if "\n" in message else " "  # a long message is told whole, and advice below it
+        gap = "\n" if "\n" in message else " "  # a multi-line message has the advice below it
         raise ParityError(
             f"{name} of {side} fails in {dtype}: {type(error).__name__}: {message}.{gap}{advice}"
         ) from error
@@ -56,10 +56,11 @@ def _advice(
     is_plain: bool,
     wrong_dtype_buffers: Callable[[], Sequence[str]],
 ) -> str:
-    """What to do about an exception, by what it says."""
+    """Returns what the user can do about an exception, derived from its message."""
     call = f"{side.lower()}_call="
     if "not implemented for" in message:
         return f"Torch has no such operation in {dtype} here: leave it out of dtypes."
+    # Torch reports a dtype mismatch by naming both dtypes; one of them must be the run's.
     named = {NAMES[word] for word in re.findall("|".join(NAMES), message.lower())}
     if len(named) > 1 and dtype in named:
         constants = wrong_dtype_buffers()

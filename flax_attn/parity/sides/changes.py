@@ -1,4 +1,4 @@
-"""Torch's run made with one mistake in it: some of its operations give something else."""
+"""Runs torch with one injected mistake: some operations return a different result."""
 
 import os
 import sys
@@ -9,11 +9,11 @@ from typing import Any
 from .torch_dispatch import dispatch_mode
 
 Change = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
-Mistakes = Iterator[tuple[str, Change]]  # each as a sentence, and what is done instead
-Named = Callable[[Any], str]  # what a tensor is called, "" if nobody gave it a name
-# What is no calculation, or is called where gradients are noted.
+Mistakes = Iterator[tuple[str, Change]]  # (description, replacement) pairs
+Named = Callable[[Any], str]  # returns the name of a tensor, "" if it has none
+# Functions that compute nothing, or that this package calls to record gradients.
 IGNORED_FUNCTIONS = ("__get__", "__set__", "register_hook", "_set_grad_enabled", "requires_grad_")
-# Functions of this package through which an operation of the module comes.
+# Functions of this package that may be on the call stack of an operation of the module.
 GRADIENT_FUNCTIONS = (
     "__torch_dispatch__",
     "__torch_function__",
@@ -23,21 +23,21 @@ GRADIENT_FUNCTIONS = (
     "noisy",
     "called",
 )
-# What torch adds where somebody else holds a tensor too, as the notes of a run do.
+# Operations that torch inserts only because a tensor is recorded elsewhere as well.
 IGNORED_OPS = ("detach", "alias", "lift_fresh")
-# Where torch calls its operations by their names.
+# File of torch's operation objects, whose frames are skipped when looking for the caller.
 OPERATIONS = os.path.join("torch", "_ops.py")
 PACKAGE_DIR = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation of a run, as it was called.
+    """One recorded operation of a run.
 
     Attributes:
-      number: how many came before it.
-      site: where it stands: the submodule, the line of code, its name, what shapes it took.
-      path: of the innermost submodule that it ran in.
+      number: number of operations before it.
+      site: submodule path, source line, operation, and argument shapes.
+      path: path of the innermost running submodule.
       func, args, kwargs, out: of the call.
     """
 
@@ -51,22 +51,22 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """Torch's name of it, of one that works in place too without the underscore."""
+        """Torch's name of the operation, without the underscore of in-place variants."""
         return self.func.overloadpacket.__name__.rstrip("_")
 
 
 @dataclass
 class Changes:
-    """What is done to a run's operations: by number, something else; without, they are noted.
+    """Replaces operations of a run by number, or records all operations if there are none.
 
     Attributes:
-      by_number: what is done in the place of an operation.
-      noted: all operations of the run, if nothing is changed.
-      count: how many operations there have been.
-      through: numbers of calls of a `detach` that let gradients go on.
-      stops: numbers of other calls of a function of torch behind which no gradient goes on.
-      calls: the names of all those calls, and of the submodules that they are made in.
-      names: of the module's parameters and buffers, by where their numbers lie.
+      by_number: replacement by operation number.
+      noted: recorded operations; empty if any are replaced.
+      count: number of operations so far.
+      through: indices in `calls` of `detach` calls replaced by the identity.
+      stops: indices in `calls` of calls whose result is detached.
+      calls: function name and submodule path of every call of a torch function.
+      names: names of parameters and buffers by the address of their storage.
     """
 
     by_number: Mapping[int, Change] = field(default_factory=dict)
@@ -79,12 +79,17 @@ class Changes:
 
     @property
     def backward(self) -> bool:
-        """Whether it is gradients that the changes are of."""
+        """Whether the changes affect gradients."""
         return bool(self.through or self.stops)
 
     def mode(self, module: Any, path: Callable[[], str]) -> Any:
-        """A dispatch mode that does it in a module, and asks which submodule is running."""
+        """Returns a dispatch mode that replaces or records the operations of a module.
+
+        Args:
+          path: returns the path of the running submodule.
+        """
         tensors = (*module.named_parameters(), *module.named_buffers())
+        # By storage address, so that views such as `weight.T` are recognised too.
         self.names = {x.untyped_storage().data_ptr(): name for name, x in tensors}
 
         def on_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -97,6 +102,7 @@ class Changes:
                 return _changed(func, args, kwargs, change)
             if self.by_number:
                 return func(*args, **kwargs)
+            # An in-place operation overwrites an argument that is looked at after the run.
             copied = tuple(map(_copied, args)) if func._schema.is_mutable else args
             out = func(*args, **kwargs)
             site = (path(), *place, func, _shapes(args))
@@ -106,7 +112,10 @@ class Changes:
         return dispatch_mode(on_op)
 
     def functions(self, path: Callable[[], str]) -> Any:
-        """A mode that counts calls of torch's functions, and changes where gradients go."""
+        """Returns a function mode that counts torch calls and passes or stops gradients.
+
+        A dispatch mode cannot do this: it runs below autograd.
+        """
         import torch
         from torch.overrides import TorchFunctionMode
 
@@ -130,9 +139,10 @@ class Changes:
 
 
 def _changed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], change: Change) -> Any:
-    """What a change gives; of an operation that works in place it goes where that would."""
+    """Returns the replacement's result; for in-place operations it is written to `args[0]`."""
     if not func._schema.is_mutable:
         return change(func, args, kwargs)
+    # A change may call the operation several times, each time from the original value.
     before = args[0].clone()
 
     def functional(*args: Any, **kwargs: Any) -> Any:
@@ -150,8 +160,8 @@ def _copied(x: Any) -> Any:
 
 
 def _caller() -> tuple[str, int] | None:
-    """The line of code that called an operation, torch's own modules among them; None if this
-    package did."""
+    """Returns file and line that called an operation; None if this package called it."""
+    # Operations of this package's own recording are not part of the module's computation.
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -165,7 +175,7 @@ def _caller() -> tuple[str, int] | None:
 
 
 def _shapes(args: Sequence[Any]) -> tuple[Any, ...]:
-    """What tells calls of one line apart: shapes, and plain numbers."""
+    """Returns shapes and plain values, which distinguish calls on the same line."""
     import torch
 
     flat = (x for arg in args for x in (arg if isinstance(arg, tuple | list) else (arg,)))
@@ -173,7 +183,7 @@ def _shapes(args: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def with_arguments(places: Mapping[int, Any]) -> Change:
-    """The operation with other arguments at these places."""
+    """Returns a change that calls the operation with these arguments replaced by index."""
 
     def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return func(*(places.get(i, x) for i, x in enumerate(args)), **kwargs)

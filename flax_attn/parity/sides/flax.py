@@ -1,4 +1,4 @@
-"""Flax's side: the module merged afresh, run eagerly or under jit, every tap heard by its path."""
+"""The Flax side: runs a copy of the module eagerly or under jit and records taps by path."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,21 +16,21 @@ from .leaves import refuse_unknown, split_leaves
 from .recorder import Force, fold_draw, is_array, is_key, recording
 from .run import Request, Run, rounded
 
-# The name under which the anchors of replaced taps leave a run.
+# Output name of the sum of the replaced taps' anchors; see `recorder._replaced`.
 ANCHOR = "anchors"
 
 
 class Flax:
-    """A copy of a Flax module, ready to run with any weights, eagerly or as one jitted function.
+    """Runs copies of a Flax module with any weights, eagerly or as one jitted function.
 
-    At the highest matmul precision, and with JAX's standard promotion, since `nnx.LayerNorm` itself
-    cannot run under the strict one.
+    Uses the highest matmul precision and JAX's standard dtype promotion, since `nnx.LayerNorm`
+    fails under strict promotion.
 
     Args:
-      module, call, request: as `compare` got them.
-      dtype: of weights and inputs.
-      jit: whether it is one jitted function.
-      force: taps whose computed value and arriving cotangent are noted and replaced by torch's.
+      module, call, request: as passed to `compare`.
+      dtype: dtype of weights and inputs.
+      jit: whether to run one jitted function.
+      force: taps whose value and cotangent are recorded and then replaced by torch's.
       repeats: torch's dropout masks, if this side repeats them.
     """
 
@@ -55,43 +55,44 @@ class Flax:
         self.static = Static({}, {}, {}, [], [], {}, [])
 
     def run(self, weights: Mapping[str, np.ndarray]) -> Run:
-        """One forward and backward pass; without weights, with the module's own."""
+        """Runs forward and backward; empty `weights` use the module's own."""
         with self.precise():
             self.args = self._arguments(weights)
             program = self._program(*self.args)
             return self._cast_notes(program(*self.args))
 
     def redraw_masks(self, times: int) -> list[list[np.ndarray]]:
-        """The dropout masks of so many calls more, each with other random keys than all before.
+        """Returns the dropout masks of `times` more calls, each with new random keys.
 
-        A key that a module keeps and splits by itself goes on from call to call.
+        A key that the module stores and splits itself continues from call to call.
         """
         masks = []
         with self.precise():
             for draw in range(1, times + 1):
+                # The draw number is an argument, so that all draws share one compiled program.
                 *others, rest = self.args
                 self.args = *others, {**rest, "random": self.random, "turn": draw}
                 masks.append(self._cast_notes(self._program(*self.args)(*self.args)).keeps)
         return masks
 
     def traced(self, weights: Mapping[str, np.ndarray]) -> tuple[Any, Any, tuple]:
-        """The forward program, never run: its jaxpr, the shapes it returns, and its arguments."""
+        """Traces the forward pass: its jaxpr, output shapes and arguments."""
         with self.precise():
             args = self._arguments(weights)
             return *jax.make_jaxpr(self._forward(), return_shape=True)(*args), args
 
     def copy(self, weights: Mapping[str, np.ndarray]) -> nnx.Module:
-        """The module as a run has it: in its dtype and mode, with these weights."""
+        """Returns a copy of the module in the run's dtype and mode, with these weights."""
         with self.precise():
             params, _, _, rest = self._arguments(weights)
             return self._merge_module(*nnx.split(self.module), params | rest["weights"])
 
     def _merge_module(self, graph: Any, state: Any, weights: Mapping[str, Any]) -> nnx.Module:
-        """The module with these weights, and all else in the run's dtype."""
+        """Merges the module with these weights; all other floats are cast to the run's dtype."""
 
         def cast(path: Sequence[Any], x: Any) -> Any:
             name = ".".join(str(key.key) for key in path if hasattr(key, "key"))
-            return x if name in weights else _cast(x, self.dtype)  # what is replaced need not be
+            return x if name in weights else _cast(x, self.dtype)  # replaced below: no cast
 
         state = jax.tree_util.tree_map_with_path(cast, state)
         copy = nnx.merge(graph, state, copy=True)
@@ -104,8 +105,9 @@ class Flax:
 
     @contextmanager
     def precise(self) -> Iterator[None]:
-        """The settings of JAX under which a run is made."""
+        """Applies the JAX settings of a run."""
         with ExitStack() as stack:
+            # JAX silently truncates float64 arrays to float32 unless x64 is enabled.
             stack.enter_context(jax.enable_x64(self.dtype == "float64"))
             stack.enter_context(jax.numpy_dtype_promotion("standard"))
             stack.enter_context(jax.default_matmul_precision("highest"))
@@ -113,12 +115,13 @@ class Flax:
             yield
 
     def _arguments(self, weights: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], ...]:
-        """Params, inputs and probes, by which the function is differentiated, and all the rest."""
+        """Returns params, inputs and probes, all differentiated, and the remaining arguments."""
         arrays = self.request.arrays().items()
         inputs = {name: jnp.asarray(rounded(x, self.dtype)) for name, x in arrays}
         floats = {k: v for k, v in inputs.items() if _is_inexact(v)}
         fixed = {k: v for k, v in floats.items() if self.request.is_constant(k)}
         self.inputs = {k: v for k, v in inputs.items() if k not in floats}
+        # The gradient of a probe is the cotangent that arrives at its tap.
         probes = {k: jnp.asarray(np.zeros_like(f.value)) for k, f in self.force.items()}
         variables = {path: jnp.asarray(rounded(x, self.dtype)) for path, x in weights.items()}
         variables = variables or _unique(self.module, self.dtype)
@@ -138,6 +141,7 @@ class Flax:
             run = self._forward()
             run = _with_gradients(run, self.request, self.dtype) if self.request.grads else run
             self.program = run
+            # Precision is read from the jaxpr, which eager runs are traced for as well.
             if self.jit or not self.force:
                 traced = jax.jit(run).trace(*args)
                 self.findings = _findings(traced.jaxpr)
@@ -145,7 +149,7 @@ class Flax:
         return self.program
 
     def _forward(self) -> Callable[..., Any]:
-        """A pure function of everything floating: floating outputs, and all else beside."""
+        """Returns a pure function from arrays to inexact outputs, and all other results as aux."""
         graph, state = nnx.split(self.module)
         request = self.request
 
@@ -162,6 +166,7 @@ class Flax:
             exact = {k: v for k, v in outputs.arrays.items() if k not in named}
             named |= {ANCHOR: sum(recorder.anchors)} if recorder.anchors else {}
             after = _States(copy)
+            # Set while tracing, since a jitted function returns arrays only.
             self.static = Static(
                 outputs.numbers,
                 outputs.others,
@@ -212,7 +217,7 @@ class Flax:
 
 
 class Static(NamedTuple):
-    """What a run told that is no array, so that no jitted function could return it."""
+    """Results of a run that are not JAX arrays, so that no jitted function can return them."""
 
     numbers: dict[str, np.ndarray]
     others: dict[str, str]
@@ -224,7 +229,7 @@ class Static(NamedTuple):
 
 
 class _States:
-    """Everything a module holds that a call may change: variables, and its own plain numbers."""
+    """Module state that a call may change: variables, and plain numbers and strings."""
 
     def __init__(self, module: nnx.Module):
         params = flax_params(module)
@@ -232,6 +237,7 @@ class _States:
         for path, node in nnx.iter_graph(module):
             name = ".".join(map(str, path))
             if isinstance(node, nnx.Variable) and name not in params:
+                # Random state changes in every call and is returned separately.
                 if not isinstance(node, nnx.RngState | nnx.Intermediate):
                     self.entries.setdefault(name, node.get_value())
             elif isinstance(node, int | float | str) and "_pytree__nodes" not in path:
@@ -239,28 +245,30 @@ class _States:
         self.values = {k: v for k, v in self.entries.items() if is_array(v)}
 
     def changed_state(self, before: "_States") -> list[str]:
-        """The paths of all that is no longer what it was."""
+        """Returns the paths of the entries that differ from `before`."""
         return [path for path, x in self.entries.items() if _differs(x, before.entries.get(path))]
 
 
 def _differs(x: Any, before: Any) -> bool:
-    """Whether something is no longer what it was; random keys are not asked."""
+    """Whether an entry was changed; random keys never count."""
     if x is before or is_key(x):
         return False
+    # Another array object counts as changed: traced arrays have no values to compare.
     return isinstance(x, jax.Array | np.ndarray) or type(x) is not type(before) or x != before
 
 
 def _set_random(module: nnx.Module, rest: Mapping[str, Any]) -> None:
-    """Gives a module the random state it is to have in this turn, if there are turns."""
+    """Sets the module's random state for this draw; does nothing in eval mode."""
     for path, variable in random_state(module).items() if "random" in rest else ():
         value = rest["random"][path]
+        # Only base keys are folded: counters, and keys that the module splits, continue.
         variable.set_value(
             fold_draw(value, rest["turn"]) if isinstance(variable, nnx.RngKey) else value
         )
 
 
 def random_state(module: nnx.Module) -> dict[str, nnx.Variable]:
-    """Every variable of a module that holds random keys, or counts them, by dotted path."""
+    """Returns every variable that holds random keys or key counts, by dotted path."""
     return {
         ".".join(map(str, path)): node
         for path, node in nnx.iter_graph(module)
@@ -270,26 +278,28 @@ def random_state(module: nnx.Module) -> dict[str, nnx.Variable]:
 
 
 def _with_gradients(forward: Callable[..., Any], request: Request, dtype: str) -> Callable:
-    """`forward`, and the gradients of all it takes by the request's cotangents."""
+    """Adds to `forward` the gradients of its arguments for the request's cotangents."""
 
     def run(params, floats, probes, rest):
         def of(params, floats, probes):
             return forward(params, floats, probes, rest)
 
         named, back, aux = jax.vjp(of, params, floats, probes, has_aux=True)
+        # For complex outputs JAX's cotangents are the conjugates of torch's.
         cotangents = {
             name: jnp.asarray(rounded(np.conj(request.cotangent(name, x)), dtype)).astype(x.dtype)
             for name, x in named.items()
         }
+        # The anchor only makes JAX run the backward passes of replaced taps; its cotangent is zero.
         cotangents |= {ANCHOR: jnp.zeros_like(named[ANCHOR])} if ANCHOR in named else {}
-        # A barrier, or XLA spends seconds on folding large constants.
+        # Without the barrier XLA spends seconds on folding large constants.
         return named, aux, back(jax.lax.optimization_barrier(cotangents))
 
     return run
 
 
 def _findings(jaxpr: Any) -> dict[str, list[str]]:
-    """Hidden casts, and products below the highest precision, as sentences."""
+    """Returns hidden casts and products below the highest precision, as sentences."""
     return {
         "casts": [str(finding) for finding in precision.casts(jaxpr)],
         "products": [str(finding) for finding in precision.products(jaxpr)],
@@ -298,7 +308,7 @@ def _findings(jaxpr: Any) -> dict[str, list[str]]:
 
 
 def unique_params(module: nnx.Module) -> dict[str, str]:
-    """Every Param path of a module, with the first path of the same Param."""
+    """Maps every Param path to the first path of the same Param."""
     first: dict[int, str] = {}
     return {path: first.setdefault(id(param), path) for path, param in flax_params(module).items()}
 
@@ -312,7 +322,7 @@ def _unique(module: nnx.Module, dtype: str) -> dict[str, jax.Array]:
 
 
 def _clear_dtypes(module: nnx.Module) -> None:
-    """Some layers store a dtype at construction; clear it so that the run's dtype applies."""
+    """Clears dtypes that layers stored at construction, so that the run's dtype applies."""
     for _, part in nnx.iter_modules(module):
         layer: Any = part
         if _follows(layer):
@@ -320,7 +330,7 @@ def _clear_dtypes(module: nnx.Module) -> None:
 
 
 def _pinned_dtypes(module: nnx.Module, dtype: str) -> list[str]:
-    """Sentences about layers whose dtype is another than the run's, whatever their input's is."""
+    """Returns sentences about layers whose fixed dtype is not the run's."""
     kinds: dict[str, list[str]] = {}
     for path, part in nnx.iter_modules(module):
         fixed = None if _follows(part) else getattr(part, "dtype", None)
@@ -334,7 +344,7 @@ def _pinned_dtypes(module: nnx.Module, dtype: str) -> list[str]:
 
 
 def _follows(part: nnx.Module) -> bool:
-    """Whether a layer got the dtype of its parameters as its own, when it was built."""
+    """Whether a layer's dtype defaults to the dtype of its parameters."""
     return isinstance(part, nnx.Embed | nnx.SimpleCell) and part.dtype == part.param_dtype
 
 
@@ -359,5 +369,5 @@ def _numpy(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _conjugate(gradients: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Gradients as torch has them: of complex numbers they are the conjugates of JAX's."""
+    """Converts gradients to torch's convention: complex ones are the conjugates of JAX's."""
     return {k: x.conj() if x.dtype.kind == "c" else x for k, x in gradients.items()}

@@ -1,9 +1,9 @@
-"""A Flax run kept in float64 where `jax.nn.dot_product_attention` asks for float32.
+"""Keeps a Flax run in float64 where `jax.nn.dot_product_attention` casts to float32.
 
-It computes its softmax in float32 whatever it is given, and so does `nnx.MultiHeadAttention`, which
-calls it: no port that uses them could agree with a float64 truth beyond 5e-8. Lifted, as torch's
-casts are, it is the float64 function that it stands for. Its program is computed operation by
-operation, where a cast to float32 does nothing and what follows it stays in float64.
+It always computes its softmax in float32, as does `nnx.MultiHeadAttention`, which calls it, so no
+port that uses them can agree with a float64 reference to better than 5e-8. Lifted, as torch's casts
+are, it computes the same function in float64. Its jaxpr is evaluated operation by operation; casts
+of float64 to float32 are skipped, and all that follows stays in float64.
 """
 
 import sys
@@ -20,17 +20,17 @@ NOTE = (
     "jax.nn.dot_product_attention of Flax computes its softmax in float32: lifted to float64 "
     "(flax_attn.flax_attention, as attention_fn=, keeps the dtype of its inputs)"
 )
-# Operations that only name a program, which is computed in their place.
+# Primitives that only wrap a jaxpr, which is evaluated instead.
 CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call")
 
 
 @contextmanager
 def attention_lifted(notes: dict[str, None], files: Iterable[str] = ()) -> Iterator[None]:
-    """`jax.nn.dot_product_attention` stays in float64 meanwhile, where it is given float64.
+    """Keeps `jax.nn.dot_product_attention` in float64 for float64 queries inside the block.
 
     Args:
-      notes: gets a sentence when that happens.
-      files: the names of modules that may hold it under a name of their own.
+      notes: receives a sentence when that happens.
+      files: names of modules that may have imported it under another name.
     """
     original = jax.nn.dot_product_attention
 
@@ -40,7 +40,7 @@ def attention_lifted(notes: dict[str, None], files: Iterable[str] = ()) -> Itera
         notes[NOTE] = None
         return _computed(original, (query, *args), kwargs)
 
-    # Where it was imported by name, the name is another module's own.
+    # `from jax.nn import ...` binds the function in other modules, which need the patch too.
     modules = {name: vars(m) for name, m in sys.modules.items() if m is not None}
     names = [(space, NAME) for space in modules.values() if space.get(NAME) is original]
     names += [
@@ -59,7 +59,7 @@ def attention_lifted(notes: dict[str, None], files: Iterable[str] = ()) -> Itera
 
 
 def _computed(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping) -> Any:
-    """What a function returns, its casts from float64 to float32 left out."""
+    """Evaluates a function without its casts from float64 to float32."""
     flat, tree = jax.tree.flatten((args, dict(kwargs)))
     places = [i for i, x in enumerate(flat) if hasattr(x, "dtype") and hasattr(x, "shape")]
 
@@ -87,7 +87,7 @@ def _evaluated(program: ClosedJaxpr, arrays: list[Any]) -> list[Any]:
 
 
 def _operation(equation: Any, values: list[Any]) -> list[Any]:
-    """What one operation gives, in float64 if one of what it takes was lifted."""
+    """Evaluates one equation, in float64 if one of its inputs was lifted."""
     primitive, params = equation.primitive, equation.params
     if primitive.name in CALLS:
         inner = next(x for x in params.values() if isinstance(x, ClosedJaxpr))
@@ -95,9 +95,11 @@ def _operation(equation: Any, values: list[Any]) -> list[Any]:
     if primitive.name == "convert_element_type" and values[0].dtype == jnp.float64:
         if params["new_dtype"] in (jnp.float32, jnp.float64):
             return values
+    # A lifted input is float64 where the jaxpr says float32: all operands must agree again.
     taken = zip(values, equation.invars, strict=True)
     if any(x.aval.dtype == jnp.float32 and value.dtype == jnp.float64 for value, x in taken):
         values = [_as_double(x) for x in values]
+        # Parameters such as `preferred_element_type` would narrow the result.
         params = {k: jnp.float64 if _is_single(v) else v for k, v in params.items()}
     out = primitive.bind(*values, **primitive.get_bind_params(params))
     return out if primitive.multiple_results else [out]

@@ -1,4 +1,4 @@
-"""What each tap of Flax is computed from: the taps, replaced by torch's values, that reach it."""
+"""Data flow between Flax's taps: which replaced taps each tap is computed from."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,8 +10,9 @@ from .flax import ANCHOR, Flax
 
 
 def feeds(side: Flax, weights: Mapping[str, np.ndarray]) -> dict[str, frozenset[str]]:
-    """The taps that each tap and each output is computed from, with none of the forced between."""
+    """Returns, for each tap and output, the nearest replaced taps that it is computed from."""
     traced, shapes, args = side.traced(weights)
+    # A forced tap is found in the jaxpr by its probe, which only its own equation takes.
     numbered = jax.tree.unflatten(jax.tree.structure(args), range(len(traced.in_avals)))
     probes = {place: name for name, place in numbered[2].items()}
     reached = _reached(traced.jaxpr, probes)
@@ -20,13 +21,14 @@ def feeds(side: Flax, weights: Mapping[str, np.ndarray]) -> dict[str, frozenset[
 
 
 def _reached(jaxpr: Any, probes: Mapping[int, str]) -> list[frozenset[str]]:
-    """Which forced taps reach each output of a program; where one is forced a new way begins."""
+    """Returns the forced taps that reach each output of a jaxpr."""
     nothing: frozenset[str] = frozenset()
     named = {id(var): probes[i] for i, var in enumerate(jaxpr.invars) if i in probes}
     known: dict[int, frozenset[str]] = {}
     for equation in jaxpr.eqns:
         forced = next((named[id(var)] for var in equation.invars if id(var) in named), None)
         before = [known.get(id(var), nothing) for var in equation.invars]
+        # A forced tap returns torch's value, which does not depend on what came before it.
         after = nothing.union(*before) if forced is None else frozenset((forced,))
         known.update(dict.fromkeys(map(id, equation.outvars), after))
     return [known.get(id(var), nothing) for var in jaxpr.outvars]

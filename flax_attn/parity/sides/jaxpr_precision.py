@@ -1,8 +1,8 @@
-"""What a jaxpr shows of precision: narrowing casts and matrix products, by source line.
+"""Finds narrowing casts and low-precision matrix products in a jaxpr, by source line.
 
-A CPU multiplies at full precision whatever is asked, so that a dropped precision cannot be seen in
-its numbers; the jaxpr shows it. The bodies of `jit`, `scan`, `cond`, `remat`, custom derivatives
-and so on are walked too; a custom backward pass only where the jaxpr is that of a gradient.
+A CPU multiplies at full precision whatever is requested, so lost precision does not show in its
+results; the jaxpr shows it. The bodies of `jit`, `scan`, `cond`, `remat`, custom derivatives and so
+on are searched too; a custom backward pass only if the jaxpr is that of a gradient.
 """
 
 import os
@@ -16,24 +16,25 @@ from typing import Any
 import jax.numpy as jnp
 from jax.lax import DotAlgorithmPreset, Precision
 
+# Aliases of JAX's precisions, ordered from least to most precise.
 LEVELS = {
     **dict.fromkeys(("default", "bfloat16", "fastest"), 0),
     **dict.fromkeys(("high", "tensorfloat32", "bfloat16_3x"), 1),
     **dict.fromkeys(("highest", "float32"), 2),
 }
-# Between the person's code and jax: shown only where no line of the person's is in sight.
+# Libraries between user code and jax: reported only if the traceback contains no user line.
 LIBRARIES = ("flax", "optax", "einops", "jaxtyping", "beartype")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One fact about one line of source.
+    """One finding about one source line.
 
     Attributes:
-      what: the fact, a verb first: "casts float64 to float32".
-      file: the full path, "" where no line but jax's own is in sight.
+      what: the finding, starting with a verb: "casts float64 to float32".
+      file: the full path, "" if the traceback contains only jax's own lines.
       line: counted from 1.
-      function: with the classes it stands in.
+      function: qualified name of the function.
     """
 
     what: str
@@ -50,12 +51,12 @@ class Finding:
 
 
 def casts(jaxpr: Any) -> list[Finding]:
-    """Every cast to a float narrower than the widest that goes in, once for each source line.
+    """Returns casts to floats narrower than the widest input, once per source line.
 
-    Integers made such floats count (positions, say), and `lax.reduce_precision`; booleans do not.
+    Casts from integers (such as positions) and `lax.reduce_precision` count; from bool they do not.
 
     Args:
-      jaxpr: of `jax.make_jaxpr(f)(x)` or `jax.jit(f).trace(x).jaxpr`.
+      jaxpr: from `jax.make_jaxpr(f)(x)` or `jax.jit(f).trace(x).jaxpr`.
 
     Example:
 
@@ -70,16 +71,16 @@ def casts(jaxpr: Any) -> list[Finding]:
 
 
 def products(jaxpr: Any, requested: str = "highest") -> list[Finding]:
-    """Every product or convolution of floats at a lower precision than asked, once for each line.
+    """Returns float products and convolutions below the requested precision, once per line.
 
-    Also those whose result is narrower than what is multiplied.
+    Includes those whose result is narrower than their operands.
 
     Args:
       jaxpr: traced under `jax.default_matmul_precision(requested)`.
-      asked: one of jax's names.
+      requested: one of jax's precision names.
 
     Raises:
-      ValueError: for another name.
+      ValueError: for any other name.
 
     Example:
 
@@ -96,9 +97,9 @@ def products(jaxpr: Any, requested: str = "highest") -> list[Finding]:
 
 
 def widened(jaxpr: Any) -> list[Finding]:
-    """Every product in a person's own lines of floats wider than all that goes in, by line.
+    """Returns products in user code of floats wider than all inputs, once per line.
 
-    Those of libraries, this one among them, are theirs to choose.
+    Products in libraries, this one included, are not reported.
 
     >>> import jax
     >>> x = jnp.ones((3, 3), jnp.bfloat16)
@@ -120,7 +121,7 @@ def widened(jaxpr: Any) -> list[Finding]:
 
 
 def _unique_findings(jaxpr: Any, describe: Callable[[Any], str]) -> list[Finding]:
-    """What is told of the equations, once; of the backward pass only what is not true forward."""
+    """Returns unique findings; one of the backward pass only if it is not in the forward too."""
     findings = {}
     for eqn, place in _equations(jaxpr, _Place()):
         what = describe(eqn)
@@ -130,7 +131,7 @@ def _unique_findings(jaxpr: Any, describe: Callable[[Any], str]) -> list[Finding
 
 
 def _low_precision(eqn: Any, requested: str) -> str:
-    """How a product falls short of the asked precision, or ""."""
+    """Describes how a product falls short of the requested precision; "" if it does not."""
     wide = max(map(_bits, eqn.invars[:2]), default=0)
     if "precision" not in eqn.params or not wide:
         return ""
@@ -143,7 +144,7 @@ def _low_precision(eqn: Any, requested: str) -> str:
 
 
 def _narrowing(eqn: Any, run: int) -> str:
-    """What an equation does to lose digits in a run that has floats of `run` bits, or ""."""
+    """Describes how an equation loses precision in a program of `run`-bit floats, or ""."""
     if eqn.primitive.name == "reduce_precision":
         return f"rounds to {eqn.params['mantissa_bits']} bits of mantissa"
     if eqn.primitive.name == "iota" and 0 < _bits(eqn.outvars[0]) < run:
@@ -157,7 +158,7 @@ def _narrowing(eqn: Any, run: int) -> str:
 
 
 def _bits(var: Any) -> int:
-    """The width of a floating variable, of one component if it is complex; else 0."""
+    """Bits of a floating variable, or of one component if it is complex; else 0."""
     dtype = getattr(var.aval, "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, jnp.inexact):
         return 0
@@ -169,7 +170,7 @@ def _dtypes(variables: Any) -> str:
 
 
 def _level(precision: Any, wide: int) -> int:
-    """How precise a product is, in the terms of `LEVELS`."""
+    """Returns the precision of a product as a value of `LEVELS`."""
     if precision is None:
         return 0
     if isinstance(precision, DotAlgorithmPreset):
@@ -189,7 +190,7 @@ def _precision_text(precision: Any) -> str:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where an equation was written: the person's line, and the library's that did it."""
+    """Source of an equation: the user's line, and the library line inside it."""
 
     file: str = ""
     line: int = 0
@@ -204,9 +205,9 @@ class _Place:
 
 
 def _equations(jaxpr: Any, outer: _Place) -> Iterator[tuple[Any, _Place]]:
-    """Every equation, bodies included, with its place."""
+    """Yields every equation with its place, including those of nested jaxprs."""
     for eqn in jaxpr.eqns:
-        # jax gives equations of a backward pass the line of the forward call.
+        # Equations of a backward pass have the source line of the forward call.
         backward = outer.backward or "transpose(" in str(eqn.source_info.name_stack)
         place = replace(_place(eqn, outer), backward=backward)
         yield eqn, place
@@ -217,7 +218,7 @@ def _equations(jaxpr: Any, outer: _Place) -> Iterator[tuple[Any, _Place]]:
 
 
 def _place(eqn: Any, outer: _Place) -> _Place:
-    """The innermost line of the person's own; in a library's body, the line that called it."""
+    """Returns the innermost user line; for library code, the user line that called it."""
     traceback = getattr(eqn.source_info, "traceback", None)
     inside, library = "", _Place()
     for frame in traceback.frames if traceback else ():
@@ -237,21 +238,22 @@ def _short(function: str) -> str:
 
 
 def _after(file: str, package: str) -> str:
-    """The path of a library's file, from the package on."""
+    """Returns a library file's path relative to the folder that contains the package."""
     return f"{package}/{file.rpartition(f'{os.sep}{package}{os.sep}')[2]}"
 
 
 @cache
 def _is_user_code(file: str) -> bool:
-    """Whether a file is neither of this library nor of another."""
+    """Whether a file belongs neither to this library nor to another."""
     library = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
     return not _owner(file) and not file.startswith(library + os.sep)
 
 
 def _owner(file: str) -> str:
-    """Whose a file is: a library of LIBRARIES, "jax", "python" or "parity", or "", the person's."""
+    """Owner of a file: one of `LIBRARIES`, "jax", "python" or "parity"; "" for user code."""
     if file.startswith(("<frozen", "<@beartype", "<string>")):
         return "python"
+    # Python's own folders contain site-packages, whose files are not part of the standard library.
     for name, root in _roots():
         if file.startswith(root + os.sep) and "site-packages" not in file.removeprefix(root):
             return name
@@ -260,7 +262,7 @@ def _owner(file: str) -> str:
 
 @cache
 def _roots() -> tuple[tuple[str, str], ...]:
-    """Folders with their owners."""
+    """Returns `(owner, folder)` pairs."""
     roots = [("parity", os.path.dirname(os.path.dirname(__file__)))]
     for name in ("jax", "jaxlib", *LIBRARIES):
         spec = find_spec(name)

@@ -1,4 +1,4 @@
-"""What modules take and return, taken apart leaf by leaf, in whatever it is wrapped."""
+"""Flattens module arguments and outputs in any container, and rebuilds them."""
 
 import copy
 import sys
@@ -20,10 +20,10 @@ Parts = list[tuple[str, Any]]
 
 
 def parts(value: Any) -> Parts | None:
-    """What a container holds, each piece with what it adds to the container's name; else None.
+    """Returns a container's children with their name suffixes; None for a leaf.
 
-    Containers are Mappings, lists, tuples, ranges and deques, dataclasses, namespaces, variables
-    of nnx, and every pytree that is registered with JAX or with torch. Modules are none.
+    Containers are Mappings, lists, tuples, ranges, deques, dataclasses, namespaces, nnx variables,
+    and every pytree registered with JAX or torch. Modules are not containers.
 
     >>> parts({"k": 1, "v": (2, 3)})
     [('.k', 1), ('.v', (2, 3))]
@@ -45,7 +45,7 @@ def parts(value: Any) -> Parts | None:
 
 
 def _read(value: Any, name: str) -> Any:
-    """A field, or None where it is missing or may not be read (a config by layers refuses it)."""
+    """Returns a field; None if it is missing or reading it fails, as in per-layer configs."""
     try:
         return getattr(value, name, None)
     except Exception:
@@ -53,7 +53,7 @@ def _read(value: Any, name: str) -> Any:
 
 
 def _jax_parts(value: Any) -> Parts | None:
-    """The children of a pytree that is registered with JAX, by its own keys."""
+    """Returns the children of a pytree registered with JAX, named by its keys."""
     flattened = jax.tree_util.default_registry.flatten_one_level_with_keys(value)
     if flattened is None:
         return None
@@ -71,7 +71,8 @@ def _bracket(key: Any) -> str:
 
 
 def _torch_parts(value: Any) -> Parts | None:
-    """The children of a pytree that is registered with torch, by their places."""
+    """Returns the children of a pytree registered with torch, named by index."""
+    # Torch must not be imported here: without it no value can be one of its pytrees.
     if "torch" not in sys.modules:
         return None
     from torch.utils import _pytree
@@ -83,7 +84,7 @@ def _torch_parts(value: Any) -> Parts | None:
 
 
 def leaves(value: Any, name: str = "output") -> Iterator[tuple[str, Any]]:
-    """Every leaf of a value with its name, None and strings too.
+    """Yields every leaf with its name, including None and strings.
 
     >>> dict(leaves({"k": 1, "v": (2, None)}, "cache"))
     {'cache.k': 1, 'cache.v[0]': 2, 'cache.v[1]': None}
@@ -97,31 +98,35 @@ def leaves(value: Any, name: str = "output") -> Iterator[tuple[str, Any]]:
 
 
 def rebuilt(value: Any, change: Callable[[str, Any], Any], name: str) -> Any:
-    """A value with `change(name, leaf)` in every leaf's place; itself where nothing changes."""
+    """Replaces every leaf by `change(name, leaf)`; containers without a change are kept."""
     pieces = parts(value)
     if pieces is None:
         return change(name, value)
     made = [rebuilt(part, change, name + suffix) for suffix, part in pieces]
+    # The caller may rely on the object itself, for example on a cache that is updated in place.
     if all(new is old for new, (_, old) in zip(made, pieces, strict=True)):
         return value
     return _rebuild_container(value, made)
 
 
 def _rebuild_container(value: Any, made: list[Any]) -> Any:
-    """A container of the same kind with other pieces; variables of nnx stay as they are."""
+    """Returns a container of the same type with other children; nnx variables are kept."""
     if isinstance(value, nnx.Variable):
         return value
     if isinstance(value, Mapping):
         named = dict(zip(value, made, strict=True))
         return named if type(value) is dict else _with_items(value, named)
     if isinstance(value, list | tuple | deque):
+        # The constructor of a named tuple takes its fields one by one.
         return getattr(type(value), "_make", type(value))(made)
     if is_dataclass(value) or isinstance(value, SimpleNamespace | nnx.Pytree):
+        # Copied without `__init__`, and set past the `__setattr__` of frozen dataclasses.
         other: Any = copy.copy(value)
         for (suffix, _), part in zip(parts(value) or [], made, strict=True):
             object.__setattr__(other, suffix[1:], part)
         return other
     if _jax_parts(value) is not None:
+        # One level only: the children are already rebuilt, whatever they contain.
         outline = jax.tree.structure(value, is_leaf=lambda x: x is not value)
         return jax.tree.unflatten(outline, made)
     from torch.utils import _pytree
@@ -141,13 +146,13 @@ def _with_items(value: Mapping, named: dict) -> Any:
 
 
 class OutputLeaves(NamedTuple):
-    """The leaves of what a module returned, by kind and name.
+    """Leaves of a module's output, by kind and name.
 
     Attributes:
-      arrays: of the module's own library.
-      numbers: Python's numbers and numpy's arrays, as numpy arrays.
-      others: what is compared by its text.
-      unknown: what cannot be compared.
+      arrays: arrays of the module's own library.
+      numbers: Python numbers and numpy arrays, as numpy arrays.
+      others: `repr` of leaves compared as text.
+      unknown: leaves that cannot be compared.
     """
 
     arrays: dict[str, Any]
@@ -157,7 +162,7 @@ class OutputLeaves(NamedTuple):
 
 
 def split_leaves(value: Any, is_array: Callable[[Any], bool], name: str = "output") -> OutputLeaves:
-    """Every leaf of what a module returned in its place; one name is never given twice."""
+    """Sorts the leaves of a module's output by kind, under unique names."""
     outputs, counts = OutputLeaves({}, {}, {}, {}), {}
     for path, leaf in leaves(value, name):
         path = counted(counts, path)
@@ -176,7 +181,7 @@ def split_leaves(value: Any, is_array: Callable[[Any], bool], name: str = "outpu
 
 
 def as_number(leaf: Any) -> np.ndarray | None:
-    """A Python number or a numpy array of numbers as a numpy array; None of anything else."""
+    """Converts a Python number or numeric numpy array to a numpy array; None for other leaves."""
     if not isinstance(leaf, Number | np.ndarray | np.generic):
         return None
     array = np.asarray(leaf)
@@ -197,13 +202,13 @@ def refuse_unknown(unknown: Mapping[str, Any], side: str) -> None:
 
 
 def name_of_leaf(path: str, outputs: OutputLeaves) -> Callable[[str], str]:
-    """How the arrays of a submodule's output are called: a single one by the submodule's path."""
+    """Returns a function that renames leaves: a single array gets the submodule's path."""
     several = len(outputs.arrays) + len(outputs.numbers) != 1
     return lambda name: name if several else path
 
 
 def counted(taps: Mapping[str, Any], name: str) -> str:
-    """`name`, or `name#2` and so on if it was seen before."""
+    """Returns `name`, or `name#2` and so on if it is already in `taps`."""
     count, unique = 1, name
     while unique in taps:
         count += 1

@@ -1,4 +1,4 @@
-"""Torch's side, live: a module of torch that is run whenever the comparison asks."""
+"""The torch side as a live module, run whenever the comparison needs it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,13 +23,13 @@ from .torch_noise import RoundingMove
 
 @dataclass(frozen=True)
 class Live:
-    """The `Original` that is a module of torch.
+    """An `Original` backed by a torch module.
 
     Attributes:
-      module: never changed.
-      call: how it is called.
-      request: the call's arguments, and what is wanted of it.
-      values: weights that are put in it; without, its own.
+      module: the torch module, never modified.
+      call: function that calls it.
+      request: the call's arguments, and what to compute.
+      values: weights to load into it; if empty, its own.
     """
 
     module: Any
@@ -43,7 +43,7 @@ class Live:
     versions: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, options: Any) -> None:
-        """A module that is here serves every option."""
+        """Does nothing: a live module supports every option."""
 
     @property
     def name(self) -> str:
@@ -74,7 +74,7 @@ class Live:
 
     @property
     def notes(self) -> list[str]:
-        """A sentence if some submodules were in another mode than the rest."""
+        """A note if some submodules were in a different mode (train or eval) from the rest."""
         modes = {name: part.training for name, part in self.module.named_modules() if name}
         other = [name for name, mode in modes.items() if mode != self.module.training]
         if not other:
@@ -89,7 +89,7 @@ class Live:
         if not drawn:
             return replace(self, values=read(self.module))
         values = {name: x for name, x in drawn.items() if name not in skipped}
-        # Buffers that are carried stay as they were built.
+        # Only parameters are drawn; buffers that the plan moves keep the module's values.
         moves = plan.moves if plan else ()
         carried = {name for move in moves for name in move.sources} - values.keys()
         built = read(self.module) if carried else {}
@@ -101,14 +101,15 @@ class Live:
         return torch_run, truth
 
     def alone(self, dtype: str, keeps: Sequence[np.ndarray] | None) -> Run:
-        """Torch in `dtype`; where `keeps` is None its dropout draws."""
+        """Runs torch in `dtype`; if `keeps` is None its dropout draws its own masks."""
         return self._run(dtype, narrowed(self.values, dtype), keeps)
 
     def truth(self, dtype: str, keeps: Sequence[np.ndarray]) -> Run:
-        """Torch in float64, with everything rounded to `dtype` before."""
+        """Runs torch in float64 with weights and inputs rounded to `dtype`."""
         return self._run(dtype, narrowed(self.values, dtype), keeps, "float64")
 
     def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> Iterator[Run]:
+        # Indices and comparisons must be those of an unmoved run, which is recorded first.
         values, quiet = narrowed(self.values, dtype), RoundingMove(None)
         self._run(dtype, values, keeps, moved=quiet)
         for seed in range(NOISY):
@@ -118,6 +119,7 @@ class Live:
         values = narrowed(self.values, "float64")
 
         def run(changes: Changes, others: Arrays) -> Run:
+            # There are many trials: the backward pass runs only for mistakes in gradients.
             request = replace(self.request, grads=changes.backward)
             quick = replace(self, request=request)
             return quick._run("float64", {**values, **others}, truth.keeps, changes=changes)
@@ -134,10 +136,12 @@ class Live:
         for _ in range(count):
             run = self._run("float64", values, keeps)
             for name, param in params.items():
+                # None rather than zero: an optimizer skips such parameters, weight decay included.
                 known = name in run.gradients
                 param.grad = to_torch(run.gradients[name]) if known else None
             torch_optimizer.step()
             values = {**values, **{name: to_numpy(param) for name, param in params.items()}}
+            # Tied weights are one parameter, of which the optimizer updated the first name.
             values |= {k: values[first] for k, first in ties.items() if first in values}
             yield Stepped(run.gradients, values)
 
@@ -161,7 +165,7 @@ class Live:
         moved: RoundingMove | None = None,
         changes: Changes | None = None,
     ) -> Run:
-        """One run in `dtype`, or in `at` with all numbers rounded to `dtype` before."""
+        """Runs torch in `dtype`, or in `at` with weights and inputs rounded to `dtype`."""
         request, made_in = self.request.in_dtype(dtype), at or dtype
         with errors_of(
             "torch",

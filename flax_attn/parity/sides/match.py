@@ -1,4 +1,4 @@
-"""Which value of Flax belongs to which of torch, and how torch's is laid out in Flax's shape."""
+"""Matches torch's taps to Flax's, and converts torch's values to Flax's layout."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,26 +11,26 @@ import numpy as np
 from .. import judge
 from .run import Run
 
-# The points inside attention that torch computes with heads before positions, Flax after.
+# Points inside attention whose heads axis comes before positions in torch, and after in Flax.
 TRANSPOSED_POINTS = ("query", "key", "value", "context")
-# Points that projections are often called by as well.
+# Points that are common names of projection submodules as well.
 PROJECTION_POINTS = ("query", "key", "value")
-# Torch's fused functions put the scale, or its root, on queries and keys before their product.
+# Torch's fused functions multiply queries and keys by the scale, or its root, before the product.
 SCALED_POINTS = ("query", "key")
 
-# The softmax of a score this far below its row's largest is zero in float64.
+# The softmax of a score this far below the row maximum is zero in float64.
 MIN_LOG_WEIGHT = np.log(np.finfo(np.float64).smallest_subnormal) - 1
-# How many ways to lay out one array are tried.
+# Number of layouts tried for one array.
 MAX_LAYOUTS = 24
-# Of the way of a layout that leaves out a sink.
+# Marks, in `Layout.way`, a layout that drops an attention sink.
 SINK = "without the column of a sink"
 Shape = tuple[int, ...]
 
 
 class Layout(NamedTuple):
-    """How torch's array lies in Flax's shape: its values, and gradients that arrive at them.
+    """Converts torch's values, and their cotangents, to Flax's shape.
 
-    Two layouts of the same shapes are one if their `way` is.
+    Two layouts of the same shapes are equal if their `way` is.
     """
 
     value: Callable[[np.ndarray], np.ndarray]
@@ -39,14 +39,14 @@ class Layout(NamedTuple):
 
     @classmethod
     def plain(cls, fn: Callable[[np.ndarray], np.ndarray], *way: Any) -> "Layout":
-        """One that loses and repeats nothing."""
+        """A layout that neither drops nor repeats elements."""
         return cls(fn, fn, way)
 
 
 class Match(NamedTuple):
-    """Torch's value beside Flax's: in which layout, times what, and the two as they are compared.
+    """Torch's value and Flax's as they are compared, with torch's layout and factor.
 
-    Of scores the value has Flax's constant in each row, which a softmax does not see.
+    The value of scores includes Flax's constant per row, to which softmax is invariant.
     """
 
     layout: Layout
@@ -55,17 +55,17 @@ class Match(NamedTuple):
     got: np.ndarray
 
     def gradient(self, gradient: np.ndarray) -> np.ndarray:
-        """Torch's gradient at its value, as it arrives at Flax's."""
+        """Converts torch's gradient of its value to the gradient of Flax's value."""
         return self.layout.gradient(gradient) / self.factor
 
 
 def point_of(tap: str) -> str:
-    """The last piece of a tap's name, without its count: `"scores"` of `"attn.scores#2"`."""
+    """Last component of a tap's name, without its count: `"scores"` of `"attn.scores#2"`."""
     return tap.rpartition(".")[2].partition("#")[0]
 
 
 def layouts(tap: str, shape: Shape, want: Shape) -> Iterator[Layout]:
-    """The ways in which an array of torch's shape may lie in Flax's, the plainest first."""
+    """Yields layouts from torch's shape `want` to Flax's `shape`, the simplest first."""
     if shape == want:
         yield Layout.plain(lambda x: x)
     if point_of(tap) in TRANSPOSED_POINTS and len(shape) >= 3:
@@ -78,7 +78,7 @@ def layouts(tap: str, shape: Shape, want: Shape) -> Iterator[Layout]:
 
 
 def _less_a_column(tap: str, shape: Shape, want: Shape) -> Iterator[Layout]:
-    """Where torch has a sink as a column more, the first or the last."""
+    """Yields layouts that drop torch's attention sink, an extra first or last column."""
     for column, columns in ((0, slice(1, None)), (want[-1] - 1, slice(None, -1))):
         for layout in layouts(tap, shape, (*want[:-1], want[-1] - 1)):
 
@@ -94,10 +94,10 @@ def _lay_out(shape: Shape, fine: Shape, order: Shape, x: np.ndarray) -> np.ndarr
 
 @lru_cache(maxsize=1024)
 def ways(shape: Shape, want: Shape) -> tuple[tuple[Shape, Shape], ...]:
-    """How axes of `want`, some of them cut, are put in another order and merged to `shape`.
+    """Returns the ways to split, transpose and merge the axes of `want` to get `shape`.
 
-    Each way is the cut shape and the order of its axes; those that cut nothing come first, and then
-    those that move least: channels first for last is no mere reshape.
+    Each way is a split shape and its axis order. Ways without splits come first, then those that
+    move the fewest axes: channels first and channels last differ by more than a reshape.
 
     >>> ways((2, 5, 3, 4), (6, 5, 4))[0]  # B T N H from (B N) T H
     ((2, 3, 5, 4), (0, 2, 1, 3))
@@ -105,6 +105,7 @@ def ways(shape: Shape, want: Shape) -> tuple[tuple[Shape, Shape], ...]:
     if int(np.prod(shape)) != int(np.prod(want)) or not int(np.prod(want)):
         return ()
     flax_shape, torch_shape = (tuple(n for n in x if n != 1) for x in (shape, want))
+    # The same transpose arises from several splits: `_joined` makes them one key.
     costs: dict[tuple[Shape, Shape], tuple[bool, int]] = {}
     for fine in sorted(_cut(flax_shape, torch_shape), key=lambda fine: fine != torch_shape):
         for order in permutations(range(len(fine))):
@@ -117,7 +118,8 @@ def ways(shape: Shape, want: Shape) -> tuple[tuple[Shape, Shape], ...]:
 
 
 def _cut(flax_shape: Shape, torch_shape: Shape) -> set[Shape]:
-    """Torch's axes as they are, cut into Flax's, and with one of them cut where Flax has a part."""
+    """Returns torch's shape unsplit, split into Flax's axes, and with one axis split in two."""
+    # The limits bound the permutations: all orders of six axes are 720.
     shapes: set[Shape] = {torch_shape} if len(torch_shape) <= 6 else set()
     if len(flax_shape) <= 6:
         shapes |= {fine for fine in permutations(flax_shape) if _merges(fine, torch_shape)}
@@ -130,7 +132,7 @@ def _cut(flax_shape: Shape, torch_shape: Shape) -> set[Shape]:
 
 
 def _merges(fine: Shape, coarse: Shape) -> bool:
-    """Whether neighbours of `fine` make up `coarse`."""
+    """Whether merging adjacent axes of `fine` gives `coarse`."""
     rest = list(fine)
     for size in coarse:
         product = 1
@@ -142,7 +144,7 @@ def _merges(fine: Shape, coarse: Shape) -> bool:
 
 
 def _joined(fine: Shape, order: Shape) -> tuple[Shape, Shape]:
-    """The same way with axes that stay neighbours told as one."""
+    """Returns the same transpose with axes that stay adjacent merged into one."""
     runs: list[list[int]] = []
     for axis in order:
         if runs and axis == runs[-1][-1] + 1:
@@ -155,13 +157,15 @@ def _joined(fine: Shape, order: Shape) -> tuple[Shape, Shape]:
 
 
 def _from_merged_batch(shape: Shape, want: Shape) -> Iterator[Layout]:
-    """From torch's `(B N) T H` to `*B T N H`; keys repeated for their queries once each."""
+    """Yields the layout from torch's `(B N) T H` to `*B T N H`; keys repeated per query once."""
     *batch, length, heads, width = shape
     rows = int(np.prod(batch)) * length * width
     if not rows or want[-2:] != (length, width) or int(np.prod(want)) % rows:
         return
     all_heads = int(np.prod(want)) // rows
     if all_heads % heads == 0:
+        # Torch repeats each key head for its group of queries: values take one copy, and its
+        # gradient is the sum over all copies.
         group = all_heads // heads
 
         def split(x: np.ndarray) -> np.ndarray:
@@ -175,13 +179,13 @@ def _from_merged_batch(shape: Shape, want: Shape) -> Iterator[Layout]:
 
 
 def factors(tap: str, width: int) -> tuple[float, ...]:
-    """What torch's value may be multiplied with: the place of the scale is each side's own."""
+    """Factors to try on torch's value: each side may apply the scale at another point."""
     powers = (0, 0.5, 0.25, -0.5, -0.25) if point_of(tap) in SCALED_POINTS else (0,)
     return tuple(float(width**power) for power in powers)
 
 
 def hidden(scores: np.ndarray) -> np.ndarray:
-    """Scores, -inf wherever a softmax in float64 gives zero: -1e9 hides as well as -inf."""
+    """Sets scores to -inf where softmax in float64 gives zero: -1e9 masks as well as -inf."""
     if not scores.size:
         return scores
     most = scores.max(axis=-1, keepdims=True)
@@ -197,20 +201,17 @@ def match_value(
     nearest: bool = False,
     only: Sequence[Layout] | None = None,
 ) -> Match | None:
-    """Torch's value beside Flax's, laid out in its shape.
+    """Matches torch's value `want` to Flax's value `got`; layouts that make them equal win.
 
-    What is no copy of torch's own number, a factor or a constant in each row, is put on only if
-    that makes the two equal; with `nearest` a factor wherever it brings them nearer, for narrow
-    dtypes, in which nothing is equal. A layout that makes them equal comes before one that does
-    not.
+    A factor, or a constant per row, is applied only if it makes the two equal.
 
     Args:
-      shift: whether scores may differ by a constant in each row, since a softmax follows.
-
-      only: the layouts to try, else all.
+      shift: whether scores may differ by a constant per row, since a softmax follows.
+      nearest: whether a factor need only reduce the error: narrow dtypes are never equal.
+      only: the layouts to try; None tries all.
 
     Returns:
-      None if the shapes have nothing to do with each other.
+      None if no layout fits the shapes.
     """
     if point_of(tap) == "scores":
         got, want = hidden(got), hidden(want)
@@ -229,17 +230,17 @@ def match_value(
     if not candidates:
         return None
     error, best = min(candidates, key=lambda pair: pair[0])
-    # Of layouts that all differ a clearly nearer one tells more; else the plainest is as good.
+    # If no layout gives equality, a clearly smaller error decides; else the simplest layout.
     return best if nearest or error < candidates[0][0] / 2 else candidates[0][1]
 
 
 def agreed(
     got: Run, truth: Run, tap: Callable[[str], str], nearest: bool = False
 ) -> Iterator[tuple[str, str, Match]]:
-    """Every tap that both sides have, in torch's call order: torch's name, Flax's, and the pair.
+    """Yields (torch's name, Flax's name, match) for all common taps, in torch's call order.
 
-    Taps of the same shapes are laid out in one way, that which makes most of them equal: a fault
-    may look like another order of axes, and where a fault is no layout makes anything equal.
+    Taps of equal shapes share the layout that makes most of them equal: an error may look like
+    another axis order, and at an erroneous tap no layout gives equality.
     """
     pairs, _ = matching_taps(got, truth, tap)
     by_name: dict[str, Match] = {}
@@ -272,7 +273,7 @@ def _fit(
     nearest: bool = False,
     only: Sequence[Layout] | None = None,
 ) -> Match | None:
-    """A tap of torch's beside one of Flax's."""
+    """Matches the value of torch's tap `name` to that of Flax's tap `flax_name`."""
     point = truth.point(name) or got.point(flax_name)
     flax_value, torch_value = got.taps[flax_name], truth.taps[name]
     return match_value(point, flax_value, torch_value, shifts(truth, name), nearest, only)
@@ -281,7 +282,7 @@ def _fit(
 def reuse_layouts(
     known: Iterable[tuple[str, str, Match]], got: Run, truth: Run
 ) -> list[tuple[str, str, Match]]:
-    """Every tap of other runs, laid out as it was in those before: narrow values tell no layout."""
+    """Matches taps of other runs by known layouts, which narrow dtypes cannot determine."""
     pairs = []
     for name, flax_name, match in known:
         if name not in truth.taps or flax_name not in got.taps:
@@ -298,7 +299,7 @@ def _equal(got: np.ndarray, want: np.ndarray) -> bool:
 
 
 def shifted(got: np.ndarray, want: np.ndarray) -> np.ndarray:
-    """`want` with the constant in each row that brings it nearest to `got`."""
+    """Adds the constant to each row of `want` that brings it closest to `got`."""
     finite = np.isfinite(got) & np.isfinite(want)
     with np.errstate(invalid="ignore"):
         difference = np.where(finite, got - want, 0.0).sum(axis=-1, keepdims=True)
@@ -306,7 +307,7 @@ def shifted(got: np.ndarray, want: np.ndarray) -> np.ndarray:
 
 
 def shifts(truth: Run, name: str) -> bool:
-    """Whether torch's scores go to a softmax along their rows, which sees no constant in a row."""
+    """Whether torch's scores feed a softmax over rows, which ignores a constant per row."""
     if truth.point(name) != "scores":
         return False
     owner, dot, point = name.rpartition(".")
@@ -324,11 +325,10 @@ def shifts(truth: Run, name: str) -> bool:
 def matching_taps(
     got: Run, truth: Run, tap: Callable[[str], str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Which tap of Flax each of torch's is, by name; and those of one name in other shapes.
+    """Maps torch's tap names to Flax's; also returns pairs of one name whose shapes differ.
 
-    Where a name was heard several times, or in other numbers, values decide which belong together;
-    then the place in the order, if both sides heard it as often, and last a shape that fits one
-    tap alone. `tap` tells torch's names in Flax's.
+    Taps recorded repeatedly under a name are paired by value; then by order if both sides recorded
+    equally many; last by a shape that fits only one. `tap` maps torch's names to Flax's.
     """
     pairs: dict[str, str] = {}
     shapes: dict[str, str] = {}
@@ -363,10 +363,10 @@ def matching_taps(
 
 
 def _may_match(got: Run, truth: Run, name: str, flax_name: str, match: Match | None) -> bool:
-    """Whether a submodule's output on one side can be a point inside attention on the other.
+    """Whether a submodule's output on one side may match a point inside attention on the other.
 
-    What is called as projections often are must be equal: a query is not its projection's output
-    where it is turned in between.
+    Points named like projections must be equal: a query is not the output of its projection if it
+    is rotated in between.
     """
     if match is None or truth.point(name) not in PROJECTION_POINTS or got.point(flax_name):
         return match is not None
@@ -374,7 +374,7 @@ def _may_match(got: Run, truth: Run, name: str, flax_name: str, match: Match | N
 
 
 def _by_base(names: dict[str, str] | dict[str, np.ndarray]) -> dict[str, list[str]]:
-    """Names by what they are without their count, in order."""
+    """Groups names by their base, the name without its count, in order."""
     groups: dict[str, list[str]] = {}
     for name, value in names.items():
         base = (value if isinstance(value, str) else name).partition("#")[0]
@@ -385,7 +385,7 @@ def _by_base(names: dict[str, str] | dict[str, np.ndarray]) -> dict[str, list[st
 def _disambiguate(
     torch_names: list[str], flax_names: list[str], fits: dict[tuple[str, str], Match | None]
 ) -> dict[str, str]:
-    """Of several taps of one name which is which; what nothing tells is left out."""
+    """Pairs the taps of one name by value, order and shape; ambiguous taps are left out."""
     pairs: dict[str, str] = {}
 
     def free(a: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the harness asks of torch's side: a live module, or what one gave before."""
+"""Interface of the torch side: a live module, or recorded results of one."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Part:
-    """What one submodule of torch's is.
+    """Description of one torch submodule.
 
     Attributes:
-      kind: the import path of its class.
-      bases: those of the classes of torch that it is built on, the nearest first.
-      settings: its own numbers, texts, truths and tuples of these by name: eps, groups, stride.
+      kind: import path of its class.
+      bases: import paths of its base classes in torch, the nearest first.
+      settings: numbers, strings, booleans and tuples of them by name, such as eps or stride.
     """
 
     kind: str
@@ -29,20 +29,20 @@ class Part:
 
 
 class Stepped(NamedTuple):
-    """Torch after one step of an optimizer: the gradients that it took, and all its weights."""
+    """Result of one optimizer step in torch: the gradients used, and all weights."""
 
     gradients: Arrays
     values: Arrays
 
 
 class Trial(NamedTuple):
-    """One mistake in torch's run.
+    """One injected mistake in torch's run.
 
     Attributes:
-      path: of the innermost submodule that it is made in.
-      first, last: the numbers of the first and the last of its operations.
-      said: in a sentence.
-      run: what torch gives with it; None if it fails with it.
+      path: path of the innermost submodule that contains it.
+      first, last: numbers of the first and last changed operation.
+      description: describes the mistake in a sentence.
+      run: runs torch with it; returns None if torch fails with it.
     """
 
     path: str
@@ -53,16 +53,16 @@ class Trial(NamedTuple):
 
 
 def inside(path: str, owner: str) -> bool:
-    """Whether a submodule is another one, or lies in it."""
+    """Whether the submodule `path` is `owner`, or inside it."""
     return not owner or path == owner or path.startswith(f"{owner}.")
 
 
 class FaultTrials(Protocol):
-    """Torch's run again, in float64, each time with one mistake in it.
+    """Repeats torch's float64 run, each time with one injected mistake.
 
     Attributes:
-      count: how many operations the run has.
-      built: the module's weights as it was built, before others were drawn.
+      count: number of operations in the run.
+      built: the module's weights when it was built, before others were drawn.
     """
 
     @property
@@ -71,44 +71,43 @@ class FaultTrials(Protocol):
     def built(self) -> Arrays: ...
 
     def start(self, path: str) -> int:
-        """The number of the first operation in a submodule, or after it all."""
+        """Number of the first operation in a submodule; `count` if there is none."""
         ...
 
     def end(self, path: str) -> int:
-        """The number of the last operation in a submodule, or after it all."""
+        """Number of the last operation in a submodule; `count` if there is none."""
         ...
 
     def without(self, names: Sequence[str]) -> Iterator[Trial]:
-        """Parameters that no rule carries, as if Flax had none of them: zeros, or ones."""
+        """Yields trials without skipped parameters, as if Flax lacked them: zeros, or ones."""
         ...
 
     def other_gradients(self) -> Iterator[Trial]:
-        """Gradients that go on where torch stops them, and that stop where torch's go on."""
+        """Yields trials whose gradients continue where torch stops them, or the reverse."""
         ...
 
     def among(self, wanted: Callable[[int, str], bool]) -> Iterator[Trial]:
-        """Every mistake in the operations that are wanted by number and submodule, the last of
-        them first."""
+        """Yields every mistake in operations selected by number and submodule, last first."""
         ...
 
 
 class Original(Protocol):
-    """Torch's side of a comparison, with its weights, its inputs and how it is called.
+    """The torch side of a comparison, with its weights, inputs and call.
 
     Attributes:
-      name: of its class.
-      sources: its tensors.
-      parts: the paths of all its submodules.
-      values: its weights by name.
-      modules: what each of them is, and the whole by the path "".
-      trained: whether each of its parameters is trained; None of whole numbers, which cannot be.
-      dropouts: the paths of its dropouts.
-      notes: sentences about how it was found.
-      keeps: the dropout masks that JAX repeats; None if JAX draws them and torch repeats.
-      request: the call's arguments, and what is wanted of it.
-      dtypes, weights: in which dtypes it is compared and with which weights, unless that is said.
-      training: an optimizer with its options, if it must not be said, and how many steps.
-      versions: of what it ran under, where that is not here.
+      name: name of its class.
+      sources: descriptions of its tensors.
+      parts: paths of all submodules.
+      values: weights by name.
+      modules: description of each submodule by path; "" is the whole module.
+      trained: whether each parameter is trained; None for integers, which cannot be.
+      dropouts: paths of its dropout modules.
+      notes: sentences about its state or origin.
+      keeps: dropout masks that JAX repeats; None if JAX draws them and torch repeats.
+      request: the call's arguments, and what to compute.
+      dtypes, weights: default dtypes, and default weights, of a comparison.
+      training: default optimizer with its options (None: no training), and number of steps.
+      versions: versions of the packages that recorded it; empty for a live module.
     """
 
     @property
@@ -141,32 +140,32 @@ class Original(Protocol):
     def versions(self) -> Mapping[str, str]: ...
 
     def check(self, options: Any) -> None:
-        """Raises ParityError for options that it cannot serve."""
+        """Raises ParityError for options that it does not support."""
         ...
 
     def with_weights(self, strategy: str, plan: Plan | None) -> "Original":
-        """The same with its weights for a comparison: "random", "given" or "as_is"."""
+        """Returns a copy with the weights of a strategy: "random", "given" or "as_is"."""
         ...
 
     def run(self, dtype: str, keeps: Sequence[np.ndarray]) -> tuple[Run, Run]:
-        """Torch in `dtype`, and the truth: all rounded to `dtype`, computed in float64."""
+        """Runs torch in `dtype`, and in float64 with everything rounded to `dtype` (the truth)."""
         ...
 
     def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> Iterator[Run]:
-        """Torch in `dtype` again, a few times, with every operation moved by its rounding.
+        """Yields runs in `dtype` with random rounding noise in every operation.
 
-        Each run is made when it is asked for.
+        Runs are computed lazily.
         """
         ...
 
     def trials(self, truth: Run) -> FaultTrials | None:
-        """Torch again with mistakes in it, in float64; None if it cannot run again."""
+        """Returns float64 runs with injected mistakes; None if torch cannot be run again."""
         ...
 
     def steps(self, optimizer: Any, count: int, keeps: Sequence[np.ndarray]) -> Iterator[Stepped]:
-        """Torch after each of so many steps of an optimizer, in float64."""
+        """Yields the result of each of `count` optimizer steps, in float64."""
         ...
 
     def decoded(self, decode: Any, cuts: Sequence[Any], dtype: str) -> tuple[dict, dict]:
-        """Torch's own steps by cut, in `dtype` and in float64; empty if it has none."""
+        """Returns torch's decoding steps by cut, in `dtype` and in float64; empty if none."""
         ...

@@ -1,4 +1,4 @@
-"""A pair of modules with everything that is fixed about their comparison; runs either side."""
+"""A torch and a Flax module with the settings of their comparison; runs either side."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -21,7 +21,7 @@ from .run import MaskMismatch, Request, Run, narrowed
 
 
 class Names:
-    """Torch's names of taps, gradients and statistics, told in Flax's."""
+    """Translates torch's names of taps, gradients and statistics to Flax's."""
 
     def __init__(self, plan: Plan | None, module: nnx.Module, rules: Sequence[Rule]):
         self.plan, self.module = plan, module
@@ -29,7 +29,7 @@ class Names:
         self.layers = _layers(plan, module)
 
     def tap(self, name: str) -> str:
-        """Where Flax has what torch calls `name`, counts of repeated calls left as they are."""
+        """Returns Flax's name for torch's tap `name`; the count of repeated calls is kept."""
         base, mark, count = name.partition("#")
         for rule in self.rules:
             for (torch_name, *_), (flax_name, *_) in rule.groups([base]):
@@ -38,13 +38,13 @@ class Names:
         return self.layers.get(base, flax_path(self.module, base)) + mark + count
 
     def gradients(self, gradients: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Torch's gradients of inputs and of all that is carried, laid out as Flax has them."""
+        """Converts gradients of inputs and mapped parameters to Flax's names and layouts."""
         inputs = {k: v for k, v in gradients.items() if k.startswith("input ")}
         trained = unique_params(self.module)
         return inputs | {k: v for k, v in self.carried(gradients).items() if k in trained}
 
     def carried(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Those of torch's arrays that the plan carries, laid out as Flax has them."""
+        """Converts the torch arrays that the plan maps to Flax's names and layouts."""
         if self.plan is None:
             return {}
         moves = [m for m in self.plan.moves if all(name in arrays for name in m.sources)]
@@ -53,9 +53,9 @@ class Names:
 
 
 def _layers(plan: Plan | None, module: nnx.Module) -> dict[str, str]:
-    """Torch's modules whose tensors all go to one known layer of Flax's, to which no others go.
+    """Maps torch modules to known Flax layers that exchange tensors only with each other.
 
-    A rule for one tensor tells by this which two modules it is about.
+    Rules that name single tensors determine pairs of modules in this way.
     """
     to: dict[str, set[str]] = {}
     back: dict[str, set[str]] = {}
@@ -76,35 +76,35 @@ def _layers(plan: Plan | None, module: nnx.Module) -> dict[str, str]:
 def matches(
     got: Run, truth: Run, names: Names, nearest: bool = False
 ) -> Iterator[tuple[str, str, Match]]:
-    """Every tap that both sides have, in torch's call order: torch's name, Flax's, and the pair.
+    """Yields (torch's name, Flax's name, match) for all common taps, in torch's call order.
 
-    `nearest`: what is nearest is taken where nothing is equal, as in narrow dtypes.
+    `nearest` takes the match with the smallest error if none is equal, as in narrow dtypes.
     """
     yield from agreed(got, truth, names.tap, nearest)
 
 
 def canonical(values: Mapping[str, np.ndarray], module: nnx.Module) -> dict[str, np.ndarray]:
-    """`values` by the first path of each Param, where one is shared."""
+    """Renames `values` to the first path of each shared Param."""
     first = unique_params(module)
     return {first.get(path, path): value for path, value in values.items()}
 
 
-# Of how many places of a dropout mask the kept share is told.
+# Minimum number of mask elements from which a dropout's keep rate is estimated.
 PLACES = 4096
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Both sides, and how the weights of one become those of the other.
+    """Both sides of a comparison, and the mapping between their weights.
 
     Attributes:
-      original: torch's side.
-      flax_module: never changed.
-      call: how it is called.
-      request: the call's arguments, and what is wanted of it.
-      plan: the mapping; None if each keeps its own weights.
-      names: torch's names in Flax's.
-      watch: told what is about to be done.
+      original: the torch side.
+      flax_module: the Flax module, never modified.
+      call: function that calls it.
+      request: the call's arguments, and what to compute.
+      plan: the mapping; None if each side keeps its own weights.
+      names: translates torch's names to Flax's.
+      watch: reports progress.
     """
 
     original: Original
@@ -116,28 +116,28 @@ class Pair:
     watch: Watch
 
     def narrow(self, dtype: str) -> dict[str, np.ndarray]:
-        """Torch's weights, rounded."""
+        """Returns torch's weights rounded to `dtype`."""
         return narrowed(self.original.values, dtype)
 
     def weights(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Flax's weights from torch's."""
+        """Converts torch's weights to Flax's; empty without a plan."""
         return canonical(self.plan.forward(values), self.flax_module) if self.plan else {}
 
     def flax(self, dtype: str, mode: str, force: Mapping[str, Force] | None = None) -> Flax:
-        """Flax's side, ready to run."""
+        """Returns the Flax side, ready to run."""
         request = self.request.in_dtype(dtype)
         run_options = dtype, mode == "jit", force, self.original.keeps
         return Flax(self.flax_module, self.call, request, *run_options)
 
     def run_flax(self, side: Flax, weights: dict[str, np.ndarray]) -> Run:
-        """One run of Flax's side with its own weights, by path."""
+        """Runs the Flax side with these weights by path; its errors become ParityErrors."""
         with self._errors(side.dtype):
             return side.run(weights)
 
     def layer_alone(
         self, path: str, x: np.ndarray, change: Callable[[Any], None] = lambda layer: None
     ) -> np.ndarray:
-        """What one of Flax's layers gives in float64 with torch's weights, changed before."""
+        """Runs one Flax layer in float64 with torch's weights, after `change` modified it."""
         side = self.flax("float64", "eager")
         with side.precise():
             layer: Any = get_path(side.copy(self.weights(self.narrow("float64"))), path)
@@ -148,12 +148,11 @@ class Pair:
         return errors_of("Flax", type(self.flax_module).__name__, dtype, self.call)
 
     def run(self, dtype: str, modes: Sequence[str]) -> Iterator[tuple[str, tuple[Run, Run, Run]]]:
-        """Flax in each of `modes`, torch in `dtype`, and torch in float64, which is the truth.
+        """Yields Flax in each mode, torch in `dtype`, and torch in float64, the truth.
 
-        Narrow dtypes run in the last mode alone, under jit, which is how they are used: each eager
-        operation is compiled by itself, and float64 shows that both ways are the same function.
-        Each run is given out before the next is made, so that a large model's need not lie beside
-        one another.
+        Narrow dtypes run only in the last mode, under jit, as they are used: eager operations are
+        compiled one by one, and float64 shows that both modes compute the same function. Runs are
+        yielded one at a time, so that a large model's are not all in memory.
         """
         modes = modes if dtype == "float64" else modes[-1:]
         weights = self.weights(self.narrow(dtype))
@@ -165,10 +164,11 @@ class Pair:
                 self.watch.at(f"torch in {dtype}")
                 torch_runs = self._torch_run(dtype, got[0])
             self.watch.at(f"judging {dtype}")
-            yield mode, (got.pop(), *torch_runs)  # it is held here no longer
+            # Popped, so that the generator does not keep the run alive while it is suspended.
+            yield mode, (got.pop(), *torch_runs)
 
     def _torch_run(self, dtype: str, got: Run) -> tuple[Run, Run]:
-        """Torch with Flax's dropout masks; of one that does not fit it is told who drew it."""
+        """Runs torch with Flax's dropout masks; a mismatch error names the Flax submodule too."""
         try:
             return self.original.run(dtype, got.keeps)
         except MaskMismatch as error:
@@ -178,7 +178,7 @@ class Pair:
     def _flax_run(
         self, dtype: str, mode: str, weights: dict[str, np.ndarray], redraws: bool
     ) -> Run:
-        """One run of Flax, and its dropout masks drawn again."""
+        """Runs Flax once, and draws its dropout masks again if `redraws`."""
         side = self.flax(dtype, mode)
         got = self.run_flax(side, weights)
         if redraws and got.keeps and self.request.train:
@@ -188,6 +188,7 @@ class Pair:
 
 
 def _times(keeps: Sequence[np.ndarray], mode: str) -> int:
-    """How often masks are drawn again, so that the share they keep tells: small ones often."""
+    """Number of redraws that gives the smallest mask about `PLACES` samples of its keep rate."""
+    # The limit is low without jit, where each redraw runs the whole module eagerly.
     least = min((keep.size for keep in keeps if keep.size), default=PLACES)
     return max(1, min(-(-PLACES // least) - 1, 48 if mode == "jit" else 3))

@@ -1,4 +1,4 @@
-"""What is heard while a Flax module runs: submodules' outputs, taps, dropout masks."""
+"""Records submodule outputs, taps and dropout masks while a Flax module runs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,24 +17,25 @@ from .run import fit_mask
 
 
 class Force(NamedTuple):
-    """What torch had at a tap, in Flax's shape: its value, and its gradient where it is known."""
+    """Torch's value at a tap, in Flax's shape, and its gradient where it is known."""
 
     value: np.ndarray
     gradient: np.ndarray | None
 
 
 class Recorder:
-    """Notes what is heard in the trace it was made in, and puts torch's values in its place; inside
-    a scan or a vmap there are no values that could be brought out, so nothing is noted there.
+    """Records values, and replaces them by torch's, in the trace in which it was created.
+
+    Inside a scan or vmap nothing is recorded, since values cannot leave that trace.
 
     Attributes:
-      taps, inputs: of submodules and named points, by path; what each submodule was called with.
-      numbers: taps that are Python numbers or numpy arrays, which `jax.jit` could not return.
-      keeps, rates, places: dropout masks as they were drawn, what each was asked to keep (NaN
-        where that is not known), and which submodule drew it.
-      repeats: torch's masks, which go on in their places where their shapes fit; None if the drawn
-        ones do.
-      notes: sentences about outputs of submodules that are not compared.
+      taps, inputs: outputs of submodules and named points by path; arguments of each submodule.
+      numbers: taps that are Python numbers or numpy arrays, which `jax.jit` cannot return.
+      keeps, rates, places: dropout masks as drawn, the requested keep rate of each (NaN if
+        unknown), and the submodule that drew it.
+      repeats: torch's masks, which replace those drawn where their shapes fit; None keeps those.
+      anchors: zeros that tie replaced taps to the outputs; see `_replaced`.
+      notes: sentences about submodule outputs that are not compared.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Recorder:
         return self.trace == get_opaque_trace_state(convention="flax")
 
     def note(self, name: str, value: Any, inputs: tuple[Any, ...] | None = None) -> Any:
-        """Notes a tap and, of a submodule's output, what the call was given."""
+        """Records a tap, with the call's arguments if it is a submodule's output."""
         if not self.here():
             return value
         name = counted({**self.taps, **self.numbers}, name)
@@ -78,7 +79,7 @@ class Recorder:
         return value
 
     def output(self, path: str, inputs: tuple[Any, ...], out: Any) -> Any:
-        """Notes every leaf of a submodule's output; what goes on holds torch's values."""
+        """Records every leaf of a submodule's output; returns it with torch's values."""
         outputs = split_leaves(out, is_array, path)
         called = name_of_leaf(path, outputs)
         for name, value in outputs.numbers.items():
@@ -92,7 +93,7 @@ class Recorder:
         return rebuilt(out, change, path)
 
     def keep(self, value: jax.Array, rate: Any = np.nan) -> jax.Array:
-        """Notes a mask that was drawn; what goes on is torch's, if there is one."""
+        """Records a drawn mask; returns torch's if there is one that fits."""
         if not self.here():
             return value
         self.keeps.append(value)
@@ -111,12 +112,13 @@ class Recorder:
         return self.keep(value)
 
     def other_prng_key(self, key: Any) -> Any:
-        """A key made outside all modules, another one for another turn."""
+        """Returns a key created outside all modules, folded with the number of the draw."""
+        # Keys that a module stores are folded by `flax._set_random` instead.
         return key if self.draw is None or self.path else fold_draw(key, self.draw)
 
 
 def is_array(x: Any) -> bool:
-    """Whether a leaf is an array of JAX's that holds numbers, as keys do not."""
+    """Whether a leaf is a JAX array other than random keys."""
     return isinstance(x, jax.Array) and not is_key(x)
 
 
@@ -126,20 +128,23 @@ def is_key(x: Any) -> bool:
 
 
 def fold_draw(key: jax.Array, draw: Any) -> jax.Array:
-    """The keys themselves in turn 0, others in every other one."""
+    """Returns the keys unchanged for draw 0, and other keys for every other draw."""
     fold: Callable[..., jax.Array] = lambda one: jax.random.fold_in(one, draw)  # noqa: E731
+    # `fold_in` takes one key; the last axis of raw uint32 keys belongs to the key.
     for _ in range(key.ndim - (not is_key(key))):
         fold = jax.vmap(fold)
+    # No Python branch: the draw number is traced under jit.
     return jnp.where(draw == 0, key, fold(key))
 
 
 def _wrapped(
     original: Callable[..., Any], recorder: Recorder, paths: Mapping[int, str]
 ) -> Callable:
-    """A module's call that notes what it is given and what it returns."""
+    """Wraps a module's `__call__` to record its arguments and output."""
 
     def call(self, *args, **kwargs):
         path = paths.get(id(self))
+        # `super().__call__` enters the same module again: only the outermost call is recorded.
         if path is None or (recorder.path and recorder.path[-1] == path):
             return original(self, *args, **kwargs)
         args, kwargs = rebuilt(
@@ -150,6 +155,7 @@ def _wrapped(
             out = original(self, *args, **kwargs)
         finally:
             recorder.path.pop()
+        # The root's output is compared as the output of the run, not as a tap.
         if not path:
             return out
         arguments = (x for _, x in leaves((*args, *kwargs.values())))
@@ -167,18 +173,20 @@ def recording(
     draw: Any = None,
     repeats: Sequence[np.ndarray] | None = None,
 ) -> Iterator[Recorder]:
-    """Hears every submodule's output, every tap and every Bernoulli draw of `module` meanwhile.
+    """Records submodule outputs, taps and Bernoulli draws of `module` inside the block.
 
     Args:
-      force, probes: what torch had at taps, and zeros whose gradients arrive there.
-      turn: a number by which keys that the call itself makes become others; None leaves them.
+      force, probes: torch's values at taps, and zeros whose gradients are the taps' cotangents.
+      draw: number folded into keys that the call itself creates; None leaves them unchanged.
       repeats: torch's dropout masks, if Flax repeats them.
     """
     recorder = Recorder(force, probes, draw, repeats)
     paths = {id(part): ".".join(map(str, path)) for path, part in nnx.iter_modules(module)}
     kinds = {type(part) for _, part in nnx.iter_modules(module) if callable(part)}
+    # None marks an inherited `__call__`: the wrapper is deleted afterwards, not replaced.
     plain = {kind: kind.__dict__.get("__call__") for kind in kinds}
     try:
+        # Classes are patched, since Python looks `__call__` up on the type, not on the instance.
         for kind in kinds:
             kind.__call__ = _wrapped(kind.__call__, recorder, paths)
         with taps.listen(recorder.tap), _record_draws(recorder):
@@ -193,8 +201,8 @@ def recording(
 
 @contextmanager
 def _record_draws(recorder: Recorder) -> Iterator[None]:
-    """Notes every Bernoulli draw, which is how other people's dropout draws, and hands other keys
-    to a call that makes them itself, outside its modules."""
+    """Records every Bernoulli draw, and folds keys that the call creates outside its modules."""
+    # `nnx.Dropout` and other dropouts draw by `jax.random.bernoulli`, so no class need be known.
     plain = {name: getattr(jax.random, name) for name in ("bernoulli", "key", "PRNGKey")}
 
     def bernoulli(key, p=0.5, *args, **kwargs):
@@ -213,12 +221,14 @@ def _record_draws(recorder: Recorder) -> Iterator[None]:
 
 
 def _replaced(value: jax.Array, probe: jax.Array, force: Force) -> tuple[jax.Array, jax.Array]:
-    """Torch's value, and an anchor: a zero that every output of the run depends on.
+    """Returns torch's value, and an anchor: a zero that becomes an extra output of the run.
 
-    Behind it torch's gradient goes on, and what arrived is the probe's. Without the anchor JAX
-    would pass by a point where a gradient was stopped, and torch's would not go on.
+    In the backward pass torch's gradient replaces the cotangent, which becomes the gradient of the
+    probe. Without the anchor JAX would skip the backward pass of a tap whose gradient is stopped
+    later, and torch's gradient would not be propagated.
     """
 
+    # A custom_vjp, since the gradient passed on is not that of the function computed here.
     @jax.custom_vjp
     def put(value, probe):
         return jnp.asarray(force.value, value.dtype), jnp.zeros((), value.dtype)

@@ -1,4 +1,4 @@
-"""One run of one module: what goes in, and what is recorded of it on either side."""
+"""The request and the recorded results of one run of either side."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,28 +14,27 @@ from .leaves import leaves, rebuilt
 
 @dataclass
 class Run:
-    """Everything recorded of one forward and backward pass, as numpy arrays.
+    """Results of one forward and backward pass, as numpy arrays.
 
     Attributes:
-      outputs: every numeric leaf of the output by name: "output", or "output[0]", "output.key"
-        where there are several; Python numbers and numpy arrays too.
-      others: every other leaf that its text tells: None and strings.
-      taps: outputs of submodules and named points, by path, in the order of the calls.
-      gradients: of inputs ("input x") and parameters (the module's own names).
-      keeps: dropout's keep-masks, in the order they were drawn; of Flax those that it drew, even
-        where it repeated torch's.
-      rates: what share each of them was asked to keep, NaN where that is not known.
-      places: which submodule drew each of them.
-      redrawn: the masks of further calls of Flax with other random keys.
-      tap_gradients: of taps, where they are known.
+      outputs: numeric leaves of the output by name: "output", or "output[0]", "output.key" if
+        there are several; includes Python numbers and numpy arrays.
+      others: `repr` of the other leaves: None and strings.
+      taps: outputs of submodules and named points by path, in call order.
+      gradients: gradients of inputs ("input x") and parameters (the module's own names).
+      keeps: dropout keep-masks in the order drawn; for Flax those it drew, even if it then used
+        torch's.
+      rates: requested keep rate of each mask, NaN if unknown.
+      places: the submodule that drew each mask.
+      redrawn: masks of further Flax calls with other random keys.
+      tap_gradients: gradients of taps, where known.
       state: running statistics and other variables or buffers after the call, by path.
-      changed: what of the module's own state the call changed, by path.
+      changed: paths of the module state that the call changed.
       order: torch's submodules in the order in which their calls began.
       calls: what each tap of torch was computed from.
-      inputs: of Flax's submodules, by the names of the taps of their outputs: the array arguments
-        of that call in their order.
+      inputs: array arguments of Flax's submodules, by the names of their outputs' taps.
       notes: sentences about the run.
-      findings: of the program that ran: products below the asked precision, hidden casts.
+      findings: hidden casts, and products below the requested precision, of the program.
     """
 
     outputs: dict[str, np.ndarray] = field(default_factory=dict)
@@ -56,9 +55,9 @@ class Run:
     findings: dict[str, list[str]] = field(default_factory=dict)
 
     def point(self, tap: str) -> str:
-        """Which point inside attention a tap is, `"scores"` say; "" of a submodule's output.
+        """Returns the point inside attention, such as `"scores"`; "" for a submodule's output.
 
-        The name alone does not tell: a submodule may be called `query` as well.
+        The name alone is ambiguous: a submodule may be called `query` too.
         """
         name = tap.rpartition(".")[2].partition("#")[0]
         call = self.calls.get(tap)
@@ -68,13 +67,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Step:
-    """One operation on every element between a product and the softmax.
+    """One elementwise operation between the query-key product and the softmax.
 
     Attributes:
-      name: torch's, without underscores at its end.
-      place: which operand the value itself is.
-      others: the operands, None in the value's place.
-      shape: of the result.
+      name: torch's name, without trailing underscores.
+      place: index of the operand that is the value itself.
+      others: the operands, None at index `place`.
+      shape: shape of the result.
     """
 
     name: str
@@ -88,11 +87,11 @@ class Call:
     """What one tap was computed from, in torch.
 
     Attributes:
-      kind: the type name of a submodule, or the name of a point inside attention.
-      inputs: its array arguments; of a point, the points it follows from.
+      kind: type name of a submodule, or name of a point inside attention.
+      inputs: its array arguments; for a point, the points it is computed from.
       params: the submodule's own parameters and buffers, by role.
-      facts: the submodule's own numbers, eps say.
-      steps: of scores, what was done to the product of query and key.
+      facts: the submodule's numeric attributes, such as eps.
+      steps: for scores, the operations applied to the query-key product.
     """
 
     kind: str
@@ -104,15 +103,15 @@ class Call:
 
 @dataclass(frozen=True)
 class Request:
-    """What both sides are asked to run.
+    """What both sides run.
 
     Attributes:
-      args, kwargs: the call's arguments; numpy arrays, also those in containers, are inputs,
-        anything else is passed as it is.
-      seed: of the cotangents.
+      args, kwargs: the call's arguments; numpy arrays, also inside containers, are inputs,
+        everything else is passed unchanged.
+      seed: seed of the cotangents.
       train: whether both modules are in train mode.
-      grads, taps: whether gradients and taps are wanted.
-      constants: names of inputs that are not differentiated, nor is anything below them.
+      grads, taps: whether to compute gradients, and to record taps.
+      constants: names of inputs, or of containers of inputs, that are not differentiated.
     """
 
     args: tuple[Any, ...]
@@ -124,13 +123,13 @@ class Request:
     constants: frozenset[str] = frozenset()
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The input arrays by name: a keyword or a position, and where they lie below it."""
+        """Returns the input arrays by name: keyword or position, then the path below it."""
         named = {**{str(i): arg for i, arg in enumerate(self.args)}, **self.kwargs}
         pairs = (leaf for name, value in named.items() for leaf in leaves(value, name))
         return {name: value for name, value in pairs if is_input(value)}
 
     def fill(self, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with `values` in the arrays' places."""
+        """Returns the arguments with their arrays replaced by `values`."""
 
         def filled(name: str, value: Any) -> Any:
             return rebuilt(value, lambda at, leaf: values.get(at, leaf), name)
@@ -139,25 +138,25 @@ class Request:
         return args, {name: filled(name, value) for name, value in self.kwargs.items()}
 
     def in_dtype(self, dtype: str) -> "Request":
-        """The request with its inputs rounded."""
+        """Returns the request with its inputs rounded to `dtype`."""
         args, kwargs = self.fill(narrowed(self.arrays(), dtype))
         return replace(self, args=args, kwargs=kwargs)
 
     def is_constant(self, name: str) -> bool:
-        """Whether an input array is one of `constants`, or lies below one."""
+        """Whether an input array is one of `constants`, or inside one."""
         return any(name == c or name.startswith((f"{c}.", f"{c}[")) for c in self.constants)
 
     def cotangent(self, name: str, like: Any) -> np.ndarray:
-        """The random numbers that an output is multiplied with before gradients are taken."""
+        """Draws the random cotangent of an output."""
         return draw.like(self.seed, f"cotangent/{name}", like.shape, "complex" in str(like.dtype))
 
 
 def checked_constants(names: Iterable[str], request: Request) -> Request:
-    """The request with inputs that are not differentiated.
+    """Returns the request with `names` as its constants.
 
     Raises:
-      TypeError: if the names are one string.
-      ValueError: for a name that no input has.
+      TypeError: if `names` is a string.
+      ValueError: for a name that matches no input.
     """
     if isinstance(names, str):
         raise TypeError(f"constants are names in a tuple, ({names!r},); got {names!r}.")
@@ -174,7 +173,7 @@ def checked_constants(names: Iterable[str], request: Request) -> Request:
 
 
 def is_input(value: Any) -> bool:
-    """Whether a leaf of the arguments is an array that both sides get in their own kind."""
+    """Whether a leaf of the arguments is an array, which each side receives as its own type."""
     return isinstance(value, np.ndarray) and value.dtype.kind not in "OUSMm"
 
 
@@ -184,9 +183,10 @@ def is_floating(array: Any) -> bool:
 
 
 def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
-    """`array` in `dtype` if it is floating, else as it is; no copy if it has that dtype.
+    """Casts a floating array to `dtype`; other arrays are returned unchanged.
 
-    Complex numbers have the precision of `dtype`, and of float32 where it is narrower.
+    Complex arrays get the precision of `dtype`, but at least that of float32. Nothing is copied if
+    the dtype is already right.
     """
     import ml_dtypes
 
@@ -197,18 +197,18 @@ def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def narrowed(arrays: Mapping[str, np.ndarray], dtype: str) -> dict[str, np.ndarray]:
-    """Arrays by name, each `rounded`."""
+    """Applies `rounded` to each array."""
     return {name: rounded(x, dtype) for name, x in arrays.items()}
 
 
 class MaskMismatch(ParityError):
-    """A dropout mask of Flax that does not fit where torch drops.
+    """Raised if a dropout mask of Flax does not fit torch's dropout.
 
     Args:
-      number: of the mask, from 1 on.
-      shape, want: of Flax's, and of torch's.
-      place: the submodule of torch's that drops.
-      drawn: the submodule of Flax that drew it, where that is known.
+      number: number of the mask, counted from 1.
+      shape, want: shape of Flax's mask, and of torch's.
+      place: torch's dropout submodule.
+      drawn: the Flax submodule that drew it, if known.
     """
 
     def __init__(
@@ -223,11 +223,12 @@ class MaskMismatch(ParityError):
 
 
 def fit_mask(keep: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
-    """A dropout mask in the other side's shape; None unless leading axes alone are split otherwise.
+    """Reshapes a dropout mask to the other side's shape; None unless only leading axes differ.
 
     >>> fit_mask(np.ones((6, 5, 4)), (2, 3, 5, 4)).shape, fit_mask(np.ones((5, 4)), (4, 5))
     ((2, 3, 5, 4), None)
     """
+    # A merged `(B N)` axis keeps the order of elements; any other reshape would permute the mask.
     same_matrix = keep.shape[-2:] == shape[-2:] and min(keep.ndim, len(shape)) >= 2
     if keep.shape == shape or (same_matrix and keep.size == int(np.prod(shape))):
         return keep.reshape(shape)
@@ -235,5 +236,5 @@ def fit_mask(keep: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
 
 
 def complex_dtype(dtype: str) -> str:
-    """The dtype of complex numbers in a run: there are none narrower than complex64."""
+    """Complex dtype of a run: complex64 unless `dtype` is float64."""
     return "complex128" if dtype == "float64" else "complex64"

@@ -1,4 +1,4 @@
-"""Both sides step by step: each cut of the tokens is run with the side's own cache."""
+"""Runs both sides step by step, each split of the tokens with the side's own cache."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,11 +26,11 @@ from .torch_float64 import lifted
 
 @dataclass(frozen=True)
 class Steps:
-    """What one side returned for one cut.
+    """Results of one side for one split.
 
     Attributes:
-      outputs: of the steps, in order.
-      caches: what each step returned as its cache.
+      outputs: outputs of the steps, in order.
+      caches: the cache returned by each step.
     """
 
     outputs: list[np.ndarray]
@@ -39,16 +39,16 @@ class Steps:
 
 @dataclass(frozen=True)
 class Decoded:
-    """Both sides' steps, and the full forward passes that they are held against.
+    """Steps of both sides, compared with full forward passes.
 
     Attributes:
-      cuts: how the tokens were cut.
-      axis: along which the tokens of an output lie.
-      output: which of the outputs of a full forward pass the steps return.
-      got: Flax's steps by cut.
-      torchs, truth: torch's steps by cut, in the dtype of the run and in float64; empty if its full
-        forward pass stands for them.
-      side: Flax's side, which can take more steps.
+      cuts: splits of the tokens.
+      axis: token axis of the outputs.
+      output: name of the output of a full forward pass that the steps return.
+      got: Flax's steps by split.
+      torch, truth: torch's steps by split, in the run's dtype and in float64; empty if its full
+        forward pass is used instead.
+      side: the Flax side, which can take more steps.
     """
 
     cuts: list[Cut]
@@ -61,12 +61,12 @@ class Decoded:
 
 
 class FlaxSteps:
-    """Flax's side, ready to take steps with its cache.
+    """Runs the Flax side step by step with its cache.
 
     Args:
-      side: of the module, its call and its request; each step is one jitted function if it is.
-      weights: by path.
-      decode: how it steps.
+      side: the Flax side; steps are jitted if it is.
+      weights: weights by path.
+      decode: specifies the steps.
 
     Raises:
       ValueError: if the module makes no cache, or its call takes none.
@@ -84,7 +84,7 @@ class FlaxSteps:
         self.program = jax.jit(self._step) if side.jit else self._step
 
     def run(self, cut: Cut) -> Steps:
-        """All steps of one cut, each from the cache that the step before returned."""
+        """Runs all steps of one split, each with the cache returned by the previous step."""
         with self.side.precise():
             outputs, caches = self.take(cut, self.arrays)
             return Steps([np.asarray(y) for y in outputs], caches)
@@ -92,7 +92,8 @@ class FlaxSteps:
     def take(
         self, cut: Cut, arrays: Mapping[str, Any], count: int | None = None
     ) -> tuple[list[Any], list[Any]]:
-        """The outputs and caches of the first `count` steps; all of it can be differentiated."""
+        """Returns outputs and caches of the first `count` steps; differentiable."""
+        # The module's state is passed on as well: a module may store its cache in variables.
         pieces = {name: [*cut.pieces(arrays[name], axis)] for name, axis in self.axes.items()}
         module_state, cache, outputs, caches = self.module_state, None, [], []
         for i in range(len(cut.lengths) if count is None else count):
@@ -115,7 +116,7 @@ class FlaxSteps:
         return one_array(y, is_array, "Flax"), cache, nnx.split(module)
 
     def _empty(self) -> Any:
-        """The cache that the module itself makes."""
+        """Creates the module's own empty cache."""
         shape = self.arrays[self.first].shape
         batch = shape[: self.axes[self.first] % len(shape)]
         length = self.tokens if self.decode.length is None else self.decode.length
@@ -124,7 +125,7 @@ class FlaxSteps:
 
 
 def jnp_array(x: np.ndarray, side: Flax) -> Any:
-    """A numpy array as the side's own kind."""
+    """Converts a numpy array to JAX under the side's settings."""
     with side.precise():
         return jnp.asarray(x)
 
@@ -132,16 +133,16 @@ def jnp_array(x: np.ndarray, side: Flax) -> Any:
 def check_decode(
     decode: Decode | None, module: nnx.Module, call: Callable[..., Any], request: Request
 ) -> None:
-    """Refuses, before the work, what cannot be run step by step.
+    """Checks, before any run, that the comparison can be run step by step.
 
     Args:
-      decode: how it should be, if at all.
-      module, call: of Flax.
-      request: of both sides.
+      decode: specifies the steps; None skips the check.
+      module, call: Flax's module and call.
+      request: the request of both sides.
 
     Raises:
-      TypeError: if it is no `Decode`.
-      ValueError: if the inputs cannot be cut so, if the module makes no cache or its call takes
+      TypeError: if `decode` is not a `Decode`.
+      ValueError: if the inputs cannot be split so, if the module makes no cache or its call takes
         none, or in train mode.
     """
     if decode is None:
@@ -168,11 +169,11 @@ def check_decode(
 def decoded(
     pair: Pair, decode: Decode, runs: tuple[Run, Run, Run], dtype: str, mode: str
 ) -> Decoded:
-    """Both sides in one dtype, for every cut, beside their full forward passes.
+    """Runs both sides in one dtype for every split of the tokens.
 
     Raises:
-      ValueError: if the inputs cannot be cut so, or Flax has no cache.
-      ParityError: if a step fails, or torch's returns another number of tokens than it was given.
+      ValueError: if the inputs cannot be split so, or Flax has no cache.
+      ParityError: if a step fails, or torch's returns a different number of tokens.
     """
     cuts = decode.checked(pair.request.arrays())
     side = FlaxSteps(pair.flax(dtype, mode), pair.weights(pair.narrow(dtype)), decode)
@@ -186,7 +187,7 @@ def decoded(
 
 
 def output_of(outputs: Mapping[str, np.ndarray], tokens: int, axis: int) -> str:
-    """The first output of a full forward pass that has the tokens along an axis.
+    """Returns the first output of a full forward pass with `tokens` entries along `axis`.
 
     Raises:
       ValueError: if there is none.
@@ -203,13 +204,13 @@ def output_of(outputs: Mapping[str, np.ndarray], tokens: int, axis: int) -> str:
 
 @dataclass(frozen=True)
 class TorchSteps:
-    """Torch's side, ready to take steps with its cache, without gradients.
+    """Runs the torch side step by step with its cache, without gradients.
 
     Attributes:
-      module: the original, which is copied for every cut.
-      request: with its inputs rounded.
-      weights: torch's, rounded.
-      decode: how it steps.
+      module: the torch module, copied for every split.
+      request: the request with its inputs rounded.
+      weights: torch's weights, rounded.
+      decode: specifies the steps.
     """
 
     module: Any
@@ -218,7 +219,7 @@ class TorchSteps:
     decode: Decode
 
     def run(self, cut: Cut, dtype: str, all_narrow: bool = False) -> Steps:
-        """All steps of one cut; in float64 float32 is lifted, as in a full forward pass."""
+        """Runs all steps of one split; float64 runs lift float32, as in a full forward pass."""
         import torch
 
         axes = self.decode.along(self.request.arrays())
@@ -231,6 +232,7 @@ class TorchSteps:
             cache, outputs = None, []
             for i, length in enumerate(cut.lengths):
                 with _errors_at(f"Step {i + 1} of {cut} of torch"):
+                    # Chunks are views of the inputs, which a step might change in place.
                     now = {name: parts[i].clone() for name, parts in pieces.items()}
                     y, cache = self._step(module, {**inputs, **now}, cache)
                 outputs.append(to_numpy(y))
@@ -256,10 +258,10 @@ def _check_count(y: np.ndarray, length: int, axis: int, i: int, cut: Cut) -> Non
 
 
 def two(out: Any, side: str) -> tuple[Any, Any]:
-    """What a step returned: its output and its cache.
+    """Returns a step's output and cache.
 
     Raises:
-      ParityError: if it is no pair.
+      ParityError: if the step did not return a pair.
     """
     if not isinstance(out, tuple | list) or len(out) != 2:
         got = f"{a(type(out))}" + (f" of {len(out)}" if isinstance(out, tuple | list) else "")
@@ -268,7 +270,7 @@ def two(out: Any, side: str) -> tuple[Any, Any]:
 
 
 def one_array(y: Any, is_one: Callable[[Any], bool], side: str) -> Any:
-    """The one array that a step returned beside its cache.
+    """Returns the single array in a step's output.
 
     Raises:
       ParityError: if there are none or several.
@@ -283,7 +285,7 @@ def one_array(y: Any, is_one: Callable[[Any], bool], side: str) -> Any:
 
 @contextmanager
 def _errors_at(what: str) -> Iterator[None]:
-    """An exception of a step, told with its place."""
+    """Converts an exception to a ParityError that says which step failed."""
     try:
         yield
     except Exception as error:
@@ -293,7 +295,7 @@ def _errors_at(what: str) -> Iterator[None]:
 
 
 def joined(steps: Sequence[np.ndarray], axis: int) -> np.ndarray | None:
-    """The outputs of all steps along their tokens; None if they do not fit together."""
+    """Concatenates the step outputs along their tokens; None if their shapes do not fit."""
     try:
         return np.concatenate(steps, axis)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Torch's side: a copy of the module, run with hooks, its dropout repeating masks or drawing."""
+"""The torch side: runs a copy of the module with hooks, and controls its dropout masks."""
 
 import copy
 import random
@@ -33,12 +33,11 @@ def run_torch(
     moved: RoundingMove | None = None,
     changes: Changes | None = None,
 ) -> Run:
-    """Runs a copy of `module` in `dtype` with these weights, inputs as given, on the CPU.
+    """Runs a copy of `module` in `dtype` with these weights on the CPU.
 
-    In float64 float32 is lifted; with `all_narrow` bfloat16 and float16 are too. With `moved`,
-    every operation's result is moved by its rounding, with `changes` some give something else.
-    Dropout repeats the masks `keeps`; None has it draw its own, from numpy's frozen stream of the
-    request's seed.
+    Float64 runs lift float32, and with `all_narrow` bfloat16 and float16 too. `moved` adds rounding
+    noise to every operation's result, `changes` replaces some results. Dropout repeats the masks
+    `keeps`; None draws masks from numpy's frozen generator with the request's seed.
 
     Raises:
       ParityError: if torch draws other dropout masks than `keeps`, in number or shape, or if the
@@ -55,6 +54,7 @@ def run_torch(
             for name, x in inputs.items()
             if is_inexact(x) and not request.is_constant(name)
         }
+        # The module gets clones: changes in place are detected, and fail on leaves with gradients.
         copies = {name: x.clone() for name, x in inputs.items()}
         args, kwargs = request.fill(copies)
         recorder = _Recorder(module, keeps, request, dtype, weights)
@@ -67,6 +67,7 @@ def run_torch(
             _check_unchanged(inputs, copies)
             outputs = split_leaves(out, torch.is_tensor)
             refuse_unknown(outputs.unknown, "torch")
+            # From here on matrix products are gradients, not points of the forward pass.
             recorder.points.backward = True
             wanted = {**{f"input {k}": v for k, v in floats.items()}, **_trained(module)}
             if request.grads:
@@ -75,16 +76,16 @@ def run_torch(
 
 
 def ready(module: Any, request: Request, weights: Mapping[str, np.ndarray], dtype: str) -> Any:
-    """A copy of the module, in its dtype and mode, with these weights."""
+    """Returns a copy of the module in this dtype and the request's mode, with these weights."""
     module = _in_dtype(copy.deepcopy(module).cpu(), dtype)
-    module.train(request.train)  # which some originals forget to return
+    module.train(request.train)  # not chained: some modules override it without returning self
     _ask_for_gradients(module, request.grads)
     write(module, dict(weights))
     return module
 
 
 def _finished(recorder: "_Recorder", outputs: Any, before: Mapping[str, Any]) -> Run:
-    """What was recorded, with what the module returned and what the call left behind."""
+    """Adds the outputs, masks and module state after the call to the recorded run."""
     module, dtype = recorder.module, recorder.dtype
     run, after = recorder.run, _states(module)
     run.outputs = {name: to_numpy(x) for name, x in outputs.arrays.items()}
@@ -102,7 +103,8 @@ def is_inexact(tensor: Any) -> bool:
 
 
 def _in_dtype(module: Any, dtype: str) -> Any:
-    """The module in `dtype`, its complex numbers in complex ones of that precision."""
+    """Casts the module to `dtype`, complex tensors to the complex dtype of that precision."""
+    # `Module.to(float64)` would discard the imaginary part of complex parameters.
     import torch
 
     real, wide = getattr(torch, dtype), getattr(torch, complex_dtype(dtype))
@@ -114,7 +116,7 @@ def _in_dtype(module: Any, dtype: str) -> Any:
 
 
 def _ask_for_gradients(module: Any, grads: bool) -> None:
-    """Of every parameter that is trained; of all, if none of the module's is."""
+    """Enables gradients of the trained parameters; of all, if none is trained."""
     params = [x for x in module.parameters() if is_inexact(x)]
     some = any(x.requires_grad for x in params)
     for x in params:
@@ -126,7 +128,7 @@ def _trained(module: Any) -> dict[str, Any]:
 
 
 def _states(module: Any) -> dict[str, Any]:
-    """Everything a module holds that a call may change: buffers, plain tensors and numbers."""
+    """Returns module state that a call may change: buffers, plain tensors and numbers."""
     import torch
 
     states: dict[str, Any] = {name: to_numpy(x) for name, x in module.named_buffers()}
@@ -147,7 +149,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _wrong_dtype_note(module: Any, dtype: str) -> list[str]:
-    """A sentence about numbers a module holds that do not follow its dtype."""
+    """Returns a sentence about arrays of the module that do not follow its dtype, if any."""
     names = wrong_dtype_buffers(module, dtype)
     if not names:
         return []
@@ -158,7 +160,7 @@ def _wrong_dtype_note(module: Any, dtype: str) -> list[str]:
 
 
 def wrong_dtype_buffers(module: Any, dtype: str) -> list[str]:
-    """Numpy arrays and plain tensors of another floating dtype that a torch module holds."""
+    """Returns names of a module's numpy arrays and plain tensors of another floating dtype."""
     import torch
 
     return [
@@ -175,7 +177,7 @@ def wrong_dtype_buffers(module: Any, dtype: str) -> list[str]:
 
 @contextmanager
 def preserve_rng() -> Iterator[None]:
-    """Random states as they were, whatever the module draws."""
+    """Restores the global random states after the block."""
     import torch
 
     states = random.getstate(), np.random.get_state()  # noqa: NPY002
@@ -210,7 +212,7 @@ def _gradients(named: dict, wanted: dict, request: Request, dtype: str) -> dict:
         torch.autograd.grad(
             list(outputs.values()), list(wanted.values()), cotangents, allow_unused=True
         )
-    )[::-1]  # each is let go once it is copied
+    )[::-1]  # popped from the end, so that each tensor is freed once it is copied
     return {
         name: np.zeros(tuple(x.shape), to_numpy(x[:0]).dtype) if g is None else to_numpy(g)
         for name, x in wanted.items()
@@ -219,7 +221,7 @@ def _gradients(named: dict, wanted: dict, request: Request, dtype: str) -> dict:
 
 
 class _Recorder:
-    """Notes submodules' outputs and the points inside attention; feeds dropout its masks."""
+    """Records submodule outputs and points inside attention; supplies dropout masks."""
 
     def __init__(
         self,
@@ -244,6 +246,8 @@ class _Recorder:
         self, all_narrow: bool, moved: RoundingMove | None, changes: Changes | None
     ) -> Iterator[None]:
         with ExitStack() as stack:
+            # The mode entered last handles an operation first: `_on_op` sees results that are
+            # already lifted, moved and changed.
             if changes is not None:
                 stack.enter_context(changes.mode(self.module, lambda: (self.path or [""])[-1]))
                 stack.enter_context(changes.functions(lambda: (self.path or [""])[-1]))
@@ -256,6 +260,7 @@ class _Recorder:
                     stack.callback(handle.remove)
             stack.enter_context(dispatch_mode(self._on_op))
             stack.enter_context(record_sdpa(self.points))
+            # Autograd holds the hooks, and the hooks hold the points: without this all tensors leak.
             stack.callback(self.points.clear)
             yield
 
@@ -280,6 +285,7 @@ class _Recorder:
             self.path.append(path)
             self.run.order.append(path)
             arguments = (x for _, x in leaves((*args, *kwargs.values())))
+            # Cloned, since a later operation may change the tensor in place.
             self.inputs.append(tuple(x.detach().clone() for x in arguments if torch.is_tensor(x)))
 
         def leave(module, args, kwargs, out):
@@ -295,7 +301,7 @@ class _Recorder:
         ]
 
     def _call_of(self, path: str, part: Any, inputs: tuple[Any, ...]) -> Call:
-        """What one call of a submodule was computed from; of parameters no second copy is made."""
+        """Returns what a submodule's output is computed from; parameters are not copied again."""
         facts = {
             name: float(value)
             for name, value in vars(part).items()
@@ -311,7 +317,7 @@ class _Recorder:
         return Call(type(part).__name__, arrays, {**params, **buffers}, facts)
 
     def _note_output(self, path: str, call: Call, out: Any) -> Any:
-        """Notes every leaf of a submodule's output."""
+        """Records every leaf of a submodule's output."""
         import torch
 
         outputs = split_leaves(out, torch.is_tensor, path)
@@ -331,12 +337,14 @@ class _Recorder:
         return rebuilt(out, change, path)
 
     def _note(self, name: str, value: Any, call: Call) -> Any:
-        """Notes a submodule's output; a view of it goes on, so that its gradient is its own."""
+        """Records a submodule's output; returns a view, whose gradient is this output's alone."""
         name = counted(self.run.taps, name)
         self.run.taps[name] = to_numpy(value)
         self.run.calls[name] = call
         if not (value.requires_grad and is_inexact(value)):
             return value
+        # A submodule may return its input itself, as `Identity` does: a hook on that tensor would
+        # get the sum of the gradients of all its uses.
         value = value.view_as(value)
         value.register_hook(lambda gradient: self._note_gradient(name, gradient))
         return value
@@ -357,12 +365,13 @@ class _Recorder:
             self.run.tap_gradients[name] = to_numpy(gradient)
 
     def _keep(self, like: Any, rate: Any) -> Any:
-        """The mask that is repeated, or drawn; notes what share torch would have kept."""
+        """Returns the mask to repeat, or draws one; records torch's keep rate."""
         self.drawn += 1
         self.run.rates.append(float(rate.double().mean()) if hasattr(rate, "double") else rate)
         self.run.places.append(self.path[-1] if self.path else "")
         shape = tuple(like.shape)
         if self.seed is not None:
+            # Torch's generator does not promise the same masks in another version.
             chance = to_numpy(rate) if hasattr(rate, "double") else rate
             self.keeps.append(draw.keep(self.seed, self.drawn, chance, shape))
         elif self.drawn > len(self.keeps):
@@ -378,15 +387,18 @@ class _Recorder:
         return to_torch(fitted).to(like.dtype)
 
     def _on_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What an operation gives: a dropout's is a mask, all others are noted."""
+        """Runs and records an operation; a Bernoulli draw returns the dropout mask instead."""
+        # Every dropout, also of a user's own class, draws by one of these two operations.
         name = func.overloadpacket.__name__
         if name in ("bernoulli_", "bernoulli"):
+            # `torch.bernoulli(p)` takes a tensor of probabilities in place of a rate.
             inside = name == "bernoulli" and len(args) == 1
             rate = args[0] if inside else (*args, 0.5)[1]
             keep = self._keep(args[0], kwargs.get("p", rate))
             keep = args[0].copy_(keep) if name == "bernoulli_" else keep
             self.points.after_dropout(keep)
             return keep
+        # An operation in place is announced first, while its operand has the old value.
         self.points.before_op(name, args)
         out = func(*args, **kwargs)
         self.points.after_op(name, args, out)

@@ -1,4 +1,4 @@
-"""A dispatch mode of torch, made without torch's compiler."""
+"""Creates a torch dispatch mode without importing torch's compiler."""
 
 import sys
 from collections.abc import Callable
@@ -8,14 +8,15 @@ OpHandler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 def dispatch_mode(on_op: OpHandler) -> Any:
-    """A mode under which every operation gives what `on_op(operation, args, kwargs)` gives.
+    """Returns a mode that replaces every operation by `on_op(operation, args, kwargs)`.
 
-    torch hides the method of a mode from its compiler, and imports the compiler for that, which
-    takes seconds. While nobody has imported it, there is nobody to hide from.
+    Torch excludes the method of a mode from compilation, and imports its compiler for that, which
+    takes seconds. As long as the compiler is not imported, nothing needs to be excluded.
     """
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Mode(TorchDispatchMode):
+        # Torch disables dynamo for a mode's handler unless this returns False.
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
             return "torch._dynamo" in sys.modules

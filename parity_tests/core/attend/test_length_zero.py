@@ -13,6 +13,7 @@ from flax_attn.layers.bahdanau import BahdanauAttention
 from flax_attn.layers.luong import LuongAttention
 from flax_attn.layers.transformer_multi_head import TransformerMultiHeadAttention
 from flax_attn.parity.cases.collect import collect
+from parity_tests.core import layer_facts
 from parity_tests.core.cases import pure, smallest
 from parity_tests.tables import with_nightly
 
@@ -50,15 +51,11 @@ def _both_ways(eagerly, f, *args):
 
 # The axes of x before its width, and those of the result: of tokens, a class token and images.
 TOKENS = {lead: lead for lead in [(0, 3), (2, 0), (0,)]}
-OTHERS = {
-    "attention_pool": {(0, 3): (0, 2)},
-    "axial": {(0, 4, 6): (0, 4, 6)},
-    "class_attention": {(0, 3): (0, 1)},
-    "decomposed_relative": {(0, 4, 6): (0, 4, 6)},
-    "window": {(0, 4, 6): (0, 4, 6)},
-    "spatial_reduction": {(0, 4, 6): (0, 4, 6), (2, 0, 5, 4): (2, 0, 5, 4)},
-}
-OF_LAYERS = [(case, *axes) for case in OF_ALL for axes in OTHERS.get(case.variant, TOKENS).items()]
+OF_LAYERS = [
+    (case, *axes)
+    for case in OF_ALL
+    for axes in layer_facts.EMPTY_SHAPES.get(case.variant, TOKENS).items()
+]
 
 
 ONCE_EACH = [next(row for row in OF_LAYERS if row[0] is case) for case in OF_ALL[::5]]

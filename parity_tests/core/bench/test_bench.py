@@ -26,7 +26,7 @@ TINY = Workload(length=6, width=4, heads=3, batch=2)
 ONCE = Settings(rounds=2, seconds=0.01)
 
 
-def contender(call, name="somebody"):
+def competitor(call, name="somebody"):
     """One that computes `call(q, k, v)`."""
     return Competitor(name, "jax.nn", partial(functions._jax, lambda w: lambda held: call(*held)))
 
@@ -35,9 +35,9 @@ def honest(q, k, v):
     return attend(q, k, v, mask=TINY.rule)
 
 
-def run(*contenders, w=TINY, which=BOTH, settings=ONCE):
+def run(*competitors, w=TINY, which=BOTH, settings=ONCE):
     rows = []
-    race.Race(contenders, settings).run(w, which, rows)
+    race.Race(competitors, settings).run(w, which, rows)
     return rows
 
 
@@ -122,9 +122,9 @@ def test_who_is_wrong_gets_no_time(whole, monkeypatch):
 
     backward_wrong.defvjp(lambda q, k, v: (honest(q, k, v), (q, k, v)), back)
     right, off, turned = run(
-        contender(honest),
-        contender(lambda q, k, v: honest(q * 1.01, k, v)),
-        contender(backward_wrong),
+        competitor(honest),
+        competitor(lambda q, k, v: honest(q * 1.01, k, v)),
+        competitor(backward_wrong),
     )
     proof.references.cache_clear()
     assert right.status == "timed" and right.seconds and right.median and right.reason == ""
@@ -150,7 +150,7 @@ def test_only_the_smaller_workload_is_wrong(monkeypatch):
         o = honest(q, k, v)
         return o if q.shape[0] > 1 else o * 1.01
 
-    (row,) = run(contender(fault), which=FORWARD)
+    (row,) = run(competitor(fault), which=FORWARD)
     proof.references.cache_clear()
     assert row.status == "wrong"
 
@@ -159,26 +159,26 @@ def test_an_error_is_a_reason_and_no_end():
     def broken(q, k, v):
         raise RuntimeError("no such kernel.\nlong story")
 
-    failed, fine = run(contender(broken), contender(honest), which=FORWARD)
+    failed, fine = run(competitor(broken), competitor(honest), which=FORWARD)
     assert failed.status == "left out" and failed.reason == "RuntimeError: no such kernel"
     assert fine.status == "timed"
 
 
 def test_who_would_take_too_long_or_too_much_is_left_out():
-    slow = race.Race([contender(honest)], replace(ONCE, call=1.0))
+    slow = race.Race([competitor(honest)], replace(ONCE, call=1.0))
     rows = []
     slow.run(TINY, FORWARD, rows)
     slow.rate = {key: 1e9 for key in slow.rate}
     slow.run(TINY, FORWARD, rows)
     assert rows[0].status == "timed" and "a call would take about" in rows[1].reason
-    (row,) = run(replace(contender(honest), quadratic=(2**50, 2**50)))
+    (row,) = run(replace(competitor(honest), quadratic=(2**50, 2**50)))
     assert row.status == "left out" and "GiB" in row.reason
 
 
 def test_memory_alone_is_measured():
-    (row,) = run(contender(honest), settings=replace(ONCE, timed=False))
+    (row,) = run(competitor(honest), settings=replace(ONCE, timed=False))
     assert row.status == "measured" and row.temporary and not row.seconds and row.proof
-    (row,) = run(contender(lambda q, k, v: v), settings=replace(ONCE, timed=False))
+    (row,) = run(competitor(lambda q, k, v: v), settings=replace(ONCE, timed=False))
     assert row.status == "wrong"
 
 
@@ -207,7 +207,7 @@ def test_on_an_accelerator_short_calls_are_chained_and_proven_at_highest_too(mon
 
     monkeypatch.setattr(race, "platform", lambda: "gpu")
     monkeypatch.setattr(race, "CHAIN_SECONDS", 1e9)
-    (row,) = run(contender(call))
+    (row,) = run(competitor(call))
     assert row.status == "timed" and row.seconds and heard[0] == "highest" and None in heard
 
 
@@ -230,26 +230,28 @@ def test_a_short_call_that_is_repeated_is_told_the_time_of_one(platform, monkeyp
 def test_every_backend_runs_or_refuses_by_name(monkeypatch):
     names = functions.names_of_backends()
     rows = run(*functions.flax_attn_competitors(names), which=FORWARD)
-    assert [row.contender for row in rows] == ["flax_attn", *(f"flax_attn:{n}" for n in names[1:])]
-    by_name = {row.contender: row for row in rows}
+    assert [row.competitor for row in rows] == ["flax_attn", *(f"flax_attn:{n}" for n in names[1:])]
+    by_name = {row.competitor: row for row in rows}
     assert by_name["flax_attn"].backend == "reference"
     assert by_name["flax_attn:blockwise"].status == "timed"
     assert by_name["flax_attn:cudnn"].status == "left out" and by_name["flax_attn:cudnn"].reason
 
 
 def test_the_command_writes_reads_and_compares(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(functions, "others", lambda: [contender(honest, "honest")])
+    monkeypatch.setattr(functions, "others", lambda: [competitor(honest, "honest")])
     given = ["--seq", "6", "--width", "4", "--heads", "3", "--batch", "2", "--rounds", "2"]
     given += ["--no-grad", "--causal"]
     assert bench(*given, "--against", "jax.nn", "--out", tmp_path) == 0
     told = capsys.readouterr().out
     assert told.index("time over that of flax_attn") < told.index("every figure")
     kept = result.read(tmp_path / "bench.json")
-    assert kept.complete and [row.contender for row in kept.rows] == ["flax_attn", "honest"]
+    assert kept.complete and [row.competitor for row in kept.rows] == ["flax_attn", "honest"]
     assert all(row.workload == replace(TINY) and row.seconds for row in kept.rows)
     again = tmp_path / "again.json"
     kept.write(again)
     assert result.read(again) == kept
+    again.write_text(again.read_text().replace('"competitor"', '"contender"'))
+    assert result.read(again) == kept, "the last release had another name for it"
     assert (
         "| T | B x N | pass | flax_attn | of peak | honest |" in (tmp_path / "bench.md").read_text()
     )
@@ -272,13 +274,13 @@ def test_ratios_of_old_to_new():
 
 def test_a_ratio_is_their_time_over_ours():
     ours = result.Row(TINY, FORWARD, "flax_attn", "flax_attn", status="timed", seconds=[2.0])
-    slower = replace(ours, contender="slower", family="slower", seconds=[6.0])
+    slower = replace(ours, competitor="slower", family="slower", seconds=[6.0])
     assert table.ratio(slower, table.base([slower, ours])) == "3x"
 
 
 def test_several_runs_show_the_range_of_their_ratios():
     ours = result.Row(TINY, FORWARD, "flax_attn", "flax_attn", status="timed", seconds=[2.0, 4.0])
-    theirs = replace(ours, contender="jax.nn", family="jax.nn", seconds=[3.0])
+    theirs = replace(ours, competitor="jax.nn", family="jax.nn", seconds=[3.0])
 
     def run(began: str, peak: float, *seconds: float, **machine) -> result.Results:
         machine = {**MACHINE, "began": began, "peak_flops": {"float32": peak}, **machine}
@@ -309,7 +311,7 @@ def test_several_runs_show_the_range_of_their_ratios():
 
 
 def test_the_command_shows_and_writes_the_range_of_several_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(functions, "others", lambda: [contender(honest, "honest")])
+    monkeypatch.setattr(functions, "others", lambda: [competitor(honest, "honest")])
     given = ["--seq", "6", "--width", "4", "--heads", "3", "--batch", "2", "--rounds", "2"]
     given += ["--no-grad", "--causal", "--against", "jax.nn"]
     first, last, md = (tmp_path / name for name in ("first.json", "last.json", "bench.md"))
@@ -317,7 +319,7 @@ def test_the_command_shows_and_writes_the_range_of_several_runs(tmp_path, monkey
     assert bench(*given, "--json", first) == 0
     kept = result.read(first)
     for row in kept.rows:  # a run in which the other one was slower
-        row.seconds = [1.0] if row.contender == "flax_attn" else [7e6]
+        row.seconds = [1.0] if row.competitor == "flax_attn" else [7e6]
     kept.write(first)
     capsys.readouterr()
     assert bench(*given, "--json", last, "--together", first, "--markdown", md) == 0
@@ -347,13 +349,13 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path, monkeypatch, capsys):
             raise KeyboardInterrupt
         return honest(q, k, v)
 
-    monkeypatch.setattr(functions, "others", lambda: [contender(stop, "stopping")])
+    monkeypatch.setattr(functions, "others", lambda: [competitor(stop, "stopping")])
     path = tmp_path / "kept.json"
     given = ["--seq", "6,12", "--width", "4", "--heads", "3", "--batch", "2", "--rounds", "2"]
     assert bench(*given, "--no-grad", "--against", "jax.nn", "--json", path) == 130
     assert "stopped; what was measured before" in capsys.readouterr().out
     rows = result.read(path).rows
-    assert [(r.workload.length, r.contender, r.status) for r in rows] == [
+    assert [(r.workload.length, r.competitor, r.status) for r in rows] == [
         (6, "flax_attn", "timed"),
         (6, "stopping", "timed"),
         (12, "flax_attn", "left out"),

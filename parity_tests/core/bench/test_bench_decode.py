@@ -24,9 +24,9 @@ def test_the_preset_runs_and_prints(tmp_path, capsys):
     assert "time over that of flax_attn: one step of a whole layer" in told
     assert "ring of 2" in told and "latent" in told and "limit / time" in told
     rows = result.read(path).rows
-    ours = [row for row in rows if row.contender == "flax_attn"]
+    ours = [row for row in rows if row.competitor == "flax_attn"]
     assert len(ours) == 11 and all(row.seconds and row.proof for row in ours)
-    names = {row.contender for row in rows if row.status == "timed"}
+    names = {row.competitor for row in rows if row.status == "timed"}
     assert {"flax.nnx", "prefix recomputed", "cache read once"} <= names
     assert not has_torch() or {"torch, static cache", "torch, growing cache"} <= names
     assert all(row.reason for row in rows if row.status != "timed")

@@ -39,30 +39,30 @@ def test_weights_come_back_as_they_went(layout, turned):
     assert all(np.array_equal(back[name], arrays[name]) for name in NAMES)
 
 
-def proven(contender, w=TINY):
+def proven(competitor, w=TINY):
     """Its row in the pass that gives outputs and gradients; nothing is timed."""
     rows = []
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        race.Race([contender], Settings(rounds=1)).run(w, BOTH, rows)
+        race.Race([competitor], Settings(rounds=1)).run(w, BOTH, rows)
     return rows[0]
 
 
-def of(contenders):
-    return pytest.mark.parametrize("contender", contenders, ids=lambda c: c.name)
+def of(competitors):
+    return pytest.mark.parametrize("competitor", competitors, ids=lambda c: c.name)
 
 
 @of([c for c in layers.book() if c.name[0] not in "123456789"])
-def test_layers_in_jax_are_equal(contender):
-    if reason := contender.absent():
+def test_layers_in_jax_are_equal(competitor):
+    if reason := competitor.absent():
         pytest.skip(reason)
-    row = proven(contender)
+    row = proven(competitor)
     assert row.status == "timed", row.reason
 
 
 @pytest.mark.skipif(not has_torch(), reason="they are torch's")
 @of([c for c in layers.book() if c.name[0] in "12345678"])
-def test_layers_in_torch_are_equal(contender):
-    row = proven(contender)
+def test_layers_in_torch_are_equal(competitor):
+    row = proven(competitor)
     assert row.status == "timed", row.reason
 
 
@@ -85,8 +85,8 @@ def test_a_layer_with_two_weights_swapped_gets_no_time():
         )
         return run, replace(layout, moves=tuple(moves))
 
-    contender = replace(layers.book()[0], build=lambda w, which: layers._program(wrong, w, which))
-    row = proven(contender)
+    competitor = replace(layers.book()[0], build=lambda w, which: layers._program(wrong, w, which))
+    row = proven(competitor)
     assert row.status == "wrong" and not row.seconds
 
 

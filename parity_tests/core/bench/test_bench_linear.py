@@ -30,7 +30,7 @@ def test_the_preset_runs_and_prints(tmp_path, capsys):
     names |= {"transformers, chunked"} if has_torch() and find_spec("transformers") else set()
     names |= {"fla, chunked"} if has_torch() and find_spec("fla") else set()
     timed = [row for row in rows if row.status == "timed"]
-    assert {row.contender for row in timed} == names and len(timed) == 2 * len(names)
+    assert {row.competitor for row in timed} == names and len(timed) == 2 * len(names)
     assert all(row.reason for row in rows if row.status != "timed")
 
 

@@ -38,7 +38,7 @@ def test_the_preset_runs_and_prints(tmp_path, capsys):
     given = ["--seq", "12", "--rounds", "2", "--seconds", "0.01", "--grad", "--json", str(path)]
     assert cli.main(["bench", "--preset", "layers", *given]) == 0
     assert "time over that of flax_attn: Llama 3 8B, width 20" in capsys.readouterr().out
-    rows = {(row.workload.layer, row.contender): row for row in result.read(path).rows}
+    rows = {(row.workload.layer, row.competitor): row for row in result.read(path).rows}
     timed = {key for key, row in rows.items() if row.status == "timed"}
     for name in (LLAMA, LOCAL, SWIN):
         assert {(name, "flax_attn"), (name, "transformers, eager")} <= timed

@@ -40,7 +40,7 @@ def test_the_preset_starts_again_with_devices_and_prints(tmp_path):
     assert [row.reason for row in rows if row.status != "measured"] == []
     assert all(row.proof and row.temporary and not row.seconds for row in rows)
     for row in rows[1:]:
-        strategy = row.contender.partition(",")[0]
+        strategy = row.competitor.partition(",")[0]
         assert row.counts["sent"] == SENT[strategy]
         assert (row.temporary or 0) < (rows[0].temporary or 0)
     assert rows[0].counts["sent"] == 0 < rows[-1].counts["sent"] < SENT["all_gather"]

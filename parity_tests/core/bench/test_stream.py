@@ -16,7 +16,7 @@ WIDE = Workload(256, 64, 3, 2)
 def race(w, which=FORWARD, **seconds):
     rows = {"flax_attn": 1.0, **seconds}
     row = result.Row(w, which, "", "", status="timed")
-    return [replace(row, contender=n, family=n, seconds=[s]) for n, s in rows.items()]
+    return [replace(row, competitor=n, family=n, seconds=[s]) for n, s in rows.items()]
 
 
 @pytest.fixture

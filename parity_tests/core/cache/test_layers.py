@@ -15,22 +15,14 @@ from flax_attn import (
     CrossLayerAttention,
     Dense,
     DifferentialAttention,
-    ExclusiveAttention,
-    GatedQueryAttention,
-    GroupedQueryAttention,
-    IndexedSparseAttention,
-    LatentAttention,
     MaskFn,
     MultiHeadAttention,
     Prefix,
-    RMSNorm,
     Rotary,
-    Sections,
-    SharedKeyValueAttention,
     T5Attention,
-    ValueResidualAttention,
     Window,
 )
+from parity_tests.core import layer_facts
 from parity_tests.core.drawing import float64 as float64
 from parity_tests.tables import with_nightly
 
@@ -48,50 +40,7 @@ LATENT = {"q_rank": 8, "rotary": Rotary(layout="interleaved")}
 HEADS, TEACHING = (D, 6, 3, 4), (D, 10, 20, 0.0)
 
 # The layer, its arguments and keywords, and the keywords of its cache.
-LAYERS = {
-    "grouped": (GroupedQueryAttention, HEADS, {"rotary": Rotary(), "sinks": True}, {}),
-    "grouped ring": (
-        GroupedQueryAttention,
-        HEADS,
-        {"rotary": Rotary(), "sinks": True, "mask": WINDOW},
-        {"window": "mask", "keep_first": 2},
-    ),
-    "grouped norms": (
-        GroupedQueryAttention,
-        HEADS,
-        {
-            "rotary": Rotary(),
-            "q_norm": RMSNorm(4, eps=1e-6),
-            "k_norm": RMSNorm(4, eps=1e-6),
-            "qkv_bias": True,
-        },
-        {},
-    ),
-    "gated": (GatedQueryAttention, HEADS, {"rotary": Rotary()}, {}),
-    "three positions": (
-        GatedQueryAttention,
-        HEADS,
-        {"rotary": Rotary(axes=Sections((1, 0, 1)))},
-        {},
-    ),
-    "exclusive": (ExclusiveAttention, HEADS, {"rotary": Rotary()}, {}),
-    "shared": (SharedKeyValueAttention, HEADS, {"rotary": Rotary()}, {}),
-    "residual": (ValueResidualAttention, HEADS, {"rotary": Rotary(), "learned_mix": True}, {}),
-    "latent": (LatentAttention, (D, 3, 5, 6, 4, 7), LATENT, {}),
-    "latent absorbed": (LatentAttention, (D, 3, 5, 6, 4, 7), {**LATENT, "absorbed": True}, {}),
-    "differential": (DifferentialAttention, (D, 6, 2, 4), DIFFERENCE, {}),
-    "differential ring": (
-        DifferentialAttention,
-        (D, 12, 6, 4),
-        {**DIFFERENCE, "mask": WINDOW},
-        {"window": "mask", "keep_first": 2},
-    ),
-    "indexed": (IndexedSparseAttention, (D, 3, 5, 6, 4, 7), {**LATENT, **CHOSEN}, {}),
-    "t5": (T5Attention, (D, 3, 5), {"bidirectional": False, "mask": CAUSAL}, {}),
-    "cross as self": (CrossAttention, (D, 3), {"mask": CAUSAL}, {}),
-    "multi-head": (MultiHeadAttention, (*TEACHING, 5), {}, {}),
-    "causal": (CausalAttention, TEACHING, {"qkv_bias": True}, {}),
-}
+LAYERS = layer_facts.CACHED
 
 
 def made(name: str) -> tuple[Any, dict[str, Any]]:

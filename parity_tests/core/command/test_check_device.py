@@ -221,7 +221,7 @@ def write_all(out: Path) -> None:
         memory.write(way="auto", T=n, H=8, dtype="float32", temporary=n * 2**20, peak=None)
     work = Workload(4096, 128, 16, 1, "bfloat16")
     row = Row(work, FORWARD, "flax_attn", "flax_attn", "cudnn", "timed", seconds=[2e-4])
-    rows = [row, replace(row, contender="torch", family="torch", backend="", seconds=[4e-4])]
+    rows = [row, replace(row, competitor="torch", family="torch", backend="", seconds=[4e-4])]
     results = Results("t", "c", MACHINE, rows, complete=True)
     results.write(speed.results_of(out, speed.FLASH))
 

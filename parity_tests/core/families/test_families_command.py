@@ -12,7 +12,7 @@ from flax_attn.families._table import FAMILIES
 from parity_tests import families
 from parity_tests.families.configs import CONFIGS
 from parity_tests.families.parts import PARTS
-from parity_tests.families.reference import attention
+from parity_tests.families.witness import attention
 
 
 def command(capsys, *options):
@@ -47,7 +47,7 @@ def test_a_family_that_differs_is_told_and_fails(capsys, monkeypatch, transforme
     gpt2 = next(x for x in CONFIGS if x.name == "gpt2")  # each of its layers has another scale
     monkeypatch.setattr(families, "CONFIGS", [replace(gpt2, index=0)])
     monkeypatch.setattr(families, "PARTS", [])
-    monkeypatch.setattr(families.reference, "attention", partial(of_another_layer, attention))
+    monkeypatch.setattr(families.witness, "attention", partial(of_another_layer, attention))
     status, out, _ = command(capsys)
     assert status == 1 and "DIFFERENT" in out and "1 different" in out
 

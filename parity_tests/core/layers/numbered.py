@@ -6,7 +6,6 @@ a row's own tokens, it gives what each row gives alone.
 """
 
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +17,7 @@ import flax_attn as fa
 from flax_attn import CAUSAL, FULL, Rotary, Rules, frozen
 from flax_attn.families.llama4_text import Temperature
 from flax_attn.layers import _recurrent as recurrent
+from parity_tests.core import layer_facts
 
 T, D = 9, 12
 COUNTS = (6, 4, 6)  # how many tokens of each row are real
@@ -26,36 +26,8 @@ LATENT = (D, 3, 5, 6, 8, 7)
 SHORT, LONG = np.linspace(1.0, 2.0, 4), np.linspace(3.0, 5.0, 4)
 
 # How each layer is built. All have one output a token but "class", which has that of the first.
-LAYERS = {
-    "grouped": partial(fa.GroupedQueryAttention, *HEADS),
-    "gated": partial(fa.GatedQueryAttention, *HEADS),
-    "exclusive": partial(fa.ExclusiveAttention, *HEADS),
-    "shared": partial(fa.SharedKeyValueAttention, *HEADS),
-    "residual": partial(fa.ValueResidualAttention, *HEADS),
-    "latent": partial(fa.LatentAttention, *LATENT),
-    "indexed": partial(fa.IndexedSparseAttention, *LATENT, index_heads=2, index_dim=8, top_k=3),
-    "later": partial(fa.CrossLayerAttention, *HEADS),
-    "differential": partial(fa.DifferentialAttention, *HEADS, depth=1),
-    "entmax": partial(fa.EntmaxAttention, *HEADS),
-    "selective": partial(fa.SelectiveAttention, *HEADS),
-    "sigmoid": partial(fa.SigmoidAttention, *HEADS),
-    "cross": partial(fa.CrossAttention, D, 3),
-    "t5": partial(fa.T5Attention, D, 3, 5, bidirectional=False),
-    "talking": partial(fa.TalkingHeadsAttention, D, 3),
-    "shift": partial(fa.RelativeShiftAttention, D, 3, 4),
-    "disentangled": partial(fa.DisentangledAttention, D, 3, buckets=4, max_positions=8),
-    "buckets of one": partial(fa.DisentangledAttention, D, 3, buckets=None, max_positions=3),
-    "longformer": partial(fa.LongformerAttention, D, 3, 4),
-    "perceiver": partial(fa.PerceiverAttention, D, 3),
-    "class": partial(fa.ClassAttention, D, 3),
-    "gated delta": partial(fa.GatedDeltaAttention, D, 6, 4, 5, num_key_heads=3),
-    "kimi delta": partial(fa.KimiDeltaAttention, D, 3, 4, 5),
-    "lightning": partial(fa.LightningAttention, D, 3, 4, 5, slope_factor=0.5),
-    "mamba": partial(fa.Mamba, D, width=9, state_dim=4),
-    "mamba2": partial(fa.Mamba2, D, 6, 4, 5, groups=3),
-    "rg_lru": partial(fa.RGLRU, D, 3, width=12),
-    "convolution": partial(fa.GatedShortConvolution, D),
-}
+LAYERS = layer_facts.NUMBERED
+OTHERS = layer_facts.NOT_NUMBERED
 ROTARY = ("grouped", "gated", "exclusive", "shared", "residual", "latent", "indexed", "later")
 ROTARY += ("differential", "entmax", "selective", "sigmoid")
 SCORED = tuple(name for name in ROTARY if name != "differential")
@@ -63,14 +35,6 @@ CACHED = ("grouped", "gated", "exclusive", "shared", "residual", "latent", "late
 CACHED += ("indexed", "differential")
 RECURRENT = ("gated delta", "kimi delta", "lightning", "mamba", "mamba2", "rg_lru", "convolution")
 MASKED = tuple(x for x in LAYERS if x not in ("longformer", *RECURRENT))
-# Layers that take `valid` and number nothing, or whose tokens stand in a picture.
-OTHERS = {
-    "AttentionPool": "a probe without a place looks at all tokens",
-    "AxialAttention": "lines of an image, without positions",
-    "CrossCovarianceAttention": "channels look at channels",
-    "DecomposedRelativeAttention": "tokens stand at rows and columns of an image",
-    "WindowAttention": "tokens stand at rows and columns of an image",
-}
 
 
 def even_or_early(b, n, q, k):

@@ -24,6 +24,7 @@ from flax_attn.layers.t5 import T5Attention
 from flax_attn.layers.transformer_multi_head import TransformerMultiHeadAttention
 from flax_attn.parity.cases.collect import collect
 from flax_attn.scores import IDENTITY
+from parity_tests.core import layer_facts
 from parity_tests.core.backends.refusal import refused, told
 from parity_tests.tables import with_nightly
 
@@ -80,10 +81,6 @@ def called(kind, whole):
     return GIVEN[kind].flax_call(layer_of(kind), **whole)
 
 
-# Inputs that are heads and not tokens: layers/test_decoder_options.py has what is refused there.
-HEADS_GIVEN = ("k", "v")
-
-
 def having(name):
     return [kind for kind in LAYERS if name in inspect.signature(kind.__init__).parameters]
 
@@ -126,7 +123,7 @@ def test_a_context_has_its_end(kind):
 def test_inputs_have_their_width_and_rank(kind):
     whole = inputs(kind)
     for name, x in whole.items():
-        if name in HEADS_GIVEN:
+        if name in layer_facts.HEADS_GIVEN:
             continue
         with refused(ValueError, f"{name} must have shape (*batch, ", f"got ({x.shape[-1]},)"):
             called(kind, {**whole, name: x.reshape(-1, x.shape[-1])[0]})
@@ -142,7 +139,7 @@ def test_inputs_have_their_width_and_rank(kind):
 def test_inputs_are_floating(kind, dtype):
     whole = inputs(kind)
     for name, x in whole.items():
-        if name in HEADS_GIVEN:
+        if name in layer_facts.HEADS_GIVEN:
             continue
         with refused(TypeError, f"{name} must be floating; got {np.dtype(dtype)}"):
             called(kind, {**whole, name: x.astype(dtype)})

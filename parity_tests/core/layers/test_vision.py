@@ -9,23 +9,15 @@ from flax import nnx
 from flax_attn import (
     CAUSAL,
     AttentionPool,
-    ClassAttention,
-    CrossCovarianceAttention,
-    SpatialReductionAttention,
-    TalkingHeadsAttention,
     WindowAttention,
 )
 from flax_attn.parity import judge
+from parity_tests.core import layer_facts
 from parity_tests.core.drawing import float64 as float64
 from parity_tests.core.drawing import normal
 from parity_tests.tables import with_nightly
 
-LAYERS = {
-    "talking heads": (TalkingHeadsAttention, {}, (7, 12)),
-    "class": (ClassAttention, {}, (7, 12)),
-    "cross-covariance": (CrossCovarianceAttention, {"qkv_bias": True}, (7, 12)),
-    "spatial reduction": (SpatialReductionAttention, {"ratio": 2}, (4, 5, 12)),
-}
+LAYERS = layer_facts.VISION
 PADDED = [name for name in LAYERS if name != "spatial reduction"]
 VALID = np.asarray([True, False, True, True, False, True, False])
 of_two = pytest.mark.parametrize("name", with_nightly(LAYERS, commit=2))

@@ -9,27 +9,14 @@ import pytest
 from flax import nnx
 
 from flax_attn import (
-    RGLRU,
     GatedDeltaAttention,
-    GatedShortConvolution,
-    KimiDeltaAttention,
-    LightningAttention,
-    Mamba,
-    Mamba2,
     State,
 )
 from flax_attn.parity import judge
+from parity_tests.core import layer_facts
 from parity_tests.tables import with_nightly
 
-LAYERS = {
-    "gated_delta": lambda **more: GatedDeltaAttention(11, 6, 4, 5, num_key_heads=3, **more),
-    "kimi_delta": lambda **more: KimiDeltaAttention(11, 3, 4, 5, **more),
-    "lightning": lambda **more: LightningAttention(11, 3, 4, 5, slope_factor=0.5, **more),
-    "mamba": lambda **more: Mamba(11, width=9, state_dim=4, norms="gains", **more),
-    "mamba2": lambda **more: Mamba2(11, 6, 4, 5, groups=3, **more),
-    "rg_lru": lambda **more: RGLRU(11, 3, width=12, **more),
-    "short_convolution": lambda **more: GatedShortConvolution(11, use_bias=True, **more),
-}
+LAYERS = layer_facts.RECURRENT
 of_layers = pytest.mark.parametrize("name", LAYERS)
 of_two_layers = pytest.mark.parametrize("name", with_nightly(LAYERS, commit=4))
 T = 13

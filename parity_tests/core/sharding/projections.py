@@ -21,18 +21,13 @@ from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from flax_attn import CrossAttention, GatedQueryAttention, GroupedQueryAttention, Rotary
+from flax_attn import GroupedQueryAttention, Rotary
 from flax_attn.layers._common import dot_general_sharded
 from flax_attn.parity import judge
+from parity_tests.core import layer_facts
 from parity_tests.core.sharding.requests import COLLECTIVES
 
-GROUPED = {"in_features": 24, "num_heads": 8, "num_kv_heads": 4, "head_dim": 6}
-BIASES = {"rotary": Rotary(), "qkv_bias": True, "out_bias": True}
-LAYERS = {  # the layer, its arguments, and the name of the projection behind the heads
-    "grouped": (GroupedQueryAttention, {**GROUPED, **BIASES, "sinks": True}, "o_proj"),
-    "gated": (GatedQueryAttention, {**GROUPED, "rotary": Rotary()}, "o_proj"),
-    "cross": (CrossAttention, {"in_features": 24, "num_heads": 4}, "out_proj"),
-}
+LAYERS = layer_facts.TENSOR_PARALLEL
 
 
 def gradients(layer: nnx.Module, x: Any) -> Any:
@@ -99,7 +94,11 @@ def model(layers: int) -> tuple[Any, Any]:
     """The graph of a layer, and the parameters of so many, stacked."""
     made = [
         GroupedQueryAttention(
-            **GROUPED, rotary=Rotary(), out_bias=True, rngs=nnx.Rngs(i), param_dtype=jnp.float64
+            **layer_facts.PARALLEL_SIZES,
+            rotary=Rotary(),
+            out_bias=True,
+            rngs=nnx.Rngs(i),
+            param_dtype=jnp.float64,
         )
         for i in range(layers)
     ]

@@ -1,7 +1,7 @@
-"""Hints: after a failure known faults are tried on the culprit, and the one that fits is named.
+"""Hints: tries known faults on the value that differs, and names the one that explains it.
 
-Each guess is what Flax would have computed from torch's own values with one fault in it. A guess
-that gives Flax's value, wherever that differs from torch's, says what the fault looks like.
+Each guess is what Flax would have computed from torch's own values with one fault. If it equals
+Flax's value wherever that differs from torch's, its description becomes the hint.
 """
 
 import warnings
@@ -34,16 +34,16 @@ from .state_changes import changed_alone
 
 POINTS = {"scores": scores, "weights": weights, "context": context, "input": recut}
 POINTS |= dict.fromkeys(("query", "key", "value"), rotated_heads)
-# How many of torch's taps before a place are looked at there.
+# Maximum number of preceding torch taps to consider.
 BEFORE = 8
 Found = TypeVar("Found")
 
 
 def attempt(hint: str, step: Callable[[], Found], default: Found) -> Found:
-    """What a step of the search gives; `default`, and a warning that names it, if it raises.
+    """Returns the result of a search step, or `default` with a warning if it raises.
 
-    Guesses are made for arrays of known shapes and kinds, and may meet others in foreign modules,
-    where no hint is worth a verdict.
+    Guesses assume certain shapes and types, which foreign modules may violate; a failing hint must
+    not affect the verdict.
     """
     try:
         return step()
@@ -54,7 +54,7 @@ def attempt(hint: str, step: Callable[[], Found], default: Found) -> Found:
 
 
 def hint(row: Row, run: Run, truth: Run, names: Names) -> str:
-    """What the value of a failed local row looks like, or ""."""
+    """The likely cause of a failed local row, or ""."""
     return attempt("of a tap", lambda: _hint(row.name, run, truth, names), "")
 
 
@@ -77,7 +77,7 @@ def _hint(tap: str, run: Run, truth: Run, names: Names) -> str:
 
 
 def explained(evidence: Evidence) -> str:
-    """What the first guess says that explains the whole difference, or ""."""
+    """Description of the first guess that explains the whole difference, or ""."""
     for explains in (throughout, where_it_differs):
         for guess in _guesses(evidence):
             if attempt(explains.__name__, lambda e=explains, g=guess: e(evidence, g), False):
@@ -92,7 +92,7 @@ def explained(evidence: Evidence) -> str:
 
 
 def _centred(evidence: Evidence) -> Evidence:
-    """Scores less the mean of their rows: a constant added to a row changes no weight."""
+    """Scores minus their row means: adding a constant to a row does not change the weights."""
 
     def centre(x: np.ndarray) -> np.ndarray:
         finite = np.isfinite(x)
@@ -111,17 +111,17 @@ def _with_share(what: str | Callable[[float], str], share: float) -> str:
 
 
 def backward_hint(got: np.ndarray, want: np.ndarray) -> str:
-    """What a gradient that arrives looks like, or ""."""
+    """The likely cause of a wrong gradient, or ""."""
     return attempt("of a gradient", lambda: _backward_hint(got, want), "")
 
 
 def result_hint(run: Run, truth: Run, names: Names) -> str:
-    """What an output that differs where no tap does comes from, or ""."""
+    """The likely cause of an output that differs although no tap does, or ""."""
     return attempt("fully_masked_rows_note", lambda: fully_masked_rows_note(run, truth, names), "")
 
 
 def state_hint(path: str, run: Run, truth: Run, names: Names) -> str:
-    """What a difference in the state that a call leaves behind comes from, or ""."""
+    """The likely cause of a difference in module state after the call, or ""."""
     return attempt("changed_alone", lambda: changed_alone(path, run, truth, names), "")
 
 
@@ -166,7 +166,7 @@ def _evidence(tap: str, run: Run, truth: Run, names: Names) -> Evidence | None:
 
 
 def _input_evidence(tap: str, run: Run, truth: Run, names: Names) -> Evidence | None:
-    """What a submodule was given, if Flax's inputs were recorded."""
+    """Evidence on the input of a submodule, if Flax's inputs were recorded."""
     for name, call in truth.calls.items():
         inputs = getattr(run, "inputs", {}).get(names.tap(name))
         want = call.inputs.get("0")
@@ -189,7 +189,7 @@ def _input_evidence(tap: str, run: Run, truth: Run, names: Names) -> Evidence | 
 
 
 def _before(name: str, want: np.ndarray, truth: Run) -> dict[str, np.ndarray]:
-    """Torch's taps before a place that it may be computed from, the last of them first."""
+    """Torch's preceding taps that a value may be computed from, the latest first."""
     order = list(truth.taps)
     order = order[: order.index(name)] if name in truth.taps else order
     taps = ((n, truth.taps[n]) for n in reversed(order) if not n.startswith(f"{name}."))
@@ -201,7 +201,7 @@ def _tapped_points(run: Run, truth: Run, names: Names) -> frozenset[str]:
 
 
 def _keep_rates(run: Run, truth: Run) -> tuple[tuple[float, float], ...]:
-    """What share each dropout mask was asked to keep, in Flax and in torch."""
+    """The keep rate of each dropout mask, in Flax and in torch."""
     return tuple(zip(run.rates, truth.rates, strict=False))
 
 
@@ -216,7 +216,7 @@ def _guesses(evidence: Evidence) -> Iterator[Guess]:
 
 
 def _until_error(hint: str, guesses: Callable[[], Guesses]) -> Iterator[Guess]:
-    """Guesses up to the first that raises."""
+    """Yields guesses until one raises."""
     made = attempt(hint, guesses, iter(()))
     while (guess := attempt(hint, lambda: next(made, None), None)) is not None:
         yield guess

@@ -1,4 +1,4 @@
-"""The usual activation functions, by the names that people call them by."""
+"""Common activation functions by name."""
 
 import math
 from collections.abc import Callable

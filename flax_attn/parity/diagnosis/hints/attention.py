@@ -17,7 +17,7 @@ from .softcaps import other_caps
 
 
 def scores(evidence: Evidence) -> Guesses:
-    """What scores look like when a step between the product and the softmax is another."""
+    """Guesses for scores: a fault in a step between the product and the softmax."""
     query, key = evidence.call.inputs.get("query"), evidence.call.inputs.get("key")
     if query is None or key is None:
         return
@@ -54,7 +54,7 @@ def _other_scale(evidence: Evidence, raw: np.ndarray, steps: Sequence[Step]) -> 
 
 
 def _all_or_nothing(value: np.ndarray):
-    """A guess of all or nothing."""
+    """A guess that cannot apply partially."""
     return lambda share: value if share == 1.0 else None
 
 
@@ -71,7 +71,7 @@ def _family(raw: np.ndarray, steps: Sequence[Step], at: int | None, ratio: float
 
 
 def _steps_changed(raw: np.ndarray, steps: Sequence[Step]) -> Guesses:
-    """A step left out, turned round, done twice, or two of them exchanged."""
+    """A step missing, applied twice or at another position."""
     kinds = [step.name for step in steps]
     at = kinds.index("tanh") if "tanh" in kinds else None
     if at is not None:
@@ -100,7 +100,7 @@ def _steps_changed(raw: np.ndarray, steps: Sequence[Step]) -> Guesses:
 
 
 def _other_bias(raw: np.ndarray, steps: Sequence[Step], i: int) -> Guesses:
-    """The bias at step `i` with another sign, order of heads, direction or scale."""
+    """The bias at step `i` with another sign, head order, key order or scale."""
     step = steps[i]
     place = next((n for n, x in enumerate(step.others) if isinstance(x, np.ndarray)), None)
     if place is None:
@@ -122,7 +122,7 @@ def _other_bias(raw: np.ndarray, steps: Sequence[Step], i: int) -> Guesses:
 def _other_products(
     evidence: Evidence, query: np.ndarray, key: np.ndarray, steps: Sequence[Step]
 ) -> Guesses:
-    """Queries and keys exchanged; keys of other heads."""
+    """Queries and keys exchanged, or keys of other heads."""
     if query.shape == key.shape:
         yield "queries and keys exchanged", replay(steps, product(key, query))
     heads = evidence.plain.shape[-3] if evidence.plain.ndim > 3 else 1
@@ -135,7 +135,7 @@ def _other_products(
 def heads_together(
     evidence: Evidence, attention: Attention
 ) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Keys and values both of other heads."""
+    """Keys and values both taken from other heads."""
     heads, parts = evidence.heads(), attention.parts
     if "value" not in parts or any(len(parts[point]) % heads for point in ("key", "value")):
         return
@@ -148,7 +148,7 @@ def heads_together(
 
 
 def orders(heads: int):
-    """Orders of heads that mistakes make."""
+    """Wrong head orders that typical mistakes produce."""
     if heads < 2:
         return
     plain = np.arange(heads)
@@ -166,7 +166,7 @@ def orders(heads: int):
 
 
 def weights(evidence: Evidence) -> Guesses:
-    """What weights look like when the softmax is another."""
+    """Guesses for attention weights: another softmax."""
     score = evidence.call.inputs.get("scores")
     if score is None:
         return
@@ -205,7 +205,7 @@ def weights(evidence: Evidence) -> Guesses:
 
 
 def _other_axes(plain: np.ndarray, score: np.ndarray) -> Guesses:
-    """A softmax over another axis than torch's, which is the first that gives torch's weights."""
+    """A softmax over an axis other than torch's, which is identified first."""
     finite = np.where(np.isfinite(score), score, -1e30)
     made = {}
     for back in range(1, score.ndim + 1):
@@ -220,7 +220,7 @@ def _other_axes(plain: np.ndarray, score: np.ndarray) -> Guesses:
 
 
 def context(evidence: Evidence) -> Guesses:
-    """What contexts look like when values, their heads or the weights are others."""
+    """Guesses for contexts: other values, heads or weights."""
     weight, value = evidence.call.inputs.get("weights"), evidence.call.inputs.get("value")
     if weight is None or value is None:
         return

@@ -1,4 +1,4 @@
-"""What torch did to the product of query and key, done again in numpy, with a change in it."""
+"""Replays torch's operations on the query-key product in numpy, with optional changes."""
 
 from collections.abc import Sequence
 from math import prod
@@ -12,12 +12,12 @@ from .evidence import Evidence
 
 
 def product(query: np.ndarray, key: np.ndarray) -> np.ndarray:
-    """The raw scores, `(B N) T S`."""
+    """The raw scores, shape `(B N) T S`."""
     return query @ np.swapaxes(key, -1, -2)
 
 
 def apply(step: Step, value: np.ndarray) -> np.ndarray:
-    """One step on the value."""
+    """Applies one step to `value`."""
     operands = list(step.others)
     operands[step.place] = value.reshape(step.shape)
     with np.errstate(all="ignore"):
@@ -25,23 +25,23 @@ def apply(step: Step, value: np.ndarray) -> np.ndarray:
 
 
 def replay(steps: Sequence[Step], value: np.ndarray) -> np.ndarray:
-    """All steps in order."""
+    """Applies all steps in order."""
     for step in steps:
         value = apply(step, value)
     return value
 
 
 def softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Torch's softmax; a row that is all -inf gives zeros, as it is noted."""
+    """Softmax; fully masked rows give zeros, as in recorded values."""
     with np.errstate(all="ignore"):
         powers = np.exp(x - np.max(x, axis=axis, keepdims=True))
         return np.nan_to_num(powers / powers.sum(axis=axis, keepdims=True))
 
 
 def steps_of(evidence: Evidence, raw: np.ndarray) -> list[Step]:
-    """What was done to the product: torch's record or, of a fused call, what comes to the same.
+    """The operations on the product: as recorded, or an equivalent for a fused call.
 
-    A fused call shows no steps. Its scores are the product times a scale, plus what its mask adds.
+    A fused call records no steps. Its scores are the scaled product plus whatever its mask adds.
     """
     call, plain = evidence.call, evidence.plain
     if call.steps and all(prod(step.shape) == raw.size == plain.size for step in call.steps):
@@ -60,7 +60,7 @@ def steps_of(evidence: Evidence, raw: np.ndarray) -> list[Step]:
 
 
 def _slope(raw: np.ndarray, plain: np.ndarray) -> float:
-    """The scale: what raw scores are multiplied with, up to a constant for each row."""
+    """Fits the scale of raw scores, up to a constant per row."""
     finite = np.isfinite(plain)
     count = np.maximum(finite.sum(-1, keepdims=True), 1)
     x, y = (np.where(finite, z, 0.0) for z in (raw, plain))
@@ -70,14 +70,14 @@ def _slope(raw: np.ndarray, plain: np.ndarray) -> float:
 
 
 def is_scalar(step: Step) -> bool:
-    """Whether a step multiplies or divides by one number."""
+    """Whether a step multiplies or divides by a single number."""
     others = [x for i, x in enumerate(step.others) if i != step.place]
     single = all(not isinstance(x, np.ndarray) or x.size == 1 for x in others)
     return step.name in ("mul", "div") and single
 
 
 def is_mask(step: Step) -> bool:
-    """Whether a step hides."""
+    """Whether a step masks."""
     if step.name in ("masked_fill", "where"):
         return True
     others = [x for x in step.others if isinstance(x, np.ndarray)]

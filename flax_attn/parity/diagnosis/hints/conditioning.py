@@ -1,4 +1,4 @@
-"""Steps that no arithmetic of float64 computes well: both sides are off, and neither is wrong."""
+"""Ill-conditioned steps, which float64 cannot compute accurately on either side."""
 
 import numpy as np
 
@@ -8,18 +8,18 @@ from .chain import replay, softmax, steps_of
 from .evidence import Evidence
 from .norms import form_of
 
-# More multiplications than this are not done again in extended precision, which is slow.
+# Products with more multiplications are skipped, since extended precision is slow.
 MANY = 1 << 24
-# How far rounding moves the terms of a sum, so that torch's value counts as made again; and the
-# largest error for which rounding is ever blamed.
+# Relative perturbation of the terms of a sum, within which torch's value counts as reproduced, and
+# the largest error that is ever attributed to rounding.
 TERMS, LARGEST = 1e-14, 1e-3
 
 
 def conditioning(evidence: Evidence) -> str:
-    """That the input cannot tell, if torch itself is as far off as Flax, or "".
+    """Hint that the input is inconclusive if torch's error is as large as Flax's, or "".
 
-    Torch's own value must first be made again from what it was made of, as well as rounding allows:
-    else another function was computed, which tells nothing.
+    Torch's value must first be reproduced from its inputs to within rounding; otherwise torch
+    computed another function, and nothing follows.
     """
     exact, moved = _extended(evidence), _extended(evidence, TERMS)
     if exact is None or moved is None or exact.shape != evidence.plain.shape:
@@ -47,9 +47,9 @@ def conditioning(evidence: Evidence) -> str:
 
 
 def _extended(evidence: Evidence, terms: float = 0.0) -> np.ndarray | None:
-    """The step computed again in extended precision from torch's own inputs.
+    """Recomputes the step in extended precision from torch's own inputs.
 
-    With `terms`, all that is summed up is that much of its size larger.
+    With `terms`, every term of a sum is larger by this fraction of its magnitude.
     """
     call, wide = evidence.call, np.longdouble
     inputs = {name: x.astype(wide) for name, x in call.inputs.items() if x.dtype.kind == "f"}
@@ -73,18 +73,18 @@ def _extended(evidence: Evidence, terms: float = 0.0) -> np.ndarray | None:
 
 
 def _sum(left: np.ndarray, right: np.ndarray, terms: float) -> np.ndarray:
-    """A product of matrices, every term of it so much of its size larger."""
+    """Matrix product, with every term larger by the fraction `terms` of its magnitude."""
     made = left @ right
     return made + terms * (np.abs(left) @ np.abs(right)) if terms else made
 
 
 def _alternating(x: np.ndarray) -> np.ndarray:
-    """Neighbours with different signs: a constant in a row changes no softmax."""
+    """Alternates signs along a row, since a constant per row does not change a softmax."""
     return x * (-1.0) ** np.arange(x.shape[-1])
 
 
 def _module(evidence: Evidence, inputs: dict[str, np.ndarray], terms: float) -> np.ndarray | None:
-    """A linear layer or a norm."""
+    """Recomputes a linear layer or a norm."""
     x, weight = inputs.get("0"), evidence.call.params.get("weight")
     if x is None or weight is None or weight.dtype.kind != "f":
         return None

@@ -1,10 +1,10 @@
-"""Hints for complex numbers."""
+"""Hints for complex values."""
 
 import numpy as np
 
 from ... import judge
 
-# What Flax may have done to torch's numbers.
+# Possible Flax results as functions of torch's values.
 KINDS = {
     "its complex conjugate": np.conj,
     "its real part alone": lambda x: x.real + 0j,
@@ -17,11 +17,11 @@ KINDS = {
 
 
 def is_complex(got: np.ndarray, want: np.ndarray) -> bool:
-    """Whether any of two arrays is complex."""
+    """Whether either array is complex."""
     return "c" in (got.dtype.kind, want.dtype.kind)
 
 
 def conjugate(got: np.ndarray, want: np.ndarray) -> str:
-    """What complex numbers look like beside torch's, or ""."""
+    """The likely cause of a difference in complex values, or ""."""
     names = (hint for hint, made in KINDS.items() if judge.allclose(got, made(want)))
     return next(names, "")

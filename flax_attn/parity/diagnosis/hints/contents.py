@@ -1,4 +1,4 @@
-"""What a cache holds: the keys and values of a full forward pass, looked for among its numbers."""
+"""Finds the keys and values of a full forward pass among the arrays of a cache."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -10,35 +10,35 @@ from ...sides.match import point_of
 
 
 class Contents(NamedTuple):
-    """What a cache holds of one attention's keys, or of its values.
+    """The keys, or the values, of one attention layer that a cache contains.
 
     Attributes:
-      entries: the row of the cache, and the row and token that what lies there belongs to.
-      strangers: rows of the cache in which something else lies beside them.
+      entries: (cache row, batch row, token) of every entry that was found.
+      strangers: cache rows that also contain unknown entries.
     """
 
     entries: frozenset[tuple[int, int, int]]
     strangers: frozenset[int]
 
     def missing(self, row: int, tokens: Sequence[int]) -> list[int]:
-        """Those of a row's tokens that lie nowhere in the cache."""
+        """The tokens of a row that are not in the cache."""
         return [t for t in tokens if not any(entry[1:] == (row, t) for entry in self.entries)]
 
     @property
     def in_other_rows(self) -> bool:
-        """Whether a token's numbers lie in another row than its own."""
+        """Whether a token is stored in a cache row other than its own."""
         return any(row != of for row, of, _ in self.entries)
 
 
 def contents(
     caches: Sequence[np.ndarray], taps: Mapping[str, np.ndarray], kind: str, rows: int, tokens: int
 ) -> Iterator[Contents]:
-    """What the arrays of a cache hold, for each tap of a kind: "key" or "value".
+    """Contents of a cache, for each tap of a kind: "key" or "value".
 
     Args:
-      caches: arrays with one batch axis, the numbers of a head along the last one.
-      taps: of a full forward pass, B N T H, B T N H or (B N) T H; others are passed over.
-      kind: of the taps that are looked for.
+      caches: arrays with one batch axis and the head dimension last.
+      taps: of a full forward pass, B N T H, B T N H or (B N) T H; others are skipped.
+      kind: the kind of taps to look for.
       rows, tokens: B and T.
     """
     for name, tap in taps.items():
@@ -53,7 +53,7 @@ def contents(
 
 
 def _by_token(tap: np.ndarray, rows: int, tokens: int) -> np.ndarray | None:
-    """Keys or values as B T N H; None of any other layout."""
+    """Keys or values as B T N H; None for any other layout."""
     if tap.ndim not in (3, 4) or tap.shape[0] % rows:
         return None
     x = tap.reshape(rows, -1, *tap.shape[1:]) if tap.ndim == 3 else tap

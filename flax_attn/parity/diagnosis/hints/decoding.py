@@ -1,7 +1,7 @@
-"""What a wrong step of decoding looks like: which tokens it sees, and what its cache holds.
+"""Hints for a wrong decoding step: which tokens it attends to, and what its cache contains.
 
-Nothing is known of a cache but its leaves. Which tokens an output depends on is told by its
-gradient; which of them a cache holds, by looking for torch's keys and values among its numbers.
+Only the leaves of a cache are known. The tokens an output depends on are found by its gradient,
+the tokens in a cache by searching it for the known keys and values.
 """
 
 from collections.abc import Sequence
@@ -32,13 +32,13 @@ OF_ROW_0 = "row 0 is right: its length or slots serve all rows, or padding count
 
 @dataclass(frozen=True)
 class DecodeFailure:
-    """A cut that differs, and all that may be looked at.
+    """A split that differs, with everything available for the diagnosis.
 
     Attributes:
       steps: both sides' steps.
-      place: where the cut differs first.
-      wrong: every cut that differs from the same thing, with its place.
-      count: how many cuts there are.
+      place: the first difference of the split.
+      wrong: all splits that differ from the same reference.
+      count: the number of splits.
       whole, truth: the full forward passes of Flax and torch.
     """
 
@@ -56,14 +56,14 @@ class DecodeFailure:
 
     @property
     def before(self) -> list[tuple[str, np.ndarray]]:
-        """The floating arrays of the cache that the wrong step was given, by name."""
+        """The floating-point arrays of the cache passed to the wrong step, by name."""
         caches = self.steps.got[self.place.cut].caches[: self.place.step]
         named = leaves(caches[-1], "cache") if caches else ()
         arrays = ((name, np.asarray(x)) for name, x in named if isinstance(x, jax.Array))
         return [(name, x) for name, x in arrays if is_floating(x)]
 
     def contents(self, kind: str) -> list[Contents]:
-        """What the cache that the wrong step was given holds of each attention's keys or values."""
+        """The keys or values in the cache passed to the wrong step, for each attention layer."""
         side, caches = self.steps.side, [x for _, x in self.before]
         if len(self.place.row) != 1:
             return []
@@ -77,13 +77,13 @@ class DecodeFailure:
 
     @property
     def singles(self) -> bool:
-        """Whether only steps of one token are wrong."""
+        """Whether all wrong steps have a single token."""
         steps = (each.place for each in self.wrong if each.place is not None)
         return all(place.cut.lengths[place.step] == 1 for place in steps)
 
     @cached_property
     def first_row_is_right(self) -> bool:
-        """Whether all that differs lies in other rows than the first."""
+        """Whether all differences are in rows other than the first."""
         want, axis = self.whole.outputs[self.steps.output], self.steps.axis
         if not self.place.row or len(want) < 2:
             return False
@@ -94,7 +94,7 @@ class DecodeFailure:
 
 
 def decode_hint(failure: DecodeFailure) -> str:
-    """What a wrong step looks like, or ""."""
+    """The likely cause of a wrong step, or ""."""
     for look in (narrowed, other_rows, missing_tokens, extra_tokens, wrong_weights):
         if hint := look(failure):
             return hint
@@ -102,7 +102,7 @@ def decode_hint(failure: DecodeFailure) -> str:
 
 
 def narrowed(failure: DecodeFailure) -> str:
-    """Numbers that lost digits on their way into the cache."""
+    """Detects cached values that lost precision."""
     for name, x in failure.before:
         for dtype in NARROW if x.any() and x.dtype == np.float64 else ():
             with np.errstate(over="ignore"):
@@ -116,13 +116,13 @@ def narrowed(failure: DecodeFailure) -> str:
 
 @dataclass(frozen=True)
 class TokenDependence:
-    """Which tokens the first wrong row depends on.
+    """The tokens that the first wrong row depends on.
 
     Attributes:
-      row, token: which it is.
-      cut, whole: the tokens of its own row that it depends on, step by step and in the full forward
-        pass of Flax.
-      others: step by step, other rows that it depends on.
+      row, token: indices of the wrong row.
+      cut, whole: tokens of the same batch row that it depends on, step by step and in Flax's full
+        forward pass.
+      others: other batch rows that it depends on, step by step.
     """
 
     row: tuple[int, ...]
@@ -156,12 +156,12 @@ class TokenDependence:
 
     @property
     def missing(self) -> Tokens:
-        """Tokens that the full forward pass alone sees."""
+        """Tokens that only the full forward pass depends on."""
         return [token for token in self.whole if token not in self.cut]
 
     @property
     def extra(self) -> Tokens:
-        """Tokens that the steps alone see."""
+        """Tokens that only the steps depend on."""
         return [token for token in self.cut if token not in self.whole]
 
 
@@ -173,7 +173,7 @@ def _row(y: Any, place: Place, axis: int, token: int) -> Any:
 
 
 def _depends(function: Any, x: Any, axis: int) -> np.ndarray:
-    """Whether the result depends on each token: one truth for each row and token."""
+    """Whether the result depends on each token, as a boolean per row and token."""
     y, back = jax.vjp(function, x)
     (slope,) = back(jax.numpy.asarray(draw.normal(0, "sight", y.shape), y.dtype))
     slope = np.nan_to_num(np.abs(np.asarray(slope)), nan=np.inf)
@@ -183,7 +183,7 @@ def _depends(function: Any, x: Any, axis: int) -> np.ndarray:
 
 
 def other_rows(failure: DecodeFailure) -> str:
-    """A row that depends on another row."""
+    """Detects a dependence on another batch row."""
     dependence = failure.dependence
     if not dependence.others:
         return ""
@@ -193,7 +193,7 @@ def other_rows(failure: DecodeFailure) -> str:
 
 
 def _moved(failure: DecodeFailure) -> str:
-    """Keys or values alone that lie in other rows than their tokens."""
+    """Describes whether only keys or only values are in other cache rows."""
     keys, values = (failure.contents(kind) for kind in ("key", "value"))
     keys, values = (
         any(x.in_other_rows for x in caches) if caches else None for caches in (keys, values)
@@ -205,7 +205,7 @@ def _moved(failure: DecodeFailure) -> str:
 
 
 def missing_tokens(failure: DecodeFailure) -> str:
-    """Tokens that a step does not see, although the full forward pass does."""
+    """Detects tokens that only the full forward pass attends to."""
     dependence, start = failure.dependence, failure.start
     if not dependence.missing:
         return ""
@@ -228,7 +228,7 @@ def missing_tokens(failure: DecodeFailure) -> str:
 
 
 def extra_tokens(failure: DecodeFailure) -> str:
-    """Tokens that a step sees, although the full forward pass does not."""
+    """Detects tokens that only the step attends to."""
     dependence = failure.dependence
     if not dependence.extra:
         return ""
@@ -239,7 +239,7 @@ def extra_tokens(failure: DecodeFailure) -> str:
 
 
 def wrong_weights(failure: DecodeFailure) -> str:
-    """The same tokens seen, with other weights or values."""
+    """The case of equal tokens with other weights or values."""
     dependence = failure.dependence
     if not dependence.whole or failure.place.step == 0:
         return _at_once(failure) if dependence.whole else ""
@@ -253,11 +253,12 @@ def wrong_weights(failure: DecodeFailure) -> str:
     ]
     if all(missing):
         return f"{text} keys and values: the cache of another layer, or other contents"
-    wrong_keys, wrong_values = map(_token_list, missing)
     if missing[1]:
-        return f"{text} values: of {wrong_values} the cache holds others than were computed"
+        listed = _token_list(missing[1])
+        return f"{text} values: of {listed} the cache holds others than were computed"
     if missing[0]:
-        return f"{text} keys: of {wrong_keys} the cache holds them rotated by other positions"
+        listed = _token_list(missing[0])
+        return f"{text} keys: of {listed} the cache holds them rotated by other positions"
     text += " weights, though their keys and values are right"
     if failure.first_row_is_right:
         return f"{text}; {OF_ROW_0}"
@@ -268,7 +269,7 @@ def wrong_weights(failure: DecodeFailure) -> str:
 
 
 def _at_once(failure: DecodeFailure) -> str:
-    """What is wrong already in a step from an empty cache."""
+    """The case of a first step, from an empty cache, that is already wrong."""
     if len(failure.place.cut.lengths) > 1 and len(failure.wrong) < failure.count:
         return ""
     return (
@@ -278,9 +279,9 @@ def _at_once(failure: DecodeFailure) -> str:
 
 
 def _token_list(tokens: Tokens) -> str:
-    """Tokens in words.
+    """Formats a list of tokens.
 
-    >>> _these([3]), _these([2, 3, 4]), _these([0, 2])
+    >>> _token_list([3]), _token_list([2, 3, 4]), _token_list([0, 2])
     ('token 3', 'tokens 2 to 4', 'tokens 0, 2')
     """
     if len(tokens) == 1:

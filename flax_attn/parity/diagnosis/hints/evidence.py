@@ -1,4 +1,4 @@
-"""What a hint may look at: Flax's value and torch's at one tap, and all that torch recorded."""
+"""The evidence for a hint: Flax's and torch's value at one tap, and torch's recorded run."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -8,15 +8,15 @@ import numpy as np
 from ...sides.match import Layout, hidden, point_of
 from ...sides.run import Call, Run
 
-# What Flax's value may be: a sentence, and an array in torch's layout, or a function of how much of
-# the fault there is (0: none, 1: all of it) that gives one, or None where it is all or nothing.
+# A possible Flax value: a description, and an array in torch's layout or a function of the share of
+# the fault (0: none, 1: all) that returns one, or None if the fault cannot apply partially.
 Guess = tuple[str | Callable[[float], str], np.ndarray | Callable[[float], np.ndarray | None]]
 Guesses = Iterator[Guess]
 Values = Iterator[tuple[str, np.ndarray]]
 
 
 def times(factor: float) -> str:
-    """A factor as it is printed, never as a mere 1.
+    """Formats a factor; never as a plain 1.
 
     >>> times(1.25), times(1 - 2e-12)
     ('1.25', '1 - 2e-12')
@@ -30,16 +30,16 @@ class Evidence:
     """One tap that differs.
 
     Attributes:
-      tap: torch's name of it.
+      tap: torch's name of the tap.
       got, want: Flax's value from torch's inputs, and torch's, both in Flax's layout.
       plain: torch's value in its own layout.
-      layout: from torch's to Flax's.
+      layout: converts from torch's to Flax's layout.
       call: what torch computed it from.
-      truth: all that torch recorded.
-      heard: torch's names of the taps that Flax has too; in a diagnosis these are torch's own.
-      before: torch's taps that it may be computed from, the last of them first.
-      kept: what share each dropout mask was asked to keep, in Flax and in torch.
-      masked: whether NaN in a guess is what nobody knows, behind a number that hides.
+      truth: torch's recorded run.
+      tapped: torch's names of taps that Flax also has; in the local run they have torch's values.
+      before: preceding torch taps that it may be computed from, the latest first.
+      keep_rates: keep rate of each dropout mask, in Flax and in torch.
+      masked: whether NaN in a guess means unknown, next to a fill value.
     """
 
     tap: str
@@ -56,16 +56,16 @@ class Evidence:
 
     @property
     def point(self) -> str:
-        """`"scores"` of `"attn.scores"`."""
+        """The tap's point in an attention: `"scores"` for `"attn.scores"`."""
         return point_of(self.tap)
 
     @property
     def owner(self) -> str:
-        """The path of the module that the tap lies in."""
+        """The path of the module that contains the tap."""
         return self.tap.rpartition(".")[0]
 
     def name(self, point: str) -> str:
-        """The tap of another point of the same attention."""
+        """Name of the tap at another point of the same attention."""
         count = self.tap.rpartition(".")[2].partition("#")[2]
         name = f"{self.owner}.{point}" if self.owner else point
         return f"{name}#{count}" if count else name
@@ -75,7 +75,7 @@ class Evidence:
         return self.truth.taps.get(self.name(point))
 
     def at(self, point: str) -> "Evidence":
-        """Another point of the same attention, as if Flax had torch's value there."""
+        """Evidence for another point of the same attention, as if Flax had torch's value there."""
         value, call = self.truth.taps[self.name(point)], self.truth.calls[self.name(point)]
         value = hidden(value) if point == "scores" else value
         plain = Layout.plain(lambda x: x)
@@ -84,12 +84,12 @@ class Evidence:
         )
 
     def heads(self) -> int:
-        """How many heads the attention has: 1 where its scores have no axis of them."""
+        """Number of heads; 1 if the scores have no head axis."""
         scores = self.at_point("scores")
         return scores.shape[-3] if scores is not None and scores.ndim > 3 else 1
 
     def sizes(self) -> dict[str, int]:
-        """The widths that a scale may be mistaken for, by what they are."""
+        """Sizes that may be used for a scale by mistake, by description."""
         query, scores = self.at_point("query"), self.at_point("scores")
         widths: dict[str, int] = {}
         if query is not None and scores is not None:

@@ -1,4 +1,4 @@
-"""Whether a guess explains what was seen: all of it, a part of it, or a little of it everywhere."""
+"""Checks whether a guess explains a difference: everywhere, where it occurs, or in part."""
 
 from collections.abc import Callable
 
@@ -9,22 +9,24 @@ from ...groups import groups
 from .evidence import Evidence, Guess
 
 FEW = 3
-# How much of an error may be left unexplained where rounding tells no more of it, and how much of
-# what differs a guess must say something of.
+# Maximum share of an error that may stay unexplained where rounding limits accuracy, and minimum
+# share of the differing elements for which a guess must be known.
 REMAINDER, MIN_SHARE = 1e-3, 0.5
-# How many of Newton's steps a share takes, and how near the first must bring it.
-NEWTON, INT32_MAX = 8, 0.5
+# Maximum number of Newton steps, and maximum relative error after the first.
+NEWTON, MAX_NONLINEARITY = 8, 0.5
 
 
 def throughout(evidence: Evidence, guess: Guess) -> bool:
-    """Whether Flax's value is the guess."""
+    """Whether Flax's value equals the guess everywhere."""
     value = _lay_out(evidence, guess)(1.0)
     return value is not None and _explains(evidence, value, np.ones(evidence.got.shape, bool))
 
 
 def where_it_differs(evidence: Evidence, guess: Guess) -> bool:
-    """Whether Flax's value is the guess wherever it differs from torch's, and it is so in most
-    of what the guess changes: one that changes more of what is right is none."""
+    """Whether Flax's value equals the guess wherever it differs from torch's.
+
+    At least `MIN_SHARE` of the elements that the guess changes must actually differ.
+    """
     value = _lay_out(evidence, guess)(1.0)
     differs = differing(evidence.got, evidence.want)
     if value is None or not _explains(evidence, value, differs):
@@ -33,8 +35,10 @@ def where_it_differs(evidence: Evidence, guess: Guess) -> bool:
 
 
 def _explains(evidence: Evidence, value: np.ndarray, places: np.ndarray) -> bool:
-    """Whether Flax's value is this in these places, huge and ordinary numbers each by themselves,
-    as the judge has it, and so that it explains their error and is not merely as near."""
+    """Whether Flax's value equals `value` at these places, and its error is explained by it.
+
+    Huge and ordinary values are judged separately, as in the judge.
+    """
     if value.shape != evidence.got.shape:
         return False
     known = _known(evidence, value)
@@ -48,7 +52,7 @@ def _explains(evidence: Evidence, value: np.ndarray, places: np.ndarray) -> bool
 
 
 def _known(evidence: Evidence, value: np.ndarray) -> np.ndarray | None:
-    """Where a guess says something; None if it says too little of what differs."""
+    """Where a guess is known; None if it is unknown for too many of the differing elements."""
     if not evidence.masked:
         return np.ones(value.shape, bool)
     known = np.isfinite(value) | ~np.isfinite(evidence.got)
@@ -57,9 +61,9 @@ def _known(evidence: Evidence, value: np.ndarray) -> np.ndarray | None:
 
 
 def _accounts(made: np.ndarray, got: np.ndarray, want: np.ndarray) -> bool:
-    """Whether a guess has the error of the ordinary numbers, not just numbers of their size.
+    """Whether a guess reproduces the error of ordinary-sized values, not only their size.
 
-    Where they have none, or one that is infinite, to be as near as the judge asks is enough.
+    If they have no error, or an infinite one, the judge's tolerance is sufficient.
     """
     if any((one(got) != one(want)).any() for one in (np.isfinite, np.isnan)):
         return True
@@ -74,7 +78,7 @@ def _accounts(made: np.ndarray, got: np.ndarray, want: np.ndarray) -> bool:
 
 
 def partly(evidence: Evidence, guess: Guess) -> float | None:
-    """How much of the guess there is in Flax's value, if that explains the whole difference."""
+    """The share of the fault in Flax's value that explains the whole difference, or None."""
     in_flax_layout = _lay_out(evidence, guess)
     start = in_flax_layout(0.0)
     if start is None or start.shape != evidence.got.shape:
@@ -95,7 +99,10 @@ def partly(evidence: Evidence, guess: Guess) -> float | None:
         if not np.isfinite(size) or size == 0:
             return None
         gap = delta - (here - start)[comparable]
-        if step < 1e-3 and judge.error(here[comparable] - start[comparable], delta) > INT32_MAX:
+        if (
+            step < 1e-3
+            and judge.error(here[comparable] - start[comparable], delta) > MAX_NONLINEARITY
+        ):
             return None
         change = float(np.vdot(slope, gap)) / size
         share += change
@@ -103,7 +110,7 @@ def partly(evidence: Evidence, guess: Guess) -> float | None:
             break
     end = in_flax_layout(share)
     if end is None or not 0 < abs(share) < 1 or (share < 0 and not callable(guess[0])):
-        return None  # less than nothing of a fault is none of it
+        return None  # a negative share of a fault is not meaningful
     return share if judge.allclose((end - start)[comparable], delta) else None
 
 
@@ -118,7 +125,7 @@ def differing(got: np.ndarray, want: np.ndarray) -> np.ndarray:
 
 
 def _lay_out(evidence: Evidence, guess: Guess) -> Callable[[float], np.ndarray | None]:
-    """The guess by its share, in Flax's layout; None where it does not fit there."""
+    """The guess as a function of its share, in Flax's layout; None where it does not fit."""
     _, value = guess
 
     def family(share: float) -> np.ndarray | None:
@@ -139,7 +146,7 @@ def _lay_out(evidence: Evidence, guess: Guess) -> Callable[[float], np.ndarray |
 
 
 def in_torch_layout(evidence: Evidence) -> np.ndarray:
-    """Flax's value in torch's layout, NaN where torch repeats what Flax has once."""
+    """Flax's value in torch's layout; NaN where torch repeats an element that Flax has once."""
     places = np.arange(evidence.plain.size).reshape(evidence.plain.shape)
     back = np.full(evidence.plain.size, np.nan)
     try:

@@ -1,7 +1,7 @@
-"""What if torch had the mistake: torch's own module again, one of its operations done wrong.
+"""Fault trials: runs torch's own module with one of its operations done wrong.
 
-What no tap tells is found so: if torch gives with a mistake just what Flax gives, the whole array
-of it, then that is what the difference looks like. It needs torch live.
+Finds faults that no tap shows: if torch with a mistake returns exactly Flax's array, that mistake
+becomes the hint. Requires torch, not a recording.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from ...sides.original import FaultTrials, Trial, inside
 from ...sides.run import Run
 from ..places import Local, Span
 
-MAX_LAYOUTS = 6  # in how many layouts what torch gives is held against Flax's
+MAX_LAYOUTS = 6  # number of layouts in which torch's result is compared with Flax's
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Target:
     """A place that differs, and which of torch's operations may be the cause.
 
     Attributes:
-      got: what Flax has there.
-      value: what a run of torch has there, None if it has none.
-      path: the submodule that it comes of; "" of the whole module.
-      end: the number of the last operation before it.
-      innocent: submodules that give what they should.
+      got: Flax's value.
+      value: gets the value from a run of torch, or None.
+      path: the submodule that computes it; "" for the whole module.
+      end: number of the last operation before it.
+      unaffected: submodules with correct outputs.
     """
 
     got: np.ndarray
@@ -39,13 +39,13 @@ class Target:
     unaffected: frozenset[str]
 
     def wants(self, number: int, path: str) -> bool:
-        """Whether an operation may be the cause, by its number and its submodule."""
+        """Whether an operation may be the cause, given its number and its submodule."""
         if number > self.end or not inside(path, self.path):
             return False
         return not any(inside(path, name) for name in self.unaffected)
 
     def matches(self, made: np.ndarray | None, allowed_layouts: list[Layout]) -> bool:
-        """Whether Flax has just this."""
+        """Whether Flax's value equals `made` in one of the layouts."""
         if made is None or made.size != self.got.size or made.dtype.kind not in "fc":
             return False
         return any(
@@ -54,7 +54,7 @@ class Target:
 
 
 def fault_hint(local: Local, row: Row, span: Span | None = None) -> str:
-    """The mistake with which torch gives at a place what Flax gives, or ""."""
+    """The mistake that makes torch return Flax's value at a place, or ""."""
     trials = local.trials
     target = None if trials is None else _target(local, row, span, trials)
     if trials is None or target is None:
@@ -73,8 +73,10 @@ def fault_hint(local: Local, row: Row, span: Span | None = None) -> str:
 
 
 def explains_all(local: Local, row: str, plain: Run) -> bool:
-    """Whether all that Flax returns is what torch returns with the mistake of one place alone, so
-    that nothing behind it is at fault."""
+    """Whether one mistake makes all of torch's outputs equal Flax's.
+
+    Then no later place is at fault.
+    """
     run = local.fault_hint.get(row)
     if run is None or not run.outputs.keys() <= plain.outputs.keys():
         return False
@@ -83,7 +85,7 @@ def explains_all(local: Local, row: str, plain: Run) -> bool:
 
 
 def other_stop_gradient(local: Local, plain: Run) -> str:
-    """Where torch would have to stop gradients, or let them go on, to have Flax's; or ""."""
+    """The change of torch's gradient stops that reproduces Flax's gradients, or ""."""
     trials, names = local.trials, local.pair.names
     for trial in trials.other_gradients() if trials is not None and plain.gradients else ():
         run = trial.run()
@@ -126,7 +128,7 @@ def _target(local: Local, row: Row, span: Span | None, trials: FaultTrials) -> T
 
 
 def _argument(step: str, argument: str) -> Callable[[Run], np.ndarray | None]:
-    """What a submodule is given in a run of torch."""
+    """Gets an argument of a submodule from a run of torch."""
 
     def value(run: Run) -> np.ndarray | None:
         call = run.calls.get(step)
@@ -136,7 +138,7 @@ def _argument(step: str, argument: str) -> Callable[[Run], np.ndarray | None]:
 
 
 def _submodule(local: Local, tap: str) -> str:
-    """The submodule of torch's whose output a tap is, or in which it lies as a point."""
+    """The torch submodule whose output, or inner point, a tap is."""
     path, known = tap.partition("#")[0], {*local.pair.original.parts}
     while path and path not in known:
         cut = max(path.rfind("."), path.rfind("["))
@@ -145,7 +147,7 @@ def _submodule(local: Local, tap: str) -> str:
 
 
 def _unaffected(local: Local, place: str) -> frozenset[str]:
-    """Submodules all of whose outputs are right, and that do not hold the place itself."""
+    """Submodules with only correct outputs, except those that contain the place itself."""
     wrong = {_submodule(local, local.torch_names.get(x.name, "")) for x in local.wrong()}
     right = {_submodule(local, name) for name in local.torch_names.values()} - wrong
     return frozenset(path for path in right if path and not inside(place, path))

@@ -1,6 +1,6 @@
-"""Values in which some places only hide: by -inf, finfo.min or -1e9, which are no results.
+"""Handles fill values (-inf, finfo.min, -1e9) in a tap, which are not results.
 
-Nor are those results to which a mask has added such a number, beside the ordinary ones.
+The same applies to values to which a mask has added such a number.
 """
 
 from dataclasses import replace
@@ -14,14 +14,14 @@ from .evidence import Evidence
 from .explains import differing
 from .masks import LOW
 
-# Points whose places are hidden on purpose have hints of their own.
+# Points that are masked on purpose have their own hints.
 POINTS = ("scores", "weights")
-# How many times as large as all others a number is to which a mask has added one.
+# Minimum ratio between values to which a mask was added and all others.
 HUGE_FACTOR = 100
 
 
 def other_fills(evidence: Evidence) -> str:
-    """That one side hides what the other shows, or ""."""
+    """Hint that one side has fill values where the other has none, or ""."""
     if evidence.point in POINTS or evidence.got.shape != evidence.want.shape:
         return ""
     in_flax, in_torch = (fills(x, "float64") != 0 for x in (evidence.got, evidence.want))
@@ -37,9 +37,9 @@ def other_fills(evidence: Evidence) -> str:
 
 
 def without_fills(evidence: Evidence) -> Evidence:
-    """The evidence with all places that both sides hide set to -inf, in every guess too.
+    """Sets all fill values that both sides share to -inf, also in every guess.
 
-    Where a guess has such a number in another place, nobody knows what it would be there: NaN.
+    If a guess has fill values elsewhere, its value there is unknown: NaN.
     """
     if evidence.point in POINTS or evidence.got.shape != evidence.want.shape:
         return evidence
@@ -63,13 +63,13 @@ def without_fills(evidence: Evidence) -> Evidence:
 
 
 def large(x: np.ndarray) -> np.ndarray:
-    """Where numbers hide, or are huge beside the ordinary ones, as a mask that is added makes them.
+    """Where values are fills, or as large as an added mask makes them.
 
     >>> large(np.asarray([-np.inf, 3.0, -1e6 + 3, -1e4])).tolist()
     [True, False, True, True]
     """
     x = np.asarray(x)
-    places = np.asarray(fills(x, "float64") != 0)  # of a single number a scalar else
+    places = np.asarray(fills(x, "float64") != 0)  # an array even for a scalar
     left = np.isfinite(x) & ~places
     places[left] = groups(x[left]) > 0
     low = left & ~places & (x < LOW)

@@ -1,4 +1,4 @@
-"""A number that a fault depends on, solved for from Flax's value, however little of it there is."""
+"""Fits a fault's parameter to Flax's value, independently of the fault's share."""
 
 from collections.abc import Callable, Iterable
 
@@ -10,9 +10,9 @@ STEPS, WIDTH = 30, 1e-6
 def parallel(
     made: Callable[[float], np.ndarray], start: np.ndarray, got: np.ndarray, grid: Iterable[float]
 ) -> float | None:
-    """The number at which `made` differs from `start` in the direction in which `got` does.
+    """The parameter at which `made - start` is parallel to `got - start`.
 
-    So how much of the fault there is need not be known. None if no number comes near.
+    The share of the fault thus need not be known. None if no parameter comes close.
     """
     finite = np.isfinite(got) & np.isfinite(start)
     wanted = (got - start)[finite]
@@ -22,7 +22,7 @@ def parallel(
     wanted = wanted / size
 
     def gap(at: float) -> np.ndarray:
-        """What of the wanted direction is left over."""
+        """The component of the wanted direction that is not explained."""
         moved = np.nan_to_num((made(at) - start)[finite])
         length = float(np.linalg.norm(moved))
         moved = moved / length if length else moved
@@ -33,9 +33,9 @@ def parallel(
 
 
 def settled(made: Callable[[float], np.ndarray], at: float, got: np.ndarray) -> float:
-    """The number near `at` at which `made` is `got`, if all of the fault is there; else `at`.
+    """The parameter near `at` at which `made` equals `got`, if the whole fault is there; else `at`.
 
-    A direction hardly tells two numbers apart that are both near the right one; a size does.
+    More precise than `parallel`, whose direction is insensitive close to the solution.
     """
     finite = np.isfinite(got)
 
@@ -47,7 +47,7 @@ def settled(made: Callable[[float], np.ndarray], at: float, got: np.ndarray) -> 
 
 
 def _newton(gap: Callable[[float], np.ndarray], at: float) -> float:
-    """Where a gap is least, near `at`."""
+    """Minimises `gap` near `at` by Gauss-Newton."""
     for _ in range(STEPS):
         slope = (gap(at + WIDTH) - gap(at - WIDTH)) / (2 * WIDTH)
         steep = float(np.vdot(slope, slope))

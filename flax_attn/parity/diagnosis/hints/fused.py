@@ -1,4 +1,4 @@
-"""One projection cut into queries, keys, values or a gate by another order of its axes."""
+"""Faults in splitting a fused projection into queries, keys, values or a gate."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -16,12 +16,12 @@ from .rotation import Rotation, measured
 
 @dataclass(frozen=True)
 class Cut:
-    """A projection cut into parts of heads.
+    """A projection split into parts with heads.
 
     Attributes:
-      name: of the projection.
-      order: of its axes, "[3, H, D]" say.
-      parts: each `B H T D`, repeated as the attention uses them.
+      name: name of the projection.
+      order: order of its axes, for example "[3, H, D]".
+      parts: each `B H T D`, with heads repeated as the attention uses them.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Cut:
 
 
 def projections(evidence: Evidence) -> Iterator[tuple[str, np.ndarray]]:
-    """Submodules' outputs inside the same module, `B T C`, and those of one input side by side."""
+    """Submodule outputs in the same module, `B T C`, and concatenations of those with one input."""
     owner, groups = evidence.owner, {}
     for name, value in evidence.truth.taps.items():
         inside = name.startswith(f"{owner}." if owner else "")
@@ -48,7 +48,7 @@ def projections(evidence: Evidence) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def cuts(name: str, made: np.ndarray, heads: int, width: int) -> Iterator[Cut]:
-    """Every order in which parts, heads and components of `made` can lie."""
+    """All possible orders of the axes (parts, heads, components) of `made`."""
     length, whole = made.shape[-2:]
     flat = made.reshape(-1, length, whole)
     for fewer in (n for n in range(1, heads + 1) if heads % n == 0):
@@ -67,7 +67,7 @@ def cuts(name: str, made: np.ndarray, heads: int, width: int) -> Iterator[Cut]:
 
 
 def _grouped(name: str, flat: np.ndarray, heads: int, width: int) -> Iterator[Cut]:
-    """Queries with fewer keys and values: one after the other, or group by group."""
+    """Splits with fewer keys and values than queries: concatenated, or interleaved by group."""
     fewer, rest = divmod(flat.shape[-1] - heads * width, 2 * width)
     if rest or fewer < 1 or fewer >= heads or heads % fewer:
         return
@@ -86,7 +86,7 @@ def _grouped(name: str, flat: np.ndarray, heads: int, width: int) -> Iterator[Cu
 
 @dataclass(frozen=True)
 class TorchCut:
-    """How torch cuts a point: by which of `cuts`, which part of it, and how that is turned."""
+    """How torch computes a point: the split among `cuts`, the part of it, and the rotation."""
 
     cuts: tuple[Cut, ...]
     cut: Cut
@@ -94,7 +94,7 @@ class TorchCut:
     turning: Rotation | None
 
     def others(self) -> Iterator[tuple[str, Cut]]:
-        """The other cuts of the same projection, and what is said of each."""
+        """The other splits of the same projection, with descriptions."""
         for cut in self.cuts:
             if cut.order != self.cut.order and len(cut.parts) == len(self.cut.parts):
                 name = self.cut.name
@@ -102,13 +102,13 @@ class TorchCut:
                 yield f"{other}: another order of its axes", cut
 
     def made(self, cut: Cut, part: int | None = None) -> np.ndarray:
-        """The point, `B H T D`, by another cut."""
+        """The point, `B H T D`, computed with another split."""
         x = cut.parts[self.part if part is None else part]
         return self.turning(x) if self.turning else x
 
 
 def find_torch_cut(evidence: Evidence, want: np.ndarray) -> TorchCut | None:
-    """How torch cuts a point, `B H T D`, found by computing it."""
+    """Finds torch's split for a point, `B H T D`, by trying all candidates."""
     heads, length, width = want.shape[1:]
     for name, made in projections(evidence):
         if made.shape[-2] != length or made.shape[-1] % width or made.shape[-1] == width:
@@ -127,10 +127,10 @@ def find_torch_cut(evidence: Evidence, want: np.ndarray) -> TorchCut | None:
 
 
 def by_heads(evidence: Evidence) -> Iterator[np.ndarray]:
-    """Torch's value as `B H T D`, as which its axes may be meant."""
+    """Torch's value as `B H T D`, in each possible interpretation of its axes."""
     plain, heads = evidence.plain, evidence.heads()
     if plain.ndim >= 3 and plain.size and evidence.point in POINTS[:3]:
-        if math.prod(plain.shape[:-2]) % heads == 0:  # else a projection of that name
+        if math.prod(plain.shape[:-2]) % heads == 0:  # otherwise not split into heads
             yield plain.reshape(-1, heads, *plain.shape[-2:])
     elif evidence.point == "input" and plain.ndim == 4 and plain.size:
         yield plain
@@ -138,7 +138,7 @@ def by_heads(evidence: Evidence) -> Iterator[np.ndarray]:
 
 
 def recut(evidence: Evidence) -> Guesses:
-    """One point, or what a submodule is given, cut in another order of axes."""
+    """Guesses: a point, or a submodule's input, split with another order of axes."""
     for turned_by, want in enumerate(by_heads(evidence)):
         torch_cut = find_torch_cut(evidence, want)
         if torch_cut is None:
@@ -158,7 +158,7 @@ def recut(evidence: Evidence) -> Guesses:
 
 
 def _other_part(evidence: Evidence, made: np.ndarray) -> str:
-    """Which point another part of a projection is in torch."""
+    """Describes which point a part of a projection is in torch."""
     for point in POINTS[:3]:
         other = evidence.at_point(point)
         if point != evidence.point and other is not None and other.size == made.size:
@@ -170,7 +170,7 @@ def _other_part(evidence: Evidence, made: np.ndarray) -> str:
 def recut_together(
     evidence: Evidence, attention: Attention
 ) -> Iterator[tuple[str, Mapping[str, np.ndarray]]]:
-    """Every point that torch cuts from one projection, and a gate, cut in another order."""
+    """Guesses: all points split from one projection, and a gate, with another order of axes."""
     known = {}
     for point in POINTS[:3]:
         if point in attention.parts:
@@ -200,7 +200,7 @@ def _same(torch_cut: TorchCut, cut: Cut) -> Cut:
 def _gate(
     attention: Attention, evidence: Evidence, right: np.ndarray, wrong: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """What contexts are multiplied with more, if a gate is cut otherwise."""
+    """The factor by which contexts change if a gate is split differently."""
     if "context" not in attention.parts:
         return {}
     one, two = attention.merged(right), attention.merged(wrong)

@@ -1,4 +1,4 @@
-"""Faults that any value may have: another order of axes or elements, a sign, a factor, a dtype."""
+"""Faults that any value may have: order of axes or elements, sign, factor, dtype."""
 
 import ml_dtypes
 import numpy as np
@@ -8,12 +8,12 @@ from .explains import differing
 from .masks import only_fully_masked
 
 NARROW = (np.dtype(ml_dtypes.bfloat16), np.dtype("float16"), np.dtype("float32"))
-# Shares that are kept are told in float32.
+# Keep rates are recorded in float32.
 SINGLE = 4 * float(np.finfo(np.float32).eps)
 
 
 def anything(evidence: Evidence) -> Guesses:
-    """Guesses that need torch's value alone."""
+    """Guesses that only need torch's value."""
     want = evidence.plain
     yield from _rates(evidence)
     yield from _other_rates(evidence)
@@ -31,7 +31,7 @@ def anything(evidence: Evidence) -> Guesses:
 
 
 def _other_rates(evidence: Evidence) -> Guesses:
-    """What a dropout keeps divided by another share than torch's, as far as float32 tells it."""
+    """Dropout scaled by another keep rate than torch's, to float32 precision."""
     factor = _median_ratio(evidence)
     for flax, torch in dict.fromkeys(evidence.keep_rates):
         flax_rate, torch_rate = f"{1 - flax:.4g}", f"{1 - torch:.4g}"
@@ -40,7 +40,7 @@ def _other_rates(evidence: Evidence) -> Guesses:
 
 
 def _rates(evidence: Evidence) -> Guesses:
-    """What dropout keeps divided by the rate that it drops, or by nothing."""
+    """Dropout scaled by the drop rate, or not at all."""
     if not evidence.truth.keeps:
         return
     facts = (fact for call in evidence.truth.calls.values() for fact in call.facts.items())
@@ -63,7 +63,7 @@ def _rates(evidence: Evidence) -> Guesses:
 
 
 def _median_ratio(evidence: Evidence) -> float:
-    """Flax's value over torch's, by the median; 0 if too few differ."""
+    """Median of Flax's value divided by torch's; 0 if too few elements differ."""
     finite = np.isfinite(evidence.want) & (evidence.want != 0) & np.isfinite(evidence.got)
     differs = finite & (evidence.got != evidence.want)
     if differs.sum() < 3:
@@ -72,7 +72,7 @@ def _median_ratio(evidence: Evidence) -> float:
 
 
 def _factor(evidence: Evidence) -> Guesses:
-    """One factor for all that differs, if there is one."""
+    """A constant factor or offset for all differing elements."""
     finite = np.isfinite(evidence.want) & (evidence.want != 0) & np.isfinite(evidence.got)
     differs = finite & (evidence.got != evidence.want)
     if differs.sum() < 3 or only_fully_masked(evidence, differing(evidence.got, evidence.want)):
@@ -86,7 +86,7 @@ def _factor(evidence: Evidence) -> Guesses:
 
 
 def narrow(evidence: Evidence) -> str:
-    """What float64 numbers look like that were in a narrower dtype, or ""."""
+    """Hint that float64 values were computed in a narrower dtype, or ""."""
     differs = differing(evidence.got, evidence.want) & np.isfinite(evidence.got)
     got, want = evidence.got[differs], evidence.want[differs]
     with np.errstate(over="ignore", invalid="ignore"):
@@ -105,7 +105,7 @@ def narrow(evidence: Evidence) -> str:
 
 
 def zeros(evidence: Evidence) -> str:
-    """What differs is zero in Flax alone, or ""."""
+    """Hint that the differing elements are zero in Flax, or ""."""
     differs = differing(evidence.got, evidence.want)
     if not differs.any() or evidence.got[differs].any():
         return ""

@@ -1,4 +1,4 @@
-"""Whole numbers that a step is given: token ids, positions, the numbers of experts."""
+"""Faults in integer inputs: token ids, positions, expert indices."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from ..places import Local
 
 
 def other_indices(local: Local, row: Row) -> str:
-    """How the indices that a step is given differ from torch's, or ""."""
+    """How a step's input indices differ from torch's, or ""."""
     pair = _indices(local, row)
     if pair is None or np.array_equal(*pair):
         return ""
@@ -26,7 +26,7 @@ def other_indices(local: Local, row: Row) -> str:
 
 
 def arrived_wrong(local: Local, row: Row) -> bool:
-    """Whether a step is given indices that are wrong already where another one gives them."""
+    """Whether a step's wrong input indices are already the output of another step."""
     pair = _indices(local, row)
     if pair is None or np.array_equal(*pair):
         return False
@@ -41,7 +41,7 @@ def arrived_wrong(local: Local, row: Row) -> bool:
 
 
 def _indices(local: Local, row: Row) -> tuple[np.ndarray, np.ndarray] | None:
-    """The first whole numbers that both sides give a step, in one shape."""
+    """The first integer inputs of a step on both sides, in the same shape."""
     call = local.truth.calls.get(local.torch_names.get(row.name, ""))
     torch_indices = [x for x in call.inputs.values() if x.dtype.kind in "iu"] if call else []
     flax_indices = [x for x in local.run.inputs.get(row.name, ()) if x.dtype.kind in "iu"]

@@ -1,4 +1,4 @@
-"""Faults of masks: what is hidden, with which number, and rows in which everything is."""
+"""Faults of masks: which keys are masked, the fill value, and fully masked rows."""
 
 from collections.abc import Sequence
 from itertools import permutations
@@ -12,12 +12,12 @@ from ...sides.run import Run, Step
 from .chain import is_mask, product, replay, softmax, steps_of
 from .evidence import Evidence, Guesses
 
-# Scores below this are hidden by whatever number an author chose.
+# Scores below this count as masked, whatever fill value was chosen.
 LOW = -9e3
 
 
 def other_mask(evidence: Evidence, raw: np.ndarray, steps: Sequence[Step]) -> Guesses:
-    """The mask: what is hidden, and with which number."""
+    """Guesses: another mask, or another fill value."""
     bare = replay([step for step in steps if not is_mask(step)], raw).reshape(evidence.plain.shape)
     visible = np.isfinite(evidence.plain)
     yield from _rows(evidence, bare)
@@ -52,8 +52,10 @@ def _masks(visible: np.ndarray):
 
 
 def _aligned(visible: np.ndarray):
-    """A causal mask with its last query at the last key where torch has its first at the first, or
-    the other way round, as two ways to say "causal" do where queries and keys differ in number."""
+    """A causal mask aligned to the wrong corner, for different numbers of queries and keys.
+
+    The conventions align either the first query with the first key, or the last with the last.
+    """
     length, keys = visible.shape[-2:]
     shift = keys - length
     first = np.arange(length)[:, None] >= np.arange(keys)
@@ -68,7 +70,7 @@ def _aligned(visible: np.ndarray):
 
 
 def hidden_later(score: np.ndarray) -> Guesses:
-    """Weights of torch's scores, of which a mask that Flax applies behind them hides more."""
+    """Guesses: weights of torch's scores with a further mask applied after them."""
     visible = np.isfinite(score)
     for what, other in (*_aligned(visible), *windows(visible), *_masks(visible)):
         less = visible & other
@@ -77,7 +79,7 @@ def hidden_later(score: np.ndarray) -> Guesses:
 
 
 def windows(visible: np.ndarray):
-    """A window that reaches one or two keys more, or fewer, back, ahead or both ways."""
+    """Window masks with one or two keys more or fewer, back, ahead or both ways."""
     length, keys = visible.shape[-2:]
     back = np.arange(keys - length, keys)[:, None] - np.arange(keys)  # T S
     shown = back[visible.reshape(-1, length, keys).any(0)]
@@ -105,12 +107,12 @@ def windows(visible: np.ndarray):
 
 
 def fully_masked(scores: np.ndarray) -> np.ndarray:
-    """Rows, with an axis of one, in which everything is hidden."""
+    """Boolean array marking fully masked rows, with a trailing axis of size one."""
     return scores.max(-1, keepdims=True) < LOW
 
 
 def _rows(evidence: Evidence, bare: np.ndarray) -> Guesses:
-    """Scores of rows that see nothing: all of them -inf, or none."""
+    """Scores of fully masked rows: all of them -inf, or none."""
     nothing = fully_masked(evidence.plain)
     if not nothing.any() or nothing.all():
         return
@@ -125,7 +127,7 @@ def _rows(evidence: Evidence, bare: np.ndarray) -> Guesses:
 
 
 def rows_of_weights(evidence: Evidence, score: np.ndarray) -> Guesses:
-    """Weights of rows that see nothing: zeros, an average, or NaN."""
+    """Weights of fully masked rows: zeros, an average, or NaN."""
     plain = evidence.plain
     score = score.reshape(plain.shape)
     nothing = fully_masked(score)
@@ -144,7 +146,7 @@ def rows_of_weights(evidence: Evidence, score: np.ndarray) -> Guesses:
 
 
 def _unmasked_scores(evidence: Evidence, score: np.ndarray) -> np.ndarray:
-    """The scores of that attention without its mask."""
+    """The scores of the same attention without its mask."""
     at = evidence.at("scores")
     query, key = at.call.inputs.get("query"), at.call.inputs.get("key")
     if query is None or key is None:
@@ -155,7 +157,7 @@ def _unmasked_scores(evidence: Evidence, score: np.ndarray) -> np.ndarray:
 
 
 def only_fully_masked(evidence: Evidence, places: np.ndarray) -> bool:
-    """Whether places lie only in weights of rows that see nothing."""
+    """Whether all `places` are weights of fully masked rows."""
     score = evidence.call.inputs.get("scores")
     if evidence.point != "weights" or score is None or score.size != evidence.plain.size:
         return False
@@ -167,7 +169,7 @@ def only_fully_masked(evidence: Evidence, places: np.ndarray) -> bool:
 
 
 def fully_masked_rows_note(run: Run, truth: Run, names: Names) -> str:
-    """That weights differ in rows that see nothing alone, where no place shows it, or ""."""
+    """Hint that weights differ only in fully masked rows, if no local error shows it, or ""."""
     for name, flax_name, match in matches(run, truth, names):
         scores = truth.taps.get(name.replace("weights", "scores"))
         got, want = run.taps[flax_name], match.value

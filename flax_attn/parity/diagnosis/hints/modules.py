@@ -1,4 +1,4 @@
-"""Faults of a submodule: weights untransposed or of another, biases, heads, activations."""
+"""Faults of a submodule: untransposed or exchanged weights, biases, heads, activations."""
 
 import ml_dtypes
 import numpy as np
@@ -8,12 +8,12 @@ from .evidence import Evidence, Guesses
 from .norms import by_hand, norm
 from .other_inputs import other_inputs, same_shape_taps
 
-# From which share on a part is in a value.
+# Minimum share for a part to count as subtracted.
 SOME = 0.25
 
 
 def submodule(evidence: Evidence) -> Guesses:
-    """Guesses by the type of the submodule."""
+    """Guesses by type of the submodule."""
     call = evidence.call
     x, weight = call.inputs.get("0"), call.params.get("weight")
     if x is None:
@@ -39,7 +39,7 @@ def submodule(evidence: Evidence) -> Guesses:
 
 
 def _parts(evidence: Evidence) -> Guesses:
-    """A sum of parts with one of them left out."""
+    """A sum with one of its parts missing or added twice."""
     want = evidence.plain
     for name, part in same_shape_taps(evidence, want):
         missing, more = _part_description(want, part, name)
@@ -54,8 +54,10 @@ def _parts(evidence: Evidence) -> Guesses:
 
 
 def _part_description(want: np.ndarray, part: np.ndarray, name: str) -> tuple[str, str]:
-    """What is said of a value without a part, and with it once more: torch may add it, or take it
-    away, which how much of it there is in torch's value tells."""
+    """Describes a value without a part, and with the part applied twice.
+
+    The projection of torch's value onto the part shows whether torch adds or subtracts it.
+    """
     size = float(np.vdot(part, part).real)
     share = float(np.vdot(part, want).real) / size if size else 0.0
     if share < -SOME:
@@ -113,7 +115,7 @@ def _weights_of(name: str, params: dict, weight: np.ndarray, bias: np.ndarray, x
 
 
 def _other_inputs(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Guesses:
-    """Heads of the input in another order, or one of them without effect."""
+    """Input heads in another order, or one of them without effect."""
     inward = weight.shape[1]
     for n in _divisors(inward):
         order = np.arange(inward).reshape(n, -1).T.ravel()
@@ -127,7 +129,7 @@ def _other_inputs(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Guesse
 
 
 def _heads_lost(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Guesses:
-    """One head of the input without effect."""
+    """One input head without effect."""
     inward = weight.shape[1]
     for n in (n for n in _divisors(inward) if n <= 64):
         for head in range(n):

@@ -1,4 +1,4 @@
-"""Faults of norms: epsilon, gain, bias, variance, axis, statistics, and the gate beside them."""
+"""Faults of norms: epsilon, gain, bias, variance, axis, statistics, gate."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -15,12 +15,12 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "the sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "nothing": lambda x: x,
 }
-# Above this no number of a class is its epsilon, and larger arrays are not tried on every formula.
+# Module attributes above SMALL are not an epsilon; arrays larger than LARGE skip `by_hand`.
 SMALL, LARGE = 0.1, 1 << 18
-# No author means an epsilon this near to torch's: it is another one in part.
+# A relative difference below this is not a deliberate other epsilon, but a partial fault.
 CLOSE_ENOUGH = 1e-2
 BEFORE, AFTER = "before the gate", "after the gate"
-# What a norm divides by, for a variance v of n numbers.
+# Divisors of a norm, for a variance v of n values.
 SPREADS = {
     "": "the root of v + epsilon",
     "n - 1": "the root of the unbiased variance, over n - 1, + epsilon",
@@ -31,15 +31,15 @@ SPREADS = {
 
 @dataclass(frozen=True)
 class Form:
-    """A norm over the last axis as a formula.
+    """The formula of a norm over the last axis.
 
     Attributes:
       eps: added to the variance.
-      centred: whether the mean is taken off.
-      offset: what is added to the gain: 0, or 1 where weights are stored around zero.
-      gated: "" without a gate, else whether the norm comes before it or after it.
-      act: of the gate.
-      spread: what is divided by, one of `SPREADS`.
+      centred: whether the mean is subtracted.
+      offset: added to the gain: 0, or 1 where weights are stored around zero.
+      gated: "" without a gate, else `BEFORE` or `AFTER`: where the norm is applied.
+      act: activation of the gate.
+      spread: the divisor, a key of `SPREADS`.
     """
 
     eps: float
@@ -50,7 +50,7 @@ class Form:
     spread: str = ""
 
     def over(self, x: np.ndarray) -> np.ndarray:
-        """`x` normed, without gain and bias."""
+        """Normalises `x`, without gain and bias."""
         return normed(x, self.eps, self.centred, spread=self.spread)
 
     def __call__(
@@ -74,7 +74,7 @@ def norm(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Guesses:
         return
     gate = call.inputs.get("1")
     form = form_of(evidence, x, weight)
-    if form is None:  # of a formula that is not known nobody can tell what is another in it
+    if form is None:  # variations of an unknown formula cannot be tried
         yield "no norm at all", x
         return
     if form.gated:
@@ -96,8 +96,11 @@ def norm(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Guesses:
 
 
 def by_hand(evidence: Evidence, x: np.ndarray) -> Evidence | None:
-    """The evidence with the gain and the bias of a norm by their usual names, whatever a class
-    calls itself and them; None if no norm of the input with any of its parameters is its value."""
+    """Evidence with gain and bias renamed to `weight` and `bias`.
+
+    Recognises norms whose class and parameters have other names. None if no norm formula with these
+    parameters gives torch's value.
+    """
     call = evidence.call
     params = {name: p for name, p in call.params.items() if p.size > 1}
     vectors = [p.ravel() for p in params.values() if x.ndim and p.size == x.shape[-1]]
@@ -116,7 +119,7 @@ def by_hand(evidence: Evidence, x: np.ndarray) -> Evidence | None:
 
 
 def _declared_form(evidence: Evidence) -> Form:
-    """What the class's name and its numbers tell of torch's formula."""
+    """The formula that the class's name and attributes suggest."""
     call = evidence.call
     small = {k: v for k, v in call.facts.items() if 0 <= v < SMALL}
     named = [k for k in small if "eps" in k] or [k for k, v in small.items() if v]
@@ -125,7 +128,7 @@ def _declared_form(evidence: Evidence) -> Form:
 
 
 def form_of(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Form | None:
-    """Torch's formula: the first that gives torch's value."""
+    """Torch's formula: the first candidate that gives torch's value, or None."""
     bias = evidence.call.params.get("bias", np.zeros_like(weight))
     forms, gate = _forms(_declared_form(evidence)), evidence.call.inputs.get("1")
     if gate is not None and gate.shape == x.shape:
@@ -155,7 +158,7 @@ def _gates(forms: tuple[Form, ...]) -> Iterator[Form]:
 
 
 def _gated(form: Form, x, weight, bias, gate) -> Guesses:
-    """The gate on the other side of the norm, opened otherwise, or with another epsilon there."""
+    """Another gate order or activation, possibly with another epsilon, or no gate."""
     other = AFTER if form.gated == BEFORE else BEFORE
     for eps in dict.fromkeys((form.eps, *EPSILONS)):
         more = "" if eps == form.eps else f", and another epsilon: {eps:.3g}, not {form.eps:.3g}"
@@ -172,7 +175,7 @@ def _gated(form: Form, x, weight, bias, gate) -> Guesses:
 
 
 def _offsets(form: Form, x, weight, bias) -> Guesses:
-    """A gain of 1 + w where torch's is w, and the other way round."""
+    """A gain of 1 + w where torch's is w, or the reverse."""
     if form.offset:
         yield "a gain of w, where torch's is 1 + w", replace(form, offset=0.0)(x, weight, bias)
     else:
@@ -180,7 +183,7 @@ def _offsets(form: Form, x, weight, bias) -> Guesses:
 
 
 def _fitted_epsilon(evidence: Evidence, form: Form, x, weight, bias, gate) -> Guesses:
-    """Any other epsilon, solved for from Flax's value."""
+    """Another epsilon, solved for from Flax's value."""
     gain, flax, original = weight + form.offset, evidence.got, x
     if flax.shape != x.shape or not gain.all():
         return
@@ -207,7 +210,7 @@ def _fitted_epsilon(evidence: Evidence, form: Form, x, weight, bias, gate) -> Gu
 def normed(
     x: np.ndarray, eps: float, centred: bool, axis: int = -1, spread: str = ""
 ) -> np.ndarray:
-    """`x` over the root of its mean square, its mean taken off where it is centred."""
+    """`x` divided by the root of its mean square, after subtracting the mean if `centred`."""
     gap = x - x.mean(axis, keepdims=True) if centred else x
     n = x.shape[axis]
     less = 1 if "n - 1" in spread and n > 1 else 0
@@ -256,7 +259,7 @@ def _gains(
 
 
 def _spreads(form: Form, x, weight, bias, gate) -> Guesses:
-    """Another measure of the spread."""
+    """Another divisor."""
     for spread, what in SPREADS.items():
         if spread != form.spread:
             hint = f"divided by {what}, torch's by {SPREADS[form.spread]}"
@@ -267,7 +270,7 @@ def _spreads(form: Form, x, weight, bias, gate) -> Guesses:
 
 
 def _axes(form: Form, x: np.ndarray, gain: np.ndarray, bias: np.ndarray) -> Guesses:
-    """A mean taken off or not, another axis, another sum, another dtype."""
+    """Another centring, axis, sum or dtype."""
     eps, centred = form.eps, form.centred
     other = "the mean not taken off" if centred else "the mean taken off"
     yield f"another norm, {other}", replace(form, centred=not centred).over(x) * gain + bias

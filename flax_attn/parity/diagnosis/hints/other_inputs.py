@@ -1,4 +1,4 @@
-"""Values from elsewhere: a layer on another input than torch's, a sum with other parts."""
+"""Faults in the input of a layer: another tap, or a sum with other parts."""
 
 from collections.abc import Callable, Iterator
 
@@ -8,7 +8,7 @@ from .evidence import Evidence, Guesses
 
 
 def same_shape_taps(evidence: Evidence, x: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """Other taps of the same shape."""
+    """Other taps of the same shape and dtype."""
     for name, value in evidence.truth.taps.items():
         if name != evidence.tap and value.shape == x.shape and value.dtype == x.dtype:
             yield name, value
@@ -17,7 +17,7 @@ def same_shape_taps(evidence: Evidence, x: np.ndarray) -> Iterator[tuple[str, np
 def other_inputs(
     evidence: Evidence, x: np.ndarray, made: Callable[[np.ndarray], np.ndarray]
 ) -> Guesses:
-    """The right layer on another input: a norm or a skip before it is missing."""
+    """The right layer on another input, for example without a norm or skip before it."""
     for name, value in same_shape_taps(evidence, x):
         if np.array_equal(value, x):
             continue

@@ -1,7 +1,7 @@
-"""One attention of torch's computed again, some of it changed, up to the tap that differs.
+"""Recomputes one of torch's attentions with changes, up to the tap that differs.
 
-A port may have no tap between its projections and its result. What is wrong in between then shows
-late, and is found by doing it wrong in torch's own attention and looking at the same late place.
+A port may have no taps between its projections and its result, so that a fault in between shows
+only at a later tap. It is found by introducing it into torch's attention and comparing that tap.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,12 +26,12 @@ Changed = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Attention:
-    """Torch's values at the points of one attention, by name, in torch's own layouts.
+    """Torch's values at the points of one attention, by name, in torch's layouts.
 
     Attributes:
-      parts: query, key, value, scores, weights, context, as far as torch was seen to have them.
-      steps: from the product of query and key to the scores.
-      drop: what the weights are multiplied with before they meet the values.
+      parts: query, key, value, scores, weights, context, as far as torch's taps have them.
+      steps: the operations from the query-key product to the scores.
+      drop: the factor on the weights before they are multiplied by the values.
     """
 
     parts: dict[str, np.ndarray]
@@ -40,7 +40,7 @@ class Attention:
 
     @classmethod
     def of(cls, evidence: Evidence) -> "Attention | None":
-        """The attention that the tap belongs to, if torch was seen to have one there."""
+        """The attention that the tap belongs to, if torch has taps of one there."""
         taps = evidence.truth.taps
         named = {point: evidence.name(point) for point in ORDER}
         parts = {point: taps[name] for point, name in named.items() if name in taps}
@@ -62,7 +62,7 @@ class Attention:
         return cls(parts, steps, drop)
 
     def recompute(self, changed: Changed) -> dict[str, np.ndarray]:
-        """All points, computed from those that changed."""
+        """Recomputes all points that depend on the changed ones."""
         now = {**self.parts, **changed}
         if changed.keys() & {"query", "key"} and "scores" not in changed:
             raw = replay(self.steps, product(now["query"], now["key"]))
@@ -80,14 +80,14 @@ class Attention:
         return (weights @ value).reshape(self.parts["context"].shape)
 
     def merged(self, context: np.ndarray) -> np.ndarray:
-        """Contexts as an output projection takes them: heads side by side, `B T (N e)`."""
+        """Contexts in the layout of an output projection's input, `B T (N e)`."""
         scores = self.parts["scores"]
         heads = scores.shape[-3] if scores.ndim > 3 else 1
         split = context.reshape(-1, heads, *context.shape[-2:])
         return np.swapaxes(split, 1, 2).reshape(len(split), split.shape[2], -1)
 
     def ratio(self, evidence: Evidence) -> np.ndarray | None:
-        """What merged contexts are multiplied with before the tap, or its linear layer."""
+        """The factor on merged contexts before the tap, or before its linear layer."""
         before, _ = _linear_of(evidence)
         merged = self.merged(self.parts["context"])
         if before is None or before.size != merged.size or before.dtype.kind != "f":
@@ -98,7 +98,7 @@ class Attention:
 
 
 def _multiply(left: np.ndarray, right: np.ndarray, made: np.ndarray) -> bool:
-    """Whether one array is in size the product of two others, which taps of one name may not be."""
+    """Whether the shapes fit a matrix product, since taps of other values may have these names."""
     if min(left.ndim, right.ndim) < 2 or left.shape[-1] != right.shape[-2]:
         return False
     if left.shape[:-2] != right.shape[:-2]:
@@ -114,7 +114,7 @@ Reach = Callable[[Changed], np.ndarray]
 
 
 def _linear_of(evidence: Evidence) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """What the tap's linear layer was given, and its kernel; without one, the tap itself."""
+    """Input and kernel of the tap's linear layer; without one, the tap itself and None."""
     weight, x = evidence.call.params.get("weight"), evidence.call.inputs.get("0")
     if weight is None or weight.ndim != 2 or x is None:
         return evidence.plain, None
@@ -122,7 +122,7 @@ def _linear_of(evidence: Evidence) -> tuple[np.ndarray | None, np.ndarray | None
 
 
 def reach(evidence: Evidence, attention: Attention) -> Reach | None:
-    """The value at the differing tap as a function of the attention's points."""
+    """The value at the differing tap as a function of the attention's points, or None."""
     if evidence.point in ORDER:
         return lambda now: now[evidence.point]
     if "context" not in attention.parts:
@@ -141,7 +141,7 @@ def reach(evidence: Evidence, attention: Attention) -> Reach | None:
 
 
 def untapped_points(evidence: Evidence) -> list[str]:
-    """The points that reach the differing tap through none at which Flax has a tap."""
+    """Points that reach the differing tap without passing through another tap of Flax."""
     tapped = {point for point in ORDER if evidence.name(point) in evidence.tapped}
     points = []
     for point in ORDER:
@@ -155,7 +155,7 @@ def untapped_points(evidence: Evidence) -> list[str]:
 
 
 def earlier(evidence: Evidence, points: Mapping[str, Callable[[Evidence], Guesses]]) -> Guesses:
-    """Every guess about an earlier point that Flax has no tap of, carried to the tap it has."""
+    """Guesses about earlier points without a tap in Flax, propagated to the differing tap."""
     attention = Attention.of(evidence)
     reach_fn = None if attention is None else reach(evidence, attention)
     if attention is None or reach_fn is None:
@@ -167,7 +167,7 @@ def earlier(evidence: Evidence, points: Mapping[str, Callable[[Evidence], Guesse
 
 
 def carried(attention: Attention, reach_fn: Reach, point: str, value: Any) -> Callable:
-    """A guess about one point as one about the tap."""
+    """Propagates a guess about one point to the differing tap."""
 
     def family(share: float) -> np.ndarray | None:
         plain = attention.parts[point]
@@ -185,7 +185,7 @@ def carried(attention: Attention, reach_fn: Reach, point: str, value: Any) -> Ca
 def together(
     evidence: Evidence, changes: Callable[[Evidence, Attention], Iterator[tuple[str, Changed]]]
 ) -> Guesses:
-    """Guesses about several points at once, those that Flax has no tap of."""
+    """Guesses about several points at once, restricted to those without a tap in Flax."""
     attention = Attention.of(evidence)
     reach_fn = None if attention is None else reach(evidence, attention)
     if attention is None or reach_fn is None:

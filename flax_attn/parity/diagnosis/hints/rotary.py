@@ -1,4 +1,4 @@
-"""Faults of rotary positions: torch's turning is measured from its record, then done otherwise."""
+"""Faults of rotary positions: torch's rotation is measured from its taps, then varied."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -28,12 +28,12 @@ from .rotation import (
     wrong_tables,
 )
 
-# Above this many scores no base is searched for; its logarithms that are tried first.
+# Maximum number of scores for which a base is fitted; initial grid of its decimal logarithm.
 LARGE, GRID = 1 << 18, np.linspace(1, 8, 113)
 
 
 def rotated_heads(evidence: Evidence) -> Guesses:
-    """What queries, keys and values look like when turned, or put into heads, otherwise."""
+    """Guesses for queries, keys and values: another rotation, or another split into heads."""
     for name, x in sources(evidence):
         want = evidence.plain.reshape(x.shape)
         turning = measured(x, want)
@@ -48,14 +48,14 @@ def rotated_heads(evidence: Evidence) -> Guesses:
 
 
 class Rotated(NamedTuple):
-    """A value before it is turned, `B N T h`, and how torch turns it."""
+    """A value before rotation, `B N T h`, and torch's rotation of it."""
 
     x: np.ndarray
     turning: Rotation
 
 
 def sources(evidence: Evidence) -> Iterator[tuple[str, np.ndarray]]:
-    """Submodules' outputs of the same attention that the point may be made of, as `B N T h`."""
+    """Submodule outputs of the same attention that the point may derive from, as `B N T h`."""
     for name, value in _projections(evidence):
         heads, group = _heads(evidence, value)
         if heads:
@@ -76,7 +76,7 @@ def _projections(evidence: Evidence) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _heads(evidence: Evidence, made: np.ndarray) -> tuple[int, int]:
-    """Into how many heads a projection splits, and how often each stands in the point."""
+    """Number of heads in a projection, and how often each is repeated in the point."""
     width = evidence.plain.shape[-1]
     if made.shape[-1] % width or made.shape[-2] != evidence.plain.shape[-2]:
         return 0, 0
@@ -84,7 +84,7 @@ def _heads(evidence: Evidence, made: np.ndarray) -> tuple[int, int]:
 
 
 def _split(made: np.ndarray, heads: int, group: int) -> np.ndarray:
-    """`(B T) (N h)`, or N heads apart already, as B N T h, every head as often as it is used."""
+    """Reshapes `(B T) (N h)`, or already split heads, to B N T h, repeating shared heads."""
     if made.ndim == 4 and heads == 1:
         return np.repeat(made, group, axis=1)
     split = made.reshape(-1, made.shape[-2], heads, made.shape[-1] // heads)
@@ -92,7 +92,7 @@ def _split(made: np.ndarray, heads: int, group: int) -> np.ndarray:
 
 
 def find_rotated(evidence: Evidence) -> Rotated | None:
-    """What torch turns to the point, and how, from a projection or a part of one."""
+    """Finds torch's rotation of a projection, or of a part of one, to the point."""
     for _, x in sources(evidence):
         turning = measured(x, evidence.plain.reshape(x.shape))
         if turning is not None:
@@ -115,7 +115,7 @@ def _rotation_guesses(evidence: Evidence, rotation: Rotated) -> Values:
 
 
 def _other_base(evidence: Evidence, rotation: Rotated) -> Values:
-    """Any other base, however little of it there is."""
+    """Another base, fitted independently of the share of the fault."""
     torch_base = base_of(rotation.turning)
     if torch_base is None or rotation.x.size > LARGE:
         return
@@ -128,7 +128,7 @@ def _other_base(evidence: Evidence, rotation: Rotated) -> Values:
 
 
 def _widths(rotation: Rotated) -> Values:
-    """More numbers of each head turned than torch turns, or fewer."""
+    """Other widths: more or fewer components of each head rotated than in torch."""
     x, turning = rotation
     torch_width, head = turning.width, x.shape[-1]
     base = base_of(turning)
@@ -152,7 +152,7 @@ def _widths(rotation: Rotated) -> Values:
 
 
 def _other_positions(rotation: Rotated) -> Values:
-    """The same positions put in by other pairs, angles and halves."""
+    """The same positions with other pairs, angles or widths."""
     x, turning = rotation
     other = "neighbours" if turning.pairing == "halves" else "halves"
     yield (
@@ -166,7 +166,7 @@ def _other_positions(rotation: Rotated) -> Values:
 
 
 def _half_rotated(x: np.ndarray, turning: Rotation) -> Values:
-    """Turned in part, or with the tables of one pairing and the pairs of the other."""
+    """Partial rotations, and the tables of one pairing with the pairs of the other."""
     angles, half = turning.angles, turning.width // 2
     few = np.where(np.arange(half) < half // 2, angles, 0.0)
     yield "half of the pairs not turned", turning.by(few)(x)
@@ -185,7 +185,7 @@ def _half_rotated(x: np.ndarray, turning: Rotation) -> Values:
 def rotated_together(
     evidence: Evidence, attention: Attention
 ) -> Iterator[tuple[str, Mapping[str, np.ndarray]]]:
-    """Queries and keys both turned otherwise, each as its own positions ask."""
+    """Queries and keys with the same fault in their rotations."""
     rotations = {point: find_rotated(evidence.at(point)) for point in ("query", "key")}
     known = {point: rotation for point, rotation in rotations.items() if rotation is not None}
     if len(known) < 2:
@@ -199,7 +199,7 @@ def rotated_together(
 
 
 def fitted_base(evidence: Evidence) -> Guesses:
-    """The base by which queries and keys were both turned, solved for from the differing tap."""
+    """The base of the rotation of queries and keys, fitted to the differing tap."""
     attention = Attention.of(evidence)
     reach_fn = None if attention is None else reach(evidence, attention)
     if (
@@ -234,7 +234,7 @@ def fitted_base(evidence: Evidence) -> Guesses:
 
 
 def by_base(rotation: Rotated, base: float) -> np.ndarray:
-    """Turned by another base."""
+    """Rotates with another base."""
     angles = rotation.turning.angles
     sign = np.sign(frequencies(rotation.turning)[0])
     places = np.arange(len(angles))[:, None] + start(angles * sign)
@@ -242,7 +242,7 @@ def by_base(rotation: Rotated, base: float) -> np.ndarray:
 
 
 def _rotated_values(evidence: Evidence, x: np.ndarray) -> Guesses:
-    """Values turned as the keys are."""
+    """Values rotated like the keys."""
     key = evidence.at_point("key")
     if evidence.point != "value" or key is None or key.shape[-1] != x.shape[-1]:
         return
@@ -255,7 +255,7 @@ def _rotated_values(evidence: Evidence, x: np.ndarray) -> Guesses:
 
 
 def _splits(evidence: Evidence, name: str, turning: Rotation | None) -> Guesses:
-    """Heads cut from a projection in another way, and then turned as torch does."""
+    """Other splits of a projection into heads, followed by torch's rotation."""
     made = evidence.truth.taps[name]
     heads, group = _heads(evidence, made)
     if not heads or made.ndim == 4:
@@ -274,7 +274,7 @@ def _splits(evidence: Evidence, name: str, turning: Rotation | None) -> Guesses:
 
 
 def _other_heads(evidence: Evidence) -> Guesses:
-    """Heads in another order: keys and values shared by groups, tiled or misplaced."""
+    """Other head orders: tiled or permuted heads, keys or values instead of queries."""
     heads, plain = evidence.heads(), evidence.plain
     if heads > 1 and plain.shape[0] % heads == 0:
         split = plain.reshape(-1, heads, *plain.shape[1:])

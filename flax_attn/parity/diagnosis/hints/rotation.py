@@ -1,4 +1,4 @@
-"""Rotary turning, measured: by which angle each pair was turned, and how much larger it came."""
+"""Measures rotary rotations: the angle and the scale of every pair."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,18 +11,18 @@ PAIRINGS = ("halves", "neighbours")
 LONGEST = 1 << 16
 BASES = (1e4, 5e5, 1e6, 1e3, 1e5)
 SINGLE = float(np.finfo(np.float32).eps)
-# A number agrees with its float32 rounding as well as this only if it was one.
+# Tolerance for recognising values that were rounded to float32.
 EXACT = 1e-3 * SINGLE
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """What was done to the first `width` components of every position.
+    """A rotation of the first `width` components at every position.
 
     Attributes:
       pairing: "halves" or "neighbours".
-      table: complex, T by half the width: pair (a, b) became (c, d), c + id = table * (a + ib).
-      width: how many components are turned; the rest stays.
+      table: complex, T by half the width: pair (a, b) becomes (c, d), c + id = table * (a + ib).
+      width: number of rotated components; the others are unchanged.
     """
 
     pairing: str
@@ -31,15 +31,15 @@ class Rotation:
 
     @property
     def angles(self) -> np.ndarray:
-        """In radians, between -pi and pi."""
+        """Angles in radians, between -pi and pi."""
         return np.angle(self.table)
 
     def by(self, angles: np.ndarray) -> "Rotation":
-        """The same with other angles."""
+        """The same rotation with other angles."""
         size = np.abs(self.table)
         even = float(f"{size.mean():.6g}")
         if np.ptp(size) > judge.SAME_FUNCTION and np.abs(size - even).max() <= 4 * SINGLE:
-            size = np.full_like(size, even)  # tables in float32 are not quite of one size
+            size = np.full_like(size, even)  # remove float32 noise of a uniform scale
         return replace(self, table=size * np.exp(1j * angles))
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
@@ -50,20 +50,20 @@ class Rotation:
 
 
 def pairs(x: np.ndarray, pairing: str) -> tuple[np.ndarray, np.ndarray]:
-    """The two components of each pair."""
+    """Splits components into the two members of each pair."""
     half = x.shape[-1] // 2
     return (x[..., :half], x[..., half:]) if pairing == "halves" else (x[..., ::2], x[..., 1::2])
 
 
 def joined(a: np.ndarray, b: np.ndarray, pairing: str) -> np.ndarray:
-    """Pairs side by side again."""
+    """Inverse of `pairs`."""
     if pairing == "halves":
         return np.concatenate([a, b], axis=-1)
     return np.stack([a, b], axis=-1).reshape(*a.shape[:-1], -1)
 
 
 def measured(x: np.ndarray, got: np.ndarray) -> Rotation | None:
-    """How `x` (... T h) was turned to `got`, if it was; NaN where that is not known."""
+    """The rotation from `x` (... T h) to `got`, if any; NaN in `got` means unknown."""
     known = ~np.isnan(got)
     moved = (known & (got != x)).reshape(-1, x.shape[-1]).any(0)
     if not moved.any():
@@ -92,13 +92,13 @@ def _fitted(
 
 
 def start(angles: np.ndarray) -> int:
-    """The first position: the fastest pair turns by one radian a position."""
+    """The first position, inferred from the fastest pair (one radian per position)."""
     distances = np.abs(np.exp(1j * np.arange(LONGEST)) - np.exp(1j * angles[0, 0]))
     return int(np.argmin(distances))
 
 
 def frequencies(rotation: Rotation) -> np.ndarray:
-    """Radians a position of every pair, to the last digits that the farthest angles tell."""
+    """Radians per position of every pair, refined by unwrapping the farthest angles."""
     angles = rotation.angles
     if len(angles) < 2:
         return np.zeros(angles.shape[1])
@@ -111,7 +111,7 @@ def frequencies(rotation: Rotation) -> np.ndarray:
 
 
 def steady(rotation: Rotation) -> bool:
-    """Whether every position turns by its frequencies more than the one before it."""
+    """Whether every position adds the same rotation to the previous one."""
     unit = rotation.table / np.abs(rotation.table)
     rows = np.arange(len(unit))[:, None]
     made = unit[0] * np.exp(1j * rows * frequencies(rotation))
@@ -119,7 +119,7 @@ def steady(rotation: Rotation) -> bool:
 
 
 def base_of(rotation: Rotation) -> float | None:
-    """The base of whose powers the frequencies are, `base ** (-i / half)`, as float32 tells it."""
+    """The base of the frequencies `base ** (-i / half)`, also from float32 tables, or None."""
     angles, speed = rotation.angles, frequencies(rotation)
     half = angles.shape[1]
     if half < 2 or not 0 < abs(speed[1]) < 1:
@@ -136,12 +136,12 @@ def base_of(rotation: Rotation) -> float | None:
 
 
 def powers(base: float, half: int) -> np.ndarray:
-    """`base ** (-i / half)` for every pair."""
+    """Frequencies `base ** (-i / half)` of all pairs."""
     return base ** (-np.arange(half) / half)
 
 
 def single(values: np.ndarray) -> bool:
-    """Whether these are float32 numbers: known to `EXACT`, and not all of them trivial."""
+    """Whether all values are float32, to `EXACT`, and not all trivially so."""
     rounded = values.astype(np.float32).astype(np.float64)
     trivial = np.abs(values * 1024 - np.round(values * 1024)) < EXACT
     is_float32 = np.abs(values - rounded) <= EXACT * np.abs(values) + np.finfo(float).eps
@@ -149,7 +149,7 @@ def single(values: np.ndarray) -> bool:
 
 
 def wrong_tables(rotation: Rotation) -> Iterator[tuple[str, np.ndarray]]:
-    """Tables of angles that mistakes make."""
+    """Tables of angles that typical mistakes produce."""
     angles = rotation.angles
     yield "not turned", np.zeros_like(angles)
     yield "turned the other way", -angles
@@ -178,7 +178,7 @@ def wrong_tables(rotation: Rotation) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _rounded(rotation: Rotation) -> Iterator[tuple[str, np.ndarray]]:
-    """Frequencies or tables that torch holds in float32, in float64, and the other way round."""
+    """Float32 frequencies where torch has float64, or the reverse."""
     angles, speed, base = rotation.angles, frequencies(rotation), base_of(rotation)
     if base is None:
         return
@@ -192,7 +192,7 @@ def _rounded(rotation: Rotation) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def narrowed(rotation: Rotation, speed: np.ndarray | None = None) -> str:
-    """What of a turning was computed in float32: its frequencies, angles or tables; or ""."""
+    """What torch or Flax computed in float32: frequencies, tables or angles; or ""."""
     if steady(rotation):
         return "frequencies" if single(np.abs(frequencies(rotation))) else ""
     if single(np.real(rotation.table)) and single(np.imag(rotation.table)):
@@ -204,17 +204,17 @@ def narrowed(rotation: Rotation, speed: np.ndarray | None = None) -> str:
 
 
 def narrow_in_torch(what: str) -> str:
-    """Said where torch's are narrow."""
+    """Hint for float32 values in torch."""
     return f"{what} computed in float32 in torch, a buffer made outside the call, not in Flax"
 
 
 def narrow_in_flax(what: str) -> str:
-    """Said where Flax's are narrow."""
+    """Hint for float32 values in Flax."""
     return f"{what} computed in float32 in Flax, a buffer made outside the call, not in torch"
 
 
 def difference(torch: Rotation, flax: Rotation) -> str:
-    """What Flax's measured turning is beside torch's, or ""."""
+    """Describes Flax's measured rotation relative to torch's, or ""."""
     if (torch.pairing, torch.width) != (flax.pairing, flax.width):
         return ""
     one, two = frequencies(torch), frequencies(flax)

@@ -1,4 +1,4 @@
-"""Roundings to 16 bits that one side means and the other leaves out, or makes otherwise."""
+"""Rounding to 16 bits that only one side does, or that uses another dtype."""
 
 import ml_dtypes
 import numpy as np
@@ -9,19 +9,19 @@ from .evidence import Evidence
 from .explains import in_torch_layout
 
 HALF = (np.dtype(ml_dtypes.bfloat16), np.dtype("float16"))
-# A rounding moves numbers by up to half a unit in the last place, and some by nearly that much.
+# Rounding changes values by up to half an ulp; require some above MOVED of that, at least FEW.
 MOVED, FEW = 0.5, 8
 
 
 def other_rounding(evidence: Evidence) -> str:
-    """That torch rounds to 16 bits where Flax does not, or rounds to others, or ""."""
+    """Hint that the two sides round to 16 bits differently, or ""."""
     if evidence.point == "scores" and (hint := _of_a_bias(evidence)):
         return hint
     return _rounding_side(evidence.got, evidence.want)
 
 
 def _rounding_side(got: np.ndarray, want: np.ndarray) -> str:
-    """What of two arrays is the rounding of the other."""
+    """Describes which of two arrays is a rounded version of the other, or ""."""
     finite = np.isfinite(got) & np.isfinite(want)
     got, want = got[finite], want[finite]
     for dtype in HALF:
@@ -46,13 +46,13 @@ def _rounding_side(got: np.ndarray, want: np.ndarray) -> str:
 
 
 def is_exact_in(x: np.ndarray, dtype: np.dtype) -> bool:
-    """Whether all numbers are of a dtype."""
+    """Whether all values are representable in a dtype; False for too few values."""
     with np.errstate(all="ignore"):
         return x.size >= FEW and bool((x.astype(dtype).astype(np.float64) == x).all())
 
 
 def rounds(x: np.ndarray, made: np.ndarray, *dtypes: np.dtype) -> bool:
-    """Whether `made` is as far from `x` as rounding in these dtypes moves numbers, and no less."""
+    """Whether `made - x` has the size of rounding errors in these dtypes, and is not smaller."""
     with np.errstate(all="ignore"):
         limit = sum(_half_unit(made, dtype) for dtype in dtypes)
         gap = np.where(
@@ -65,14 +65,14 @@ def rounds(x: np.ndarray, made: np.ndarray, *dtypes: np.dtype) -> bool:
 
 
 def _half_unit(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Half the distance of neighbours in a dtype, at each number of it."""
+    """Half an ulp in a dtype at each value."""
     finfo = ml_dtypes.finfo(dtype)
     size = np.maximum(np.abs(x), float(finfo.smallest_normal))
     return np.exp2(np.floor(np.log2(size))) * float(finfo.eps) / 2
 
 
 def _of_a_bias(evidence: Evidence) -> str:
-    """That what torch adds to its scores is rounded, and what Flax adds is not."""
+    """Hint that the bias of the scores is rounded differently, or ""."""
     query, key = evidence.call.inputs.get("query"), evidence.call.inputs.get("key")
     if query is None or key is None:
         return ""

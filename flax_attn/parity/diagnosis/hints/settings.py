@@ -1,7 +1,7 @@
-"""Settings of a layer that both sides have, compared one by one: epsilon, stride, padding, rate.
+"""Compares the settings that layers of both sides share: epsilon, stride, padding, rate.
 
-What differs is said if Flax's own layer, called by itself with torch's settings, gives torch's
-value; and else as a fact, if nothing else tells what the difference looks like.
+A difference becomes the hint if Flax's own layer, called with torch's settings, gives torch's
+value; otherwise only if no other hint applies.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,19 +19,19 @@ from ..places import Local
 
 EPSILONS = ("eps", "epsilon", "variance_epsilon", "layer_norm_eps", "norm_eps")
 NORMS = (nnx.LayerNorm, nnx.RMSNorm, nnx.GroupNorm, nnx.InstanceNorm, nnx.BatchNorm)
-# How a port says that a norm of torch's is over other axes than its own.
+# Flax layers for torch norms over other axes.
 OVER = {"GroupNorm": nnx.GroupNorm, "InstanceNorm": nnx.InstanceNorm, "BatchNorm": nnx.BatchNorm}
 
 
 class Setting(NamedTuple):
-    """One that differs: what is said of it, and how a layer is given torch's."""
+    """A setting that differs: its description, and a function that applies torch's value."""
 
     description: str
     mend: Callable[[Any], None]
 
 
 def explained_settings(local: Local, row: Row) -> str:
-    """The settings that differ, if with torch's the layer of Flax gives torch's value; or ""."""
+    """The differing settings, if torch's settings make Flax's layer give torch's value; or ""."""
     layer, part, sizes = _both(local, row.name)
     differ = list(_settings(layer, part, sizes)) if part else []
     torch_name, want = local.torch_names.get(row.name, ""), local.force.get(row.name)
@@ -48,20 +48,20 @@ def explained_settings(local: Local, row: Row) -> str:
 
 
 def other_settings(local: Local, row: Row) -> str:
-    """The settings that differ, as a fact; or ""."""
+    """The differing settings, without a check that they explain the difference; or ""."""
     layer, part, sizes = _both(local, row.name)
     return _listed(_settings(layer, part, sizes)) if part else ""
 
 
 def state_settings(local: Local, path: str) -> str:
-    """The settings that decide a running statistic; or ""."""
+    """The differing settings that affect a running statistic; or ""."""
     owner = path.rpartition(".")[0]
     layer, part = _layer(local, owner), _part(local, owner)
     return _listed(_momentum(layer, part)) if part and isinstance(layer, nnx.BatchNorm) else ""
 
 
 def padding_row(local: Local, path: str, got: np.ndarray, want: np.ndarray) -> str:
-    """That a row of a table is trained on one side alone, as torch's padding is not; or ""."""
+    """Hint that only one side trains a row of a table, such as torch's padding row; or ""."""
     part = _part(local, path.rpartition(".")[0])
     if got.shape != want.shape or got.ndim != 2:
         return ""
@@ -79,7 +79,7 @@ def _listed(settings: Any) -> str:
 
 
 def _both(local: Local, tap: str) -> tuple[Any, Part | None, Sequence[int]]:
-    """Flax's layer whose output a tap is, what torch's is, and the sizes that it is given."""
+    """Flax's layer at a tap, torch's counterpart, and the spatial sizes of its input."""
     path = tap.partition("#")[0]
     inputs = local.run.inputs.get(tap, ())
     torch_name = local.torch_names.get(tap, "").partition("#")[0]
@@ -95,7 +95,7 @@ def _layer(local: Local, path: str) -> Any:
 
 
 def _part(local: Local, path: str) -> Part | None:
-    """What torch has where Flax has a path."""
+    """Torch's module that corresponds to a Flax path."""
     names = local.pair.names
     modules = local.pair.original.modules.items()
     return next((part for name, part in modules if name and names.tap(name) == path), None)
@@ -104,7 +104,7 @@ def _part(local: Local, path: str) -> Part | None:
 def _with_settings(
     local: Local, tap: str, settings: Sequence[Setting], x: np.ndarray
 ) -> np.ndarray:
-    """What Flax's layer gives with torch's weights and with torch's settings."""
+    """The output of Flax's layer with torch's weights and settings."""
 
     def mend(layer: Any) -> None:
         for setting in settings:
@@ -114,7 +114,7 @@ def _with_settings(
 
 
 def _settings(layer: Any, part: Part, sizes: Sequence[int]) -> Iterator[Setting]:
-    """Every setting that differs."""
+    """Yields every setting that differs."""
     if isinstance(layer, nnx.Conv):
         yield from _numbers(layer, part, ("strides", "stride"), ("kernel_dilation", "dilation"))
         yield from _numbers(layer, part, ("feature_group_count", "groups"))
@@ -188,7 +188,7 @@ def _regrouped(layer: nnx.GroupNorm, groups: int) -> None:
 
 
 def _for_each_axis(value: Any, rank: int) -> tuple[int, ...]:
-    """A number for each axis, from one for all or none."""
+    """Expands one value for all axes (or None, meaning 1) to one per axis."""
     value = 1 if value is None else value
     return (value,) * rank if isinstance(value, int) else tuple(value)
 
@@ -212,7 +212,7 @@ def _numbers(layer: Any, part: Part, *names: tuple[str, str]) -> Iterator[Settin
 
 
 def _padding(layer: nnx.Conv, part: Part, sizes: Sequence[int]) -> Iterator[Setting]:
-    """Padding in numbers on both sides: SAME is another beside a stride or an even kernel."""
+    """Compares explicit padding, since SAME depends on strides and even kernels."""
     rank, torch_padding = len(layer.kernel_size), part.settings.get("padding")
     if torch_padding is None or len(sizes) != rank:
         return
@@ -230,7 +230,7 @@ def _padding(layer: nnx.Conv, part: Part, sizes: Sequence[int]) -> Iterator[Sett
 
 
 def _pads(padding: Any, layer: nnx.Conv, sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """In front and behind of each axis; none where that is not known."""
+    """Padding before and after each axis; empty if unknown."""
     rank = len(sizes)
     if not isinstance(padding, str):
         each = [padding] * rank if isinstance(padding, int) else list(padding)
@@ -247,7 +247,7 @@ def _pads(padding: Any, layer: nnx.Conv, sizes: Sequence[int]) -> list[tuple[int
 
 
 def _transposed(layer: nnx.ConvTranspose, part: Part) -> Iterator[Setting]:
-    """Torch's padding cuts what a transposed convolution gives, nnx's pads what it is given."""
+    """Compares padding: torch crops the output of a transposed convolution, nnx pads its input."""
     rank = len(layer.kernel_size)
     if not layer.transpose_kernel:
         description = (
@@ -279,6 +279,6 @@ def _transposed(layer: nnx.ConvTranspose, part: Part) -> Iterator[Setting]:
 
 
 def _mirrored(layer: nnx.ConvTranspose) -> None:
-    """The same layer with its kernel's places in reversed order."""
+    """Flips the layer's kernel along its spatial axes."""
     kernel = layer.kernel[...]
     layer.kernel.set_value(jnp.flip(kernel, range(kernel.ndim - 2)))

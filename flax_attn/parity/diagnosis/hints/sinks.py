@@ -1,4 +1,4 @@
-"""Sinks: one more key, that has a score and no value."""
+"""Faults of attention sinks: an extra key with a score but no value."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from .evidence import Values
 
 
 def without_sinks(weights: np.ndarray) -> Values:
-    """Torch's weights with its first or its last key taken for a sink, and left out."""
+    """Torch's weights without their first or last key, in case it is a sink."""
     if weights.shape[-1] < 2:
         return
     for at, what in ((-1, "last"), (0, "first")):

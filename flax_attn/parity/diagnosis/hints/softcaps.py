@@ -1,4 +1,4 @@
-"""Softcaps that one side has alone, or another number in them."""
+"""Faults of softcaps: present on one side only, or with another cap."""
 
 from collections.abc import Sequence
 
@@ -9,12 +9,12 @@ from .chain import is_mask, replay
 from .evidence import Evidence, Guesses
 from .fitting import parallel
 
-# Decimal logarithms of caps that are tried first.
+# Initial grid of the cap's decimal logarithm.
 GRID = np.linspace(-1, 4, 51)
 
 
 def other_caps(evidence: Evidence, raw: np.ndarray, steps: Sequence[Step]) -> Guesses:
-    """A cap solved for: at each place among torch's steps, or in the place of torch's."""
+    """Guesses: a fitted cap between any two of torch's steps, or instead of torch's cap."""
     shape = evidence.plain.shape
     kinds = [step.name for step in steps]
     layout_value = evidence.layout.value
@@ -41,12 +41,12 @@ def other_caps(evidence: Evidence, raw: np.ndarray, steps: Sequence[Step]) -> Gu
 
 
 def _open(steps: Sequence[Step]) -> bool:
-    """Whether nothing is hidden yet: a cap behind the mask is another matter."""
+    """Whether no step masks, since a cap after the mask is another fault."""
     return not any(map(is_mask, steps))
 
 
 def _cap(step: Step) -> float:
-    """The number of a step that divides or multiplies by a cap."""
+    """The cap of a step that divides or multiplies by it."""
     number = next((x for i, x in enumerate(step.others) if i != step.place), 1.0)
     number = float(np.asarray(number).flat[0])
     return 1 / number if step.name == "mul" else number

@@ -1,7 +1,7 @@
-"""Plain functions between two taps: an activation, a gate, taken for another.
+"""Faults between two taps: another activation, gate or value.
 
-Torch's own function is found first, as the one that gives its value from the taps before it; what
-Flax has in its place is another of the same kind.
+First identifies torch's own function, as the one that gives its value from the preceding taps;
+guesses are other functions of the same kind.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,12 +15,12 @@ from .evidence import Evidence, Guesses
 
 NOTHING = "no activation"
 CANDIDATES: dict[str, Activation] = {**ACTIVATIONS, NOTHING: lambda x: x}
-# Arrays that are larger are judged by this many of their elements first.
+# Larger arrays than SOME are first compared by that many elements; above LARGE they are skipped.
 SOME, LARGE = 512, 1 << 20
 
 
 def between(evidence: Evidence) -> Guesses:
-    """What arrives at a step when an activation before it is another."""
+    """Guesses for a step's input, with another activation, gate or value before it."""
     if evidence.plain.size < 2 or evidence.plain.size > LARGE:
         return
     yield from _other_activation(evidence)
@@ -29,14 +29,14 @@ def between(evidence: Evidence) -> Guesses:
 
 
 def _equal(made: np.ndarray, want: np.ndarray) -> bool:
-    """Whether two arrays are equal, some of their elements first."""
+    """Whether two arrays are equal; compares a few elements first."""
     if not judge.same_function(made.ravel()[:SOME], want.ravel()[:SOME], zero=True).ok:
         return False
     return judge.same_function(made, want).ok
 
 
 def _other_activation(evidence: Evidence) -> Guesses:
-    """An activation of one tap."""
+    """Another activation of one tap."""
     plain = evidence.plain
     for name, x in evidence.before.items():
         if x.size != plain.size:
@@ -57,7 +57,7 @@ def _of_same_size(values: Mapping[str, np.ndarray], plain: np.ndarray) -> dict[s
 
 
 def _other_value(evidence: Evidence) -> Guesses:
-    """Another value that torch had by then, in place of the one that it takes."""
+    """Another preceding value instead of the one torch uses."""
     plain, had = evidence.plain, dict(evidence.before)
     for name, call in evidence.truth.calls.items():
         if name in evidence.before and "0" in call.inputs:
@@ -70,7 +70,7 @@ def _other_value(evidence: Evidence) -> Guesses:
 
 
 def _gate_parts(evidence: Evidence) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Two arrays that may be a gate and what it opens: two taps, or two halves of one."""
+    """Candidate pairs of gate and gated value: two taps, or two halves of one."""
     plain = evidence.plain
     same_size = _of_same_size(evidence.before, plain)
     for one, two in permutations(same_size, 2):
@@ -87,7 +87,7 @@ def _gate_parts(evidence: Evidence) -> Iterator[tuple[str, np.ndarray, np.ndarra
 
 
 def _other_gate(evidence: Evidence) -> Guesses:
-    """A gate by another activation, or with its two sides exchanged."""
+    """A gate with another activation, or with its two operands exchanged."""
     parts = list(_gate_parts(evidence))
     with np.errstate(all="ignore"):
         for what, gate, up in parts:

@@ -1,4 +1,4 @@
-"""Differences in what a call leaves behind: counters, buffers, running statistics."""
+"""Differences in module state after a call: counters, buffers, running statistics."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from ...sides.run import Run
 
 
 def changed_alone(path: str, run: Run, truth: Run, names: Names) -> str:
-    """Which side alone changes a variable in its call, or ""."""
+    """Hint which side changes a variable in its call while the other does not, or ""."""
     carried = names.carried(truth.state)
     torch_buffers = {names.tap(name): name for name in truth.state if name not in carried}
     before = {path for path in carried if _moves(path, truth, names)}
@@ -24,6 +24,6 @@ def changed_alone(path: str, run: Run, truth: Run, names: Names) -> str:
 
 
 def _moves(path: str, truth: Run, names: Names) -> bool:
-    """Whether torch changes a buffer that is carried to `path`."""
+    """Whether torch changes a buffer that is mapped to `path`."""
     moved = {name: truth.state[name] for name in truth.changed if name in truth.state}
     return path in names.carried(moved)
