@@ -27,12 +27,12 @@ from .sharding.sequence import Sequence, prepared
 from .sharding.work import work_of
 
 FORWARD_MODE = (
-    "Forward mode (jax.jvp, jax.jacfwd, jax.linearize) cannot go through a backend that brings its "
-    'own gradient. Ask for attend(..., backend="reference"), or put the call inside '
+    "Forward mode (jax.jvp, jax.jacfwd, jax.linearize) is not supported by backends with custom "
+    'gradients. Call attend(..., backend="reference"), or put the call inside '
     'flax_attn.use_backend("reference").'
 )
 MIXED_DTYPES = (
-    "attention over a mesh of Explicit axes beside others cannot be cut; make all its axes "
+    "attention over a mesh that mixes Explicit and other axes is not supported; make all its axes "
     "Explicit or all Auto, call attend inside a jax.shard_map over all of them, or ask for "
     'backend="reference".'
 )

@@ -46,7 +46,7 @@ def rms_norm(
     """
     check_choice("cast", cast, "before", "after")
     if plus_one and scale is None:
-        raise ValueError("plus_one=True says that the gain is 1 + scale; hand in a scale.")
+        raise ValueError("plus_one=True says that the gain is 1 + scale; pass a scale.")
     z = x.astype(wide(x.dtype))
     z = z * jnp.reciprocal(jnp.sqrt((z**2).mean(-1, keepdims=True) + eps))
     if scale is None:
@@ -233,7 +233,7 @@ def _param(
     if init is None:
         return nnx.Param(start(shape, dtype))
     if rngs is None:
-        raise ValueError("scale_init draws a start; hand in rngs=.")
+        raise ValueError("scale_init draws a start; pass rngs=.")
     return nnx.Param(init(rngs.params(), shape, dtype))
 
 

@@ -182,8 +182,8 @@ def refuse_end(node: Any) -> None:
         name = type(node).__name__
         instead = "Causal(), which is CAUSAL" if name == "Causal" else f"{name} with offset=0"
         raise ValueError(
-            f'{name}(offset="end") counts from the last slot, and q_positions and kv_positions say '
-            f"where queries and keys stand in its place; take {instead}."
+            f'{name}(offset="end") counts from the last slot, and q_positions and kv_positions '
+            f"replace slots; use {instead}."
         )
     for part in vars(node).values() if is_dataclass(node) and is_frozen(type(node)) else ():
         refuse_end(part)

@@ -549,7 +549,7 @@ figure.suptitle("scores of the first sentence, mean of all heads", fontsize=10)
 plt.show()
 
 # %% [markdown]
-# This number is also what the report calls *made here*.
+# This number is also what the report calls *local error*.
 
 # %%
 if HAS_TORCH:
@@ -749,7 +749,7 @@ if HAS_TORCH:
     report = compare(llama, neighbours, words, title="neighbours against halves", **quick)
     print(report)
     assert report.first.tap == "query"
-    assert report.first.hint == "rotary pairs of neighbours, where torch turns halves"
+    assert report.first.hint == "rotary pairs of neighbours, where torch rotates halves"
 
 # %% [markdown]
 # `query` here is the tap after the rotation. The harness has tried the other layout and found that

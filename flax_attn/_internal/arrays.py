@@ -182,9 +182,9 @@ def check_boolean(array: Any) -> None:
     if kind != np.dtype(bool):
         kind_name = type(array).__name__ if kind is None else kind
         raise TypeError(
-            "A mask must be a flax_attn mask or a boolean array in which True means 'may look'; "
+            "A mask must be a flax_attn mask or a boolean array in which True means 'may attend'; "
             f"got {kind_name}. An additive mask (0 and -inf) goes to score=Additive(array); "
-            "torch.nn.MultiheadAttention's convention (True means 'blocked') is turned by ~array."
+            "torch.nn.MultiheadAttention's convention (True means 'blocked') is inverted by ~array."
         )
 
 

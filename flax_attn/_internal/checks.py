@@ -45,7 +45,7 @@ def check_context(length: int, context_length: int) -> None:
     except jax.errors.InconclusiveDimensionOperation:  # a symbolic length of `jax.export`
         raise ValueError(
             f"The layer was built for at most context_length={context_length} tokens; got the open "
-            f"length {length}: say that it fits by "
+            f"length {length}: declare that it fits with "
             f'jax.export.symbolic_shape(..., constraints=["{length} <= {context_length}"]).'
         ) from None
     if is_longer:
@@ -97,7 +97,7 @@ def valid_tokens(name: str, valid: Any, shape: tuple[int, ...]) -> jax.Array:
     is_valid = jnp.asarray(True if valid is None else valid)
     if is_valid.dtype != jnp.bool_:
         raise TypeError(
-            f"{name} must be boolean, True for a token that is there; got {is_valid.dtype}."
+            f"{name} must be boolean, True for non-padding tokens; got {is_valid.dtype}."
         )
     return per_token(name, is_valid, shape)
 

@@ -135,20 +135,20 @@ def _of_rules(rules: Rules, T: int, S: int) -> str | None:
     if rules.positions is not None:
         return NO_POSITIONS
     if rules.dropout is not None:
-        return "drops other elements than Dropout says; blockwise and reference drop those"
+        return "draws other dropout masks than Dropout; blockwise and reference draw its masks"
     if not isinstance(rules.score, Identity):
-        return f"takes no score; {type(rules.score).__name__} is asked for"
+        return f"takes no score; got {type(rules.score).__name__}"
     if not is_number(rules.scale):
         return "needs scale as a number, not as an array; multiply q by it and give scale=1.0"
     others = [type(x).__name__ for x in parts_of(rules.mask) if as_known_band(x) is None]
     if others:
-        return f"takes causal, left-window and length masks; {', '.join(others)} is asked for"
+        return f"takes causal, left-window and length masks; got {', '.join(others)}"
     return _of_band(_band(rules), T, S)
 
 
 def _of_band(band: Band, T: int, S: int) -> str | None:
     if band.hi is not None and band.hi != 0:
-        return f"hides keys after the query's own, or none; the mask ends {band.hi:+d} keys from it"
+        return f"takes causal masks without an offset; this one ends at {band.hi:+d} keys"
     if band.lo is not None and (band.hi is None or band.lo > 0):
         return "takes a window to the left alone, Window(left, 0); the mask has another"
     if band.lo is not None and T > S:

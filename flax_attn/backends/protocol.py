@@ -51,9 +51,9 @@ def passed_over(
     `copied` bytes of keys and values a query; and only it has weights that `listen` can record.
     """
     if taps.listening():
-        return "somebody listens to the weights"
+        return "listen() needs the weights"
     if q.shape[-3] * k.shape[-3] <= pairs and not is_long_cache(q, k, v, copied):
-        return f"a simpler way is as fast for {q.shape[-3]} x {k.shape[-3]} weights"
+        return f"the plain formula is as fast for {q.shape[-3]} x {k.shape[-3]} weights"
     return None
 
 

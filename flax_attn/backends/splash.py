@@ -300,9 +300,9 @@ def unsupported_reason(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -
     if rules.positions is not None:
         return NO_POSITIONS
     if rules.dropout is not None:
-        return "has no dropout; blockwise and reference drop what Dropout and DropoutMask say"
+        return "has no dropout; blockwise and reference do"
     if not isinstance(rules.score, Identity | Softcap):
-        return f"takes Softcap alone as a score; {type(rules.score).__name__} is asked for"
+        return f"takes only Softcap as a score; got {type(rules.score).__name__}"
     if isinstance(rules.score, Softcap) and not is_number(rules.score.cap):
         return "needs the cap of Softcap as a number, not as an array"
     return _of_mask(rules.mask, sizes_of(q, k)) or of_mesh(q) or _of_version()
@@ -314,7 +314,7 @@ def _of_mask(mask: Mask, sizes: Sizes) -> str | None:
     others = [part for part in moving if segments_of(part) is None and not _is_lengths(part)]
     if others:
         names = ", ".join(type(part).__name__ for part in others)
-        return f"takes static masks, Segments, Documents and Lengths; {names} is asked for"
+        return f"takes static masks, Segments, Documents and Lengths; got {names}"
     if len(segments) > 1:
         return "takes one Segments or Documents; combine their ids into one"
     if _visible_queries(_static(mask), sizes._replace(batch=())) is None:

@@ -171,7 +171,7 @@ def unsupported_reason(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -
     if rules.positions is not None:
         return NO_POSITIONS
     if rules.dropout is not None:
-        return "has no dropout; blockwise and reference drop what Dropout and DropoutMask say"
+        return "has no dropout; blockwise and reference do"
     if not is_number(rules.scale):
         return "needs scale as a number, not as an array; multiply q by it and give scale=1.0"
     bias_and_cap = _bias_and_cap(rules.score)

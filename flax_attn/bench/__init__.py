@@ -1,1 +1,1 @@
-"""The benchmark: every competitor is proven equal on the very shapes before it is timed."""
+"""The benchmark: every competitor is proven equal at the same shapes before it is timed."""

@@ -13,7 +13,7 @@ class Table(NamedTuple):
 
 
 def times(factor: float) -> str:
-    """In three digits.
+    """Formats a ratio with three significant digits.
 
     >>> times(0.7071), times(12.34), times(1008.4)
     ('0.707x', '12.3x', '1008x')
@@ -22,7 +22,7 @@ def times(factor: float) -> str:
 
 
 def span(factors: Iterable[float]) -> str:
-    """The least and the largest of several runs, or the one.
+    """Formats the range of several ratios, or a single one.
 
     >>> span([3.1, 2.9, 3.4]), span([3.1]), span([])
     ('2.9x to 3.4x', '3.1x', '')
@@ -32,7 +32,7 @@ def span(factors: Iterable[float]) -> str:
 
 
 def time_of(seconds: float | None) -> str:
-    """In the unit that fits.
+    """Formats seconds in s, ms or us; None gives an empty string.
 
     >>> time_of(0.0123), time_of(4.5e-5), time_of(12.0)
     ('12.3 ms', '45 us', '12 s')
@@ -46,7 +46,7 @@ def time_of(seconds: float | None) -> str:
 
 
 def bytes_of(count: int | None) -> str:
-    """In MiB, or KiB for less than one."""
+    """Formats a byte count in MiB, or in KiB below 1 MiB; None gives an empty string."""
     if count is None:
         return ""
     return f"{count / 2**20:,.0f} MiB" if count >= 2**20 else f"{count / 2**10:.0f} KiB"

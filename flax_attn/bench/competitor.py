@@ -1,4 +1,4 @@
-"""Competitors: who runs, whether it is there, and how it is built for a workload."""
+"""Competitors: the compared implementations, their availability and how each is built."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,22 +25,22 @@ OWN_FAMILY = "flax_attn"
 
 
 def always(workload: Workload, which: str) -> None:
-    """No reason to refuse."""
+    """Returns None: no workload is refused."""
 
 
 @dataclass(frozen=True)
 class Competitor:
-    """One way to compute a workload.
+    """One implementation of a workload.
 
     Attributes:
-      name: as the tables show it.
-      family: what `--against` calls it; "flax_attn" for this library.
-      build: from a workload and a pass to a program.
-      refusal: the reason why it cannot serve a workload in a pass, or None.
-      backend: which backend of this library it takes, asked of the workload; else "".
-      quadratic: how many arrays of T x S weights it is known to hold at once, forward and then
-        backward, if it cannot tell its memory before it runs.
-      prove: its own proof, made before it is built; None for that of the race.
+      name: name shown in the tables.
+      family: name used by `--against`; "flax_attn" for this library.
+      build: maps a workload and a pass to a program.
+      refusal: returns why it cannot run a workload in a pass, or None.
+      backend: returns the backend of this library used for a workload, or "".
+      quadratic: number of T x S weight arrays held at once, in the forward pass and in both
+        passes, if it cannot report its memory before it runs.
+      prove: custom proof, made before it is built; None for the default of `Race`.
     """
 
     name: str
@@ -53,16 +53,16 @@ class Competitor:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is this library's."""
+        """Whether it belongs to this library."""
         return self.family == OWN_FAMILY
 
     def absent(self) -> str | None:
-        """The reason why it cannot run here at all, or None."""
+        """Returns why it cannot run on this machine, or None."""
         return None if self.is_ours else absent(self.family)
 
 
 def absent(family: str) -> str | None:
-    """Why a family is not here: not installed, or it cannot be imported; else None."""
+    """Returns why a family is unavailable (not installed or import fails), or None."""
     package = PACKAGES[family]
     try:
         import_module(package)
@@ -70,19 +70,19 @@ def absent(family: str) -> str | None:
         if error.name == package:
             return f"{package} is not installed"
         return f"{package} cannot be imported: {first_line(error)}"
-    except Exception as error:  # somebody else's import may raise anything
+    except Exception as error:  # third-party imports may raise anything
         return f"{package} cannot be imported: {first_line(error)}"
     return None
 
 
 def first_line(error: BaseException) -> str:
-    """The error in one line, its kind first."""
+    """Formats an error on one line, its type first."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:200]}".rstrip(".")
 
 
 def lookup(of: Any, path: str) -> Any:
-    """`of.a.b[0].c` for "a.b.0.c"."""
+    """Returns `of.a.b[0].c` for the path "a.b.0.c"."""
     for part in path.split("."):
         of = of[int(part)] if part.isdigit() else getattr(of, part)
     return of

@@ -1,8 +1,8 @@
-"""The competitors for one step of decoding: a whole layer, projections included, and its cache.
+"""Competitors for one decoding step: a whole layer, projections included, with its cache.
 
-Every step is the same one: the lengths are set back before it, so that the token is written to the
-same slot again and looks at as many tokens. Caches are donated. Before it is timed, a competitor's
-output is judged on these very sizes, against the plain formula over all tokens in float64.
+Every step is identical: the lengths are reset before it, so that the token is written to the same
+slot and attends to the same number of tokens. Caches are donated. Before timing, a competitor's
+output is verified at the same sizes, against the plain formula over all tokens in float64.
 """
 
 from collections.abc import Callable
@@ -26,13 +26,13 @@ from .proof import Proof
 from .settings import available_memory
 from .workload import Workload
 
-RECOMPUTED = 2**11  # tokens: a prefix of more takes seconds a step
-COPIES = 5  # of all tokens and their keys and values, while a competitor is made and proven
-ONES = 1024  # columns of the matrix whose product with a vector reads as many bytes as a cache
+RECOMPUTED = 2**11  # tokens: recomputing a longer prefix takes seconds per step
+COPIES = 5  # of all tokens, keys and values, while a competitor is built and verified
+ONES = 1024  # columns of the matrix whose matvec reads as many bytes as the cache
 
 
 def competitors() -> list[Competitor]:
-    """This library's step first, then the others', and the limit."""
+    """Returns this library's step, then the others, then the lower bound."""
 
     def one(name: str, family: str, make: Callable, refusal: Callable = _too_large) -> Competitor:
         build = cache(partial(_built, make))
@@ -49,12 +49,12 @@ def competitors() -> list[Competitor]:
 
 
 def lengths(w: Workload) -> np.ndarray:
-    """The tokens of each row, `B`, the new one among them."""
+    """Number of tokens in each row, including the new one, `B`."""
     return np.maximum(1, w.stored * np.arange(1, w.batch + 1) // w.batch)
 
 
 def bytes_read(w: Workload) -> int:
-    """Of the cache, in a step: keys and values of all tokens that the new one looks at."""
+    """Bytes of the cache read in one step: keys and values of all visible tokens."""
     heads = w.kv_heads or w.heads
     token = {"": 8 * heads * w.width, "int8": 2 * heads * (w.width + 4)}
     token["latent"] = 4 * sum(latent_widths(w))
@@ -62,7 +62,7 @@ def bytes_read(w: Workload) -> int:
 
 
 def latent_widths(w: Workload) -> tuple[int, int]:
-    """L and P: the latent is a third of the model's width, the shared key half a head."""
+    """L and P: a third of the model width for the latent, half a head for the shared key."""
     return max(2, w.features // 3), max(2, w.width // 2)
 
 
@@ -99,11 +99,11 @@ def _no_proof(w: Workload, which: str) -> Proof:
 
 
 class StepProgram:
-    """`call(fixed, state) -> (y, state)` under jit, with the state donated.
+    """Jitted `call(fixed, state) -> (y, state)` with the state donated.
 
     Args:
       call: the step.
-      pack: from arrays by name to what stays and the state.
+      pack: maps arrays by name to the fixed arguments and the state.
     """
 
     def __init__(self, call: Callable, pack: Callable):
@@ -139,7 +139,7 @@ def _built(make: Callable, w: Workload, which: str) -> Any:
 
 
 def layer_of(w: Workload, arrays: Any) -> Any:
-    """This library's layer, with these weights."""
+    """Returns this library's layer; its weights are from `arrays`, a latent one's from the seed."""
     mask = CAUSAL if w.window is None else w.rule
     D, N, H = w.features, w.heads, w.width
     if w.store == "latent":
@@ -154,7 +154,7 @@ def layer_of(w: Workload, arrays: Any) -> Any:
 
 
 def keys_and_values(w: Workload, arrays: Any) -> tuple[Any, Any]:
-    """Of all tokens, `B T K H`; for a latent cache the latent and None."""
+    """Keys and values of all tokens, `B T K H`; for a latent cache, the latent and None."""
     layer, x = layer_of(w, arrays), jnp.asarray(arrays["x"])
     if isinstance(layer, LatentAttention):
         latent, shared = layer.kv_latent(x, None)
@@ -232,7 +232,7 @@ def _recomputed(w: Workload) -> StepProgram:
 
 
 def _read(w: Workload, which: str) -> StepProgram:
-    """As many bytes as a step reads of the cache, in float32, each once, by a product."""
+    """A matvec that reads, in float32, as many bytes as a step reads from the cache, once each."""
     rows = max(1, bytes_read(w) // 4 // ONES)
     return StepProgram(
         lambda fixed, state: (fixed[0] @ fixed[1], state),
@@ -241,7 +241,7 @@ def _read(w: Workload, which: str) -> StepProgram:
 
 
 def _prove(build: Callable, w: Workload, which: str) -> Proof:
-    """The step's output in a few rows, against the plain formula in float64."""
+    """Verifies the step's output in a few rows against the plain formula in float64."""
     program: StepProgram | TorchProgram = build(w, which)
     placed = program.place(w.arrays())
     if program.compile_seconds is None:
@@ -258,12 +258,12 @@ def _prove(build: Callable, w: Workload, which: str) -> Proof:
 
 @cache
 def references(w: Workload) -> tuple[np.ndarray, np.ndarray]:
-    """The plain formula's output of the judged rows: in float32 and in float64."""
+    """The plain formula's output in the verified rows, in float32 and in float64."""
     arrays = w.arrays()
     rows = np.unique([0, w.batch // 2, w.batch - 1])
     few = {**arrays, "x": arrays["x"][rows]}
     keys_values = keys_and_values(w, few) if w.store == "int8" else None
-    if keys_values is not None:  # what is stored is rounded, and the formula is asked of that
+    if keys_values is not None:  # the cache rounds what it stores: compare rounded
         rounded = (Int8().quantize(x) for x in keys_values)
         keys_values = tuple(np.asarray(x.dequantized(jnp.float32)) for x in rounded)
     plain = _formula(w, few, rows, keys_values, np.float32)
@@ -274,7 +274,7 @@ def references(w: Workload) -> tuple[np.ndarray, np.ndarray]:
 def _formula(
     w: Workload, arrays: Any, rows: np.ndarray, keys_values: Any, dtype: Any
 ) -> np.ndarray:
-    """`softmax(q k / sqrt(H)) v` of the last token of each row, projected."""
+    """`softmax(q k / sqrt(H)) v` of the last token of each row, after the output projection."""
     outputs = []
     wide = {name: jnp.asarray(x, dtype) for name, x in arrays.items()}
     for i, length in enumerate(lengths(w)[rows]):

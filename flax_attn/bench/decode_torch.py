@@ -1,4 +1,4 @@
-"""Steps of decoding in torch: projections, a cache that is static or grows, and SDPA."""
+"""Decoding steps in torch: projections, a static or growing cache, and SDPA."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -11,7 +11,7 @@ from .workload import PROJECTIONS, Workload
 
 
 def static(w: Workload) -> TorchProgram:
-    """Slots of which the unused are masked; with a window a ring, of which all are seen."""
+    """Static cache with unused slots masked; with a window, a ring buffer, all visible if full."""
     torch: Any = import_module("torch")
     slots = min(w.window or w.length, w.length)
     past = _last_slots(w)
@@ -46,7 +46,7 @@ def static(w: Workload) -> TorchProgram:
 
 
 def grown(w: Workload) -> TorchProgram:
-    """Keys and values joined in each step; shorter rows are padded on the left."""
+    """Cache extended by concatenation in each step; shorter rows are padded on the left."""
     torch = import_module("torch")
     past = np.minimum(_last_slots(w), (w.window or w.length) - 1)
 
@@ -79,7 +79,7 @@ def _program(call: Callable, pack: Callable) -> TorchProgram:
 
 
 class _Step(TorchProgram):
-    """A program of inputs without a cotangent."""
+    """A torch program whose inputs include no cotangent."""
 
     def place(self, arrays: Any) -> Any:
         with self.torch.no_grad():
@@ -91,7 +91,7 @@ def _last_slots(w: Workload) -> np.ndarray:
 
 
 def _projected(w: Workload, tensors: Any) -> tuple[Any, Any, Any, Any]:
-    """The new tokens, the weights, `(out, in)`, and keys and values of all tokens, `B K T H`."""
+    """Returns the new tokens, the weights `(out, in)`, and all keys and values `B K T H`."""
     torch = import_module("torch")
     weights = [tensors[f"{name}.weight"].T.contiguous() for name in PROJECTIONS]
     x = tensors["x"]

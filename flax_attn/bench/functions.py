@@ -1,4 +1,4 @@
-"""The competitors for one attention of q, k and v: this library's backends and everybody else's."""
+"""Competitors for attention of q, k and v: this library's backends and other libraries."""
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -23,7 +23,7 @@ Call = Callable[[Any], Any]
 
 
 def flax_attn_competitors(backends: Sequence[str]) -> list[Competitor]:
-    """This library, once for each backend asked for; "auto" is its own choice."""
+    """Returns this library once per requested backend; "auto" lets it choose."""
     return [_flax_attn(name) for name in backends]
 
 
@@ -49,7 +49,7 @@ def _verdict(w: Workload, backend: str) -> str | None:
 
 
 def chosen(w: Workload) -> str:
-    """The backend that "auto" takes."""
+    """The backend that "auto" selects."""
     return _explained(w).chosen
 
 
@@ -62,7 +62,7 @@ def _explained(w: Workload) -> Any:
 
 
 def names_of_backends() -> tuple[str, ...]:
-    """All that `--backend` takes, "all" aside."""
+    """All values of `--backend` except "all"."""
     return ("auto", *BACKENDS)
 
 
@@ -74,7 +74,7 @@ def _jax(make: Callable[[Workload], Call], w: Workload, which: str) -> Program:
 
 
 def _no_cudnn(w: Workload, which: str) -> str | None:
-    """Why `jax.nn` cannot hand a workload to cuDNN, or None."""
+    """Returns why `jax.nn` cannot use cuDNN for a workload, or None."""
     if platform() != "gpu":
         return "cuDNN is for NVIDIA GPUs"
     return "cuDNN takes 16 bits" if w.dtype == "float32" else _refuses_extra(w, which)
@@ -109,20 +109,20 @@ def _equinox(w: Workload) -> Call:
 
 
 def _boolean_mask(w: Workload) -> jax.Array:
-    """The mask as T S booleans made in the program, as users of such masks make them."""
+    """The mask as T S booleans, built inside the program as users of such masks build it."""
     t = jnp.arange(w.length)
     return w.rule(0, 0, t[:, None], t[None, :])
 
 
 def dense(w: Workload) -> np.ndarray:
-    """The mask as T S booleans."""
+    """The mask as a numpy array of T S booleans."""
     mask = w.rule.static(Sizes((), 1, w.length, w.length))
     assert mask is not None
     return mask
 
 
 def _torch(make: Callable[[Workload], Callable], w: Workload, which: str) -> Program:
-    """q, k and v lie as B T N H, as a projection leaves them, and are seen as B N T H."""
+    """Inputs are stored as B T N H, as projections output them, and passed as B N T H views."""
     call = make(w)
 
     def run(inputs: Sequence[Any]) -> Any:
@@ -167,7 +167,7 @@ def _torch_mask(w: Workload) -> Any:
 def _tokamax(w: Workload) -> Call:
     flags = import_module("absl.flags").FLAGS
     if not flags.is_parsed():
-        flags.mark_as_parsed()  # or tokamax reads the options of this command as its own
+        flags.mark_as_parsed()  # else tokamax parses this command's options
     more = {"logits_soft_cap": 50.0} if w.extra == "softcap" else {}
     return _jax_nn(partial(import_module("tokamax").dot_product_attention, **more), w)
 
@@ -181,7 +181,7 @@ def _no_program(w: Workload, which: str) -> Program:
 
 
 def others() -> list[Competitor]:
-    """Everybody else's attention of q, k and v."""
+    """Returns the attention functions of other libraries."""
     jax_nn = partial(_jax_nn, jax.nn.dot_product_attention)
     by_cudnn = partial(_jax_nn, partial(jax.nn.dot_product_attention, implementation="cudnn"))
     builds = {

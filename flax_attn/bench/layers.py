@@ -1,8 +1,8 @@
-"""The competitors for a whole layer: the nine torch implementations of one multi-head attention.
+"""Competitors for a whole layer: nine torch implementations of one multi-head attention.
 
-They are those that Raschka compares in the bonus material of "Build a Large Language Model (From
-Scratch)", 2024, chapter 3; beside them this library's layers, flax.nnx, equinox and jax.nn. All
-have biases in all four projections, so that all are one function.
+Raschka compares these nine in the bonus material of "Build a Large Language Model (From Scratch)",
+2024, chapter 3. This library's layers, flax.nnx, equinox and jax.nn are added. All have biases in
+all four projections, so that all compute the same function.
 """
 
 from collections.abc import Callable
@@ -32,12 +32,12 @@ Make = Callable[[Workload], tuple[Run, Plan]]
 
 
 def book() -> list[Competitor]:
-    """Every implementation, this library's first."""
+    """Returns every implementation, this library's first."""
     return [*map(_flax, OWN), *_other_jax(), *_torch()]
 
 
 def _program(make: Make, w: Workload, which: str) -> JaxProgram:
-    """A layer `run(weights by path, x)` in JAX."""
+    """Program of a JAX layer `run(weights by path, x)`."""
     run, layout = make(w)
 
     def pack(arrays: Any) -> Any:
@@ -50,7 +50,7 @@ def _program(make: Make, w: Workload, which: str) -> JaxProgram:
 
 
 def _module(build: Callable[[], nnx.Module], call: Callable = lambda layer, x: layer(x)) -> Run:
-    """An nnx module as a function of its weights by path."""
+    """Converts an nnx module to a function of its weights by path and x."""
     module = build()
     module.eval()
     graph, params, rest = nnx.split(module, nnx.Param, ...)
@@ -64,7 +64,7 @@ def _module(build: Callable[[], nnx.Module], call: Callable = lambda layer, x: l
 
 
 def _book(name: str, layout: Callable[[Workload], Plan]) -> tuple[str, Make]:
-    """A layer of the book by its class."""
+    """Returns the class name and the builder of a layer of the book."""
 
     def build(w: Workload) -> nnx.Module:
         return getattr(flax_layers, name)(**config(w), rngs=nnx.Rngs(0), param_dtype=w.dtype)
@@ -169,7 +169,7 @@ def _other_jax() -> list[Competitor]:
 def _in_torch(
     build: Callable[[Workload], Any], layout: Callable[[Workload], Plan], w: Workload, which: str
 ) -> Program:
-    """A torch module, built anew for each set of weights."""
+    """Program of a torch module, rebuilt for each set of weights."""
     plan = layout(w)
 
     def pack(tensors: Any) -> Any:

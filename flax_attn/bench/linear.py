@@ -1,10 +1,10 @@
-"""The competitors for the gated delta rule: chunks, steps, torch's two chunked forms, and softmax.
+"""Competitors for the gated delta rule: chunks, steps, two chunked torch forms, and softmax.
 
-All take q, k of unit length, v, and of each token and head a log decay g and a strength beta; q is
-scaled by `H**-0.5` in each. Softmax attention is another function of q, k and v alone: it shows
-from which length on a linear recurrence is the faster of the two.
+All take q and k of unit length, v, and per token and head a log decay g and a strength beta; each
+scales q by `H**-0.5`. Softmax attention is a different function, of q, k and v alone: it shows
+above which length a linear recurrence is faster.
 
-The proof is the step form in float64, one token after another; its gradient is JAX's own.
+The reference is the step form in float64, one token after another, differentiated by JAX.
 """
 
 from collections.abc import Callable
@@ -25,14 +25,14 @@ from .program import JaxProgram, Program, TorchProgram
 from .proof import Arrays, Proof
 from .workload import BOTH, GATED, Workload
 
-PROVEN = 1000  # tokens of two heads: sixteen chunks, the last of them not whole
-CHUNK = 64  # tokens, in every chunked form
-FLA = "ops/gated_delta_rule/naive.py"  # beside the kernels, which need a GPU
+PROVEN = 1000  # tokens, with two heads: sixteen chunks, the last one partial
+CHUNK = 64  # tokens per chunk, in every chunked form
+FLA = "ops/gated_delta_rule/naive.py"  # plain torch; fla's kernels need a GPU
 Call = Callable[..., Any]
 
 
 def competitors() -> list[Competitor]:
-    """This library's chunked form first."""
+    """Returns the competitors, this library's chunked form first."""
 
     def torch(name: str, load: Callable[[], Call], refusal: Callable) -> Competitor:
         build = partial(_torch, load)
@@ -82,7 +82,7 @@ def _transformers() -> Call:
 
 
 def _fla() -> Call:
-    """fla's plain reference, by its path, since the package brings its kernels with it."""
+    """Loads fla's plain reference by file path, since importing fla also imports its kernels."""
     package: Any = find_spec("fla")
     path = Path(package.submodule_search_locations[0], FLA)
     spec: Any = spec_from_file_location("fla_gated_delta_rule", path)
@@ -128,7 +128,7 @@ def _prove_softmax(w: Workload, which: str) -> Proof:
 
 @cache
 def references(w: Workload) -> tuple[Arrays, Arrays]:
-    """The step form's output and gradients: in the dtype and in float64."""
+    """The step form's output and gradients, in the dtype and in float64."""
     arrays = w.arrays()
     with jax.enable_x64(True):
         wide = {name: x.astype(np.float64) for name, x in arrays.items()}

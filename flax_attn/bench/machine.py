@@ -1,4 +1,4 @@
-"""The machine: its name, its versions, and what its matrix products reach."""
+"""The machine: device names, library versions and measured matmul throughput."""
 
 import os
 import platform as host
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from ..backends.platform import cores
 from .workload import platform
 
-# Dense bfloat16 and memory, by a part of the name, as NVIDIA publishes them for the SXM cards.
+# Dense bfloat16 FLOP/s and memory bytes/s by part of the name, as NVIDIA publishes for SXM cards.
 KNOWN = {
     "H100": {"flops": 989e12, "bytes": 3.35e12},
     "H200": {"flops": 989e12, "bytes": 4.8e12},
@@ -25,7 +25,7 @@ TIMES = 10
 
 
 def machine(dtypes: tuple[str, ...]) -> dict[str, Any]:
-    """Device, processor, versions, and the measured peak of a matrix product in each dtype."""
+    """Returns device, processor, versions, and the measured matmul peak in each dtype."""
     device = jax.devices()[0]
     facts: dict[str, Any] = {
         "began": datetime.now(UTC).isoformat(" ", "minutes")[:16],
@@ -65,15 +65,14 @@ def processor() -> str:
 
 
 def peak(dtype: str) -> float:
-    """Operations a second of one large matrix product, the best of jax's and torch's."""
+    """FLOP/s of one large matrix product, the better of jax's and torch's."""
     size = 8192 if platform() != "cpu" else 2048 if dtype == "float32" else 1024
     return max(_jax_peak(size, dtype), _torch_peak(size, dtype))
 
 
 def _jax_peak(size: int, dtype: str) -> float:
-    x = jax.random.normal(
-        jax.random.key(0), (size, size), dtype
-    )  # a GPU is faster on equal numbers
+    # Random, since a GPU multiplies constant matrices faster.
+    x = jax.random.normal(jax.random.key(0), (size, size), dtype)
     product = jax.jit(jnp.matmul)
     product(x, x).block_until_ready()
     best = float("inf")

@@ -1,4 +1,4 @@
-"""The options of `flax-attn bench`, and what they say."""
+"""Command-line options of `flax-attn bench` and how they are parsed."""
 
 import argparse
 import re
@@ -52,7 +52,7 @@ def add_to(commands: Any) -> argparse.ArgumentParser:
 
 
 def _add_files(add: Callable[..., Any]) -> None:
-    """Options that name files."""
+    """Adds the options that name files."""
     add("--json", metavar="FILE", help="write every timing as JSON")
     add("--markdown", metavar="FILE", help="write the tables; between their marks, if there")
     add("--png", metavar="FILE", help="plot time, and beside it memory, against the length")
@@ -63,7 +63,7 @@ def _add_files(add: Callable[..., Any]) -> None:
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What was asked for, checked as far as it can be without knowing the competitors."""
+    """Parsed options, checked as far as possible without knowing the competitors."""
 
     preset: str = ""
     variant: str | None = None
@@ -83,10 +83,10 @@ class BenchOptions:
 
 
 def read_options(options: argparse.Namespace) -> BenchOptions:
-    """The options' values.
+    """Parses the options' values.
 
     Raises:
-      ValueError: in a sentence, for what cannot be understood.
+      ValueError: if a value cannot be parsed.
     """
     passes = {None: PASSES, True: (BOTH,), False: (FORWARD,)}[options.grad]
     masks = ("causal",) if options.causal else ("full",) if options.full else None
@@ -110,7 +110,7 @@ def read_options(options: argparse.Namespace) -> BenchOptions:
 
 
 def lengths(text: str) -> tuple[int, ...]:
-    """Lengths from `512,1024` or, doubling, `1k:32k`.
+    """Parses lengths from `512,1024` or, doubling, `1k:32k`.
 
     >>> lengths("1k:8k"), lengths("512,1k,700")
     ((1024, 2048, 4096, 8192), (512, 700, 1024))
@@ -131,7 +131,7 @@ def lengths(text: str) -> tuple[int, ...]:
 
 
 def dtypes(text: str) -> tuple[str, ...]:
-    """Dtypes by name, `bf16` and the like too."""
+    """Parses dtype names, including short ones such as `bf16`."""
     names = tuple(TYPES.get(name, name) for name in _names(text))
     for name in names:
         if name not in DTYPES:
@@ -140,7 +140,7 @@ def dtypes(text: str) -> tuple[str, ...]:
 
 
 def extras(text: str) -> tuple[str, ...]:
-    """What comes with the mask, by name."""
+    """Parses the names of the extras used with the mask."""
     for name in _names(text):
         if name not in EXTRAS:
             raise ValueError(f"--with takes {', '.join(EXTRAS)}; got {name!r}.")

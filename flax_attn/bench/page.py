@@ -1,4 +1,4 @@
-"""The page: tables in Markdown, put between a preset's marks, what people wrote left alone."""
+"""Markdown page of results: a preset's tables go between its marks; other text is unchanged."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,13 +13,13 @@ HEADING = "# Benchmarks\n\nRatios first: a competitor's time over that of flax_a
 
 
 def markdown(results: Results, more: list[Table] | None = None) -> str:
-    """The section of one run: machine, ratios, remarks, figures."""
+    """Formats the section of one run: machine, ratios, remarks, figures."""
     parts = [f"## {results.title}", machine_of(results), *body(results, more)]
     return "\n\n".join(parts) + "\n"
 
 
 def body(results: Results, more: list[Table] | None = None) -> list[str]:
-    """Its parts below the machine: ratios, remarks, figures."""
+    """Formats the parts below the machine: ratios, remarks, figures."""
     ratios, details = split(tables(results))
     parts = [_table(t) for t in [*(more or []), *ratios]]
     bullets = [f"* {_escaped(sentence)}" for sentence in remarks(results)]
@@ -31,7 +31,7 @@ def body(results: Results, more: list[Table] | None = None) -> list[str]:
 
 
 def machine_of(results: Results) -> str:
-    """The machine and the versions, in a paragraph."""
+    """Describes the machine and the versions in a paragraph."""
     machine = results.machine
     versions = ", ".join(f"{name} {v}" for name, v in machine["versions"].items())
     runs = machine.get("runs", [machine])
@@ -46,13 +46,13 @@ def machine_of(results: Results) -> str:
 
 
 def _peaks(dtype: str, runs: Sequence[Mapping[str, Any]]) -> str:
-    """The least and the largest, in TFLOP/s."""
+    """Formats the range of the measured peaks in TFLOP/s."""
     rates = [run["peak_flops"][dtype] / 1e12 for run in runs]
     return " to ".join(dict.fromkeys(f"{rate:.3g}" for rate in (min(rates), max(rates))))
 
 
 def _name_of_device(machine: Mapping[str, Any]) -> str:
-    """The accelerator's name, or the processor's without its marks."""
+    """The accelerator's name, or the processor's without trademark signs."""
     if machine["platform"] != "cpu":
         return machine["device"]
     return re.sub(r"\((R|TM)\)| Processor| CPU", "", machine["processor"]).strip()
@@ -68,20 +68,20 @@ def _escaped(text: str) -> str:
 
 
 def marks(results: Results, preset: str) -> tuple[str, str]:
-    """The lines that a section of this preset and device stands between."""
+    """Returns the marker lines around the section of this preset and device."""
     dtypes = ", ".join(results.machine["peak_flops"])
     name = f"{preset or 'short'}, {_name_of_device(results.machine)}, {dtypes}"
     return f"<!-- bench: {name} -->", f"<!-- end of bench: {name} -->"
 
 
 def sections(page: str, preset: str, dtype: str = "float32") -> dict[str, str]:
-    """By device, what a page holds between the marks of a preset."""
+    """Returns, by device, the text between a preset's marks on a page."""
     marks = rf"<!-- bench: {preset}, ([^>]+), {dtype} -->\n(.*?)<!-- end of bench"
     return dict(re.findall(marks, page, re.DOTALL))
 
 
 def rows(section: str, title: str) -> list[dict[str, str]]:
-    """The rows of all tables whose titles begin so, each by its headings."""
+    """Rows of all tables whose titles start with `title`, as dicts by column heading."""
     tables = rf"\*\*{re.escape(title)}[^\n]*\*\*\n\n(.*?)\n\n"
     all_rows = []
     for text in re.findall(tables, section, re.DOTALL):
@@ -91,7 +91,7 @@ def rows(section: str, title: str) -> list[dict[str, str]]:
 
 
 def factors(cell: str) -> list[float]:
-    """The ratio of a cell, or the ends of its range.
+    """Parses the ratio of a cell, or the ends of its range.
 
     >>> factors("1.2x to 1.31x"), factors("-")
     ([1.2, 1.31], [])
@@ -100,7 +100,7 @@ def factors(cell: str) -> list[float]:
 
 
 def write(path: Path, text: str, around: tuple[str, str]) -> None:
-    """Puts a section between its marks; at the end of a page that has none; on a new page."""
+    """Writes a section between its marks, or at the end of the page, which may be new."""
     page = path.read_text("utf-8") if path.exists() else HEADING
     place = _markdown.text_between(*map(re.escape, around))
     if place.search(page) is None:

@@ -1,4 +1,4 @@
-"""Plots: time and memory against the length, both axes logarithmic."""
+"""Plots of time and memory against the length, both axes logarithmic."""
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -14,7 +14,7 @@ COLOURS = ("#d62728", "#1f77b4", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#1
 
 
 def absent() -> str | None:
-    """Why nothing can be plotted, or None."""
+    """Returns why plotting is unavailable, or None."""
     try:
         import_module("matplotlib.figure")
     except ImportError as error:
@@ -23,7 +23,7 @@ def absent() -> str | None:
 
 
 def plots(results: Results, path: Path) -> list[Path]:
-    """Writes the time to `path` and the memory beside it; returns what was written."""
+    """Writes the time plot to `path` and the memory plot next to it; returns written paths."""
     paths = []
     memory_path = path.with_name(f"{path.stem}-memory{path.suffix}")
     for name, label, of in (
@@ -92,7 +92,7 @@ def _lines(axis: Any, rows: Sequence[Row], names: Sequence[str], of: Callable) -
 
 
 def _bars(axis: Any, rows: Sequence[Row], names: Sequence[str], of: Callable) -> dict[str, Any]:
-    """One length alone: nothing to draw against, so bars, the shortest on top."""
+    """Draws bars, the shortest on top, for results of a single length."""
     order = sorted(rows, key=of, reverse=True)
     colours = [COLOURS[0] if row.family == "flax_attn" else "#9aa5b1" for row in order]
     bars = axis.barh([row.competitor for row in order], [of(row) for row in order], color=colours)

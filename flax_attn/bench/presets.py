@@ -1,4 +1,4 @@
-"""Presets: which workloads, against whom, and within which limits."""
+"""Presets: workloads, competitors and limits."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,17 +16,17 @@ class Preset:
     """A named set of workloads.
 
     Attributes:
-      title: what it shows, in a sentence.
-      lengths, widths, masks: what varies.
-      shape: from a length and a width to heads and batch.
-      against: the competitors, or None for all; torch.compile takes seconds a shape to start.
+      title: one-sentence description.
+      lengths, widths, masks: values to sweep.
+      shape: maps a length and a width to heads and batch size.
+      against: the competitors, or None for all; torch.compile takes seconds per shape to start.
       settings: the limits.
-      forward: whether the forward pass alone is run too.
-      window, layer: as in a workload.
-      steps: from lengths, heads and width to the workloads, for steps of decoding.
-      models: from lengths to the workloads, for layers of published models.
-      heads: how many, where several are tried one after the other.
-      devices: over how many the length goes.
+      forward: whether the forward pass is also run alone.
+      window, layer: as in `Workload`.
+      steps: maps lengths, heads and width to workloads, for decoding steps.
+      models: maps lengths to workloads, for layers of published models.
+      heads: numbers of heads to sweep, in place of the one from `shape`.
+      devices: numbers of devices to shard the length over.
     """
 
     title: str
@@ -54,7 +54,7 @@ class Preset:
         batch: int | None = None,
         extras: Sequence[str] = ("plain",),
     ) -> list[Workload]:
-        """The workloads, with what is given in place of the preset's own, longest last."""
+        """Returns the workloads, longest last; arguments override the preset's values."""
         if self.models is not None:
             return self.models(lengths or self.lengths)
         if self.devices:
@@ -78,7 +78,7 @@ class Preset:
 
 
 def presets() -> dict[str, Preset]:
-    """All presets, sized for the platform that JAX computes on; "" is the one without a name."""
+    """Returns all presets, sized for the platform that JAX uses; "" is the default one."""
     small = platform() == "cpu"
     return {
         "": SHORT,
@@ -94,7 +94,7 @@ def presets() -> dict[str, Preset]:
 
 
 def _flash(features: int, tokens: int) -> Preset:
-    """As FlashAttention's authors measure: as many features and tokens at every length."""
+    """As in FlashAttention's benchmarks: the same features and tokens at every length."""
     return Preset(
         "Attention over lengths, head widths and masks, the number of tokens kept",
         lengths=(256, 512, 1024, 2048, 4096, 8192, 16384),
@@ -120,7 +120,7 @@ def _window(heads: int) -> Preset:
 
 
 def _steps(lengths: Sequence[int], heads: int, width: int) -> list[Workload]:
-    """Full caches of all lengths, and of one length what else a cache may be."""
+    """Full caches at all lengths; partial, windowed, int8, latent and batched ones at one each."""
     few = heads // 4 if heads % 4 == 0 else 1
     one = [Workload(n, width, heads, stored=n) for n in lengths]
     grouped = [replace(w, kv_heads=few) for w in one[1:] or one]

@@ -1,4 +1,4 @@
-"""Programs: one competitor on one workload in one pass, compiled, placed, run and waited for."""
+"""Programs: one competitor on one workload and pass, and how it is compiled and run."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -15,43 +15,43 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Program(Protocol):
-    """What the race needs of a competitor."""
+    """Interface of a competitor's program as `Race` uses it."""
 
     compile_seconds: float | None
     temporary: int | None
 
     def place(self, arrays: Arrays) -> Any:
-        """These arrays as the program takes them, on its device."""
+        """Converts the arrays to the program's inputs, on its device."""
         ...
 
     def compile(self, placed: Any) -> None:
-        """Compiles ahead of the first call, where that can be done apart."""
+        """Compiles ahead of the first call, where the framework supports it."""
         ...
 
     def run(self, placed: Any) -> Any:
-        """Starts a run; its result may still be on the way."""
+        """Starts a run; its result may be asynchronous."""
         ...
 
     def wait(self, result: Any) -> None:
-        """Until the result is there."""
+        """Blocks until the result is ready."""
         ...
 
     def take(self, result: Any) -> dict[str, np.ndarray]:
-        """The output and the gradients, by the names of the workload's arrays."""
+        """Returns the output, and the gradients by the names of the workload's arrays."""
         ...
 
     def chained(self, placed: Any, times: int) -> Callable[[], None] | None:
-        """That many runs by one dispatch and a wait, or None where there is no such thing."""
+        """Returns a function for `times` runs in one dispatch, or None if unsupported."""
         ...
 
 
 class JaxProgram:
-    """`call(packed)` under jit, and its gradients in all of `packed`.
+    """Jitted `call(packed)`, and its gradients with respect to all of `packed`.
 
     Args:
-      call: from what `pack` gives to the output.
-      pack: from arrays by name to a pytree.
-      unpack: from gradients in that structure to gradients by name.
+      call: maps the result of `pack` to the output.
+      pack: maps arrays by name to a pytree.
+      unpack: maps gradients in that structure to gradients by name.
       which: the pass.
     """
 
@@ -94,7 +94,7 @@ class JaxProgram:
 
     def chained(self, placed: Any, times: int) -> Callable[[], None] | None:
         def step(_: Any, carry: Any) -> Any:
-            inputs, _ = jax.lax.optimization_barrier(carry)  # the next waits for the one before
+            inputs, _ = jax.lax.optimization_barrier(carry)  # orders the iterations
             return inputs, self.function(*inputs)
 
         def many(*inputs: Any) -> Any:
@@ -107,13 +107,13 @@ class JaxProgram:
 
 
 class TorchProgram:
-    """`call(packed)` in torch, eager or compiled, and its gradients in the tensors of `packed`.
+    """`call(packed)` in torch, eager or compiled, and its gradients for tensors of `packed`.
 
     Args:
-      call: from what `pack` gives to the output.
-      pack: from tensors by name to whatever `call` takes.
-      leaves: the tensors in that, whose gradients are wanted.
-      unpack: from numpy gradients, in the order of `leaves`, to gradients by name.
+      call: maps the result of `pack` to the output.
+      pack: maps tensors by name to the input of `call`.
+      leaves: returns the tensors in that input whose gradients are computed.
+      unpack: maps numpy gradients, in the order of `leaves`, to gradients by name.
       which: the pass.
     """
 
@@ -135,7 +135,7 @@ class TorchProgram:
         return packed, cotangent
 
     def compile(self, placed: Any) -> None:
-        """Nothing: torch compiles in the first call."""
+        """Does nothing: torch compiles in the first call."""
 
     def run(self, placed: Any) -> Any:
         packed, cotangent = placed
@@ -159,17 +159,17 @@ class TorchProgram:
 
 
 def device() -> str:
-    """Where torch computes: a GPU if it has one."""
+    """The torch device: "cuda" if available, else "cpu"."""
     return "cuda" if import_module("torch").cuda.is_available() else "cpu"
 
 
 def tensor(x: np.ndarray) -> Any:
-    """A torch tensor of the same values and dtype, on the GPU if torch has one."""
+    """Converts to a torch tensor of the same dtype, on the GPU if available."""
     torch = import_module("torch")
-    wide = torch.from_numpy(np.asarray(x, np.float32).copy())  # numpy's bfloat16 is not torch's
+    wide = torch.from_numpy(np.asarray(x, np.float32).copy())  # torch cannot read numpy's bfloat16
     return wide.to(device=device(), dtype=getattr(torch, x.dtype.name))
 
 
 def array(x: Any) -> np.ndarray:
-    """A numpy array of the same values, in float32."""
+    """Converts a tensor to a float32 numpy array."""
     return x.detach().to("cpu").float().numpy()

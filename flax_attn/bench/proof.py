@@ -1,9 +1,9 @@
-"""The proof before the race: what a competitor gives is judged, on the very shapes it is timed on.
+"""Verifies a competitor's results before it is timed, at the same shapes.
 
-The truth is the plain formula in float64, on inputs rounded to the working dtype; a competitor's
-error may be what the parity judge allows over the plain formula's own error in that dtype. Where
-there are too many weights for that, some rows are judged, with a cotangent that asks for these
-rows alone, and all rows of a smaller workload.
+The truth is the plain formula in float64, on inputs rounded to the working dtype; `parity.judge`
+bounds a competitor's error by the plain formula's own error in that dtype. If there are too many
+attention weights, only some rows are verified, with a cotangent that is zero in all others, and
+also all rows of a smaller workload.
 """
 
 import time
@@ -24,7 +24,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class Proof(NamedTuple):
-    """What was found: the worst error over its limit, that error, and a sentence if it is wrong."""
+    """The error largest relative to its limit, that limit, and a message if it is exceeded."""
 
     error: float
     limit: float
@@ -32,12 +32,12 @@ class Proof(NamedTuple):
 
     @property
     def ok(self) -> bool:
-        """Whether all is equal."""
+        """Whether every error is within its limit."""
         return not self.wrong
 
 
 def prove(program: Program, w: Workload, which: str) -> tuple[Proof, float]:
-    """Runs a program on the first inputs of `w`, judges all it gives; the seconds it took too."""
+    """Runs a program on the first inputs of `w`; returns the proof and the seconds it took."""
     arrays, rows = w.arrays(), w.rows()
     placed = program.place(w.only(arrays, rows) if len(rows) < w.length else arrays)
     if program.compile_seconds is None:
@@ -47,7 +47,7 @@ def prove(program: Program, w: Workload, which: str) -> tuple[Proof, float]:
 
 
 def first_call(program: Program, placed: Any) -> tuple[Any, float]:
-    """The result, and the seconds until it was there."""
+    """Returns the result and the seconds until it was ready."""
     start = time.perf_counter()
     result = program.run(placed)
     program.wait(result)
@@ -55,7 +55,7 @@ def first_call(program: Program, placed: Any) -> tuple[Any, float]:
 
 
 def judged(results: Arrays, w: Workload, which: str) -> Proof:
-    """The verdict on an output and, after a backward pass, all gradients."""
+    """Verifies an output and, after a backward pass, all gradients."""
     baseline, truth = references(w, str(jax.config.jax_default_matmul_precision))  # type: ignore
     return against(results, baseline, truth, w.dtype, which, w.rows())
 
@@ -68,9 +68,9 @@ def against(
     which: str,
     rows: Any = slice(None),
 ) -> Proof:
-    """The verdict on results, if `baseline` is the plain formula's in `dtype`.
+    """Verifies results, given the plain formula's results in `dtype` as `baseline`.
 
-    Of outputs and gradients of queries `baseline` and `truth` have the judged rows alone.
+    `baseline` and `truth` contain only the verified rows of the output and of q's gradient.
     """
     worst = Proof(0.0, np.inf)
     for name, verdict in _verdicts(results, baseline, truth, dtype, rows, which):
@@ -105,7 +105,7 @@ def _sentence(name: str, verdict: judge.Verdict) -> str:
 
 @cache
 def references(w: Workload, precision: str) -> tuple[Arrays, Arrays]:
-    """The plain formula's output and gradients of the judged rows: in the dtype and in float64."""
+    """The plain formula's output and gradients in the verified rows, in the dtype and float64."""
     arrays = w.arrays()
     with jax.enable_x64(True):
         truth = _plain_run(w, {name: x.astype(np.float64) for name, x in arrays.items()})
@@ -133,12 +133,12 @@ def _plain_run(w: Workload, arrays: Arrays) -> Arrays:
 
 
 def function(inputs: Any, rows: np.ndarray, visible: jax.Array, w: Workload) -> jax.Array:
-    """The judged rows of the attention of q, k and v, one batch entry at a time."""
+    """Attention of q, k and v in the verified rows, one batch entry at a time."""
     return _entries(inputs["q"][:, rows], inputs["k"], inputs["v"], visible, w.options)
 
 
 def layer(inputs: Any, rows: np.ndarray, visible: jax.Array, w: Workload) -> jax.Array:
-    """The judged rows of `out(attention(query(x), key(x), value(x)))`."""
+    """`out(attention(query(x), key(x), value(x)))` in the verified rows."""
 
     def project(name: str, x: jax.Array) -> jax.Array:
         y = x @ inputs[f"{name}.weight"]

@@ -1,11 +1,11 @@
 """Layers of published models at their own widths, against their classes in transformers.
 
-A layer here computes its rotary angles in the call; a model in transformers computes them once for
-all layers, so that those are made before the time is taken. Swin's attention is given its windows.
+This library's layers compute rotary angles in the call; a transformers model computes them once for
+all layers, so they are computed before timing. Swin's attention takes tokens split into windows.
 
-The proof is `flax_attn.parity.compare`, on many tokens with few heads. This library's layer and the
-class are also compared on few tokens at the published widths; torch's own attention and flax.nnx's,
-which have the same projections around them, are not, since that takes minutes.
+`flax_attn.parity.compare` verifies all on many tokens with few heads. This library's layer and the
+class are also compared on few tokens at the published widths. torch's SDPA and flax.nnx's attention
+use the same projections and are not, since that takes minutes.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,9 +26,9 @@ from .program import JaxProgram, Program, TorchProgram
 from .proof import Proof
 from .workload import Workload
 
-WIDE = 160  # tokens at the published widths: from 128 on "auto" takes blocks
+WIDE = 160  # tokens at the published widths: from 128 on "auto" computes in blocks
 LONG = 1088  # tokens with few heads: above 1,024 blocks run in loops
-SIDE = 7  # of a window of Swin, in tokens
+SIDE = 7  # side of a Swin window, in tokens
 Call = Callable[[Any, Any], Any]
 
 
@@ -37,10 +37,10 @@ class Published:
     """A layer of a published model.
 
     Attributes:
-      config: the fields of its config.json that its attention reads, model_type among them.
-      classes: the start of its classes' names in transformers.
-      index: which layer of the model.
-      sdpa, nnx: why torch's fused attention and flax.nnx's cannot serve it, or "".
+      config: the fields of its config.json that its attention reads, including model_type.
+      classes: prefix of its class names in transformers.
+      index: index of the layer in the model.
+      sdpa, nnx: why torch's fused attention and flax.nnx's cannot run it, or "".
     """
 
     config: dict[str, Any]
@@ -51,14 +51,14 @@ class Published:
 
     @property
     def window(self) -> int | None:
-        """How many keys a query of this layer sees, its own included; None for all."""
+        """Number of visible keys per query of this layer, including its own; None for all."""
         kinds = self.config.get("layer_types")
         local = kinds is not None and kinds[self.index] == "sliding_attention"
         return self.config["sliding_window"] if local else None
 
     @property
     def narrow(self) -> "Published":
-        """The same layer with one key head, or two where no heads are grouped."""
+        """The same layer with one key head, or with two heads if heads are not grouped."""
         heads, shared = self.config["num_attention_heads"], self.config["num_key_value_heads"]
         few = {"num_attention_heads": heads // shared, "num_key_value_heads": 1}
         if heads == shared:
@@ -99,7 +99,7 @@ MODELS = {
 
 
 def workloads(lengths: Sequence[int]) -> list[Workload]:
-    """Every published layer at every length; Swin's is the nearest square of whole windows."""
+    """Returns every layer at every length, for Swin the nearest square of whole windows."""
     workloads = []
     for name, of in MODELS.items():
         heads = of.config.get("num_attention_heads") or of.config["heads"]
@@ -113,7 +113,7 @@ def workloads(lengths: Sequence[int]) -> list[Workload]:
 
 
 def competitors() -> list[Competitor]:
-    """This library's layer, its class in transformers, and its projections with flax.nnx inside."""
+    """Returns this library's layer, transformers' class, and the layer with flax.nnx attention."""
 
     def torch(name: str, family: str, implementation: str) -> Competitor:
         refusal = partial(_refusal, implementation)
@@ -166,20 +166,20 @@ def _rules(of: Published) -> Sequence[Rule]:
 
 
 def _grid(x: Any) -> Any:
-    """Tokens as an image of them: `B T D` to `B rows columns D`."""
+    """Reshapes tokens to an image, `B T D` to `B rows columns D`."""
     side = round(x.shape[1] ** 0.5)
     return x.reshape(x.shape[0], side, side, x.shape[2])
 
 
 def _called(of: Published) -> Call:
-    """`call(layer, x)` of this library's layer."""
+    """Returns `call(layer, x)` for this library's layer."""
     if _is_window(of):
         return lambda layer, x: layer(_grid(x)).reshape(x.shape)
     return lambda layer, x: layer(x)
 
 
 def _nnx(of: Published) -> Call:
-    """The same projections and rotary angles, and flax.nnx's attention of the heads."""
+    """Returns a call with the same projections and rotary angles but flax.nnx's attention."""
 
     def call(layer: Any, x: Any) -> Any:
         q, k, v, _ = layer.project(x, None)
@@ -200,7 +200,7 @@ def _flax(called: Callable[[Published], Call], w: Workload, which: str) -> Progr
 
 
 def _transformers_module(implementation: str, of: Published) -> tuple[Any, Call]:
-    """The module of transformers, and `call(module, x)`."""
+    """Returns the transformers module and `call(module, x)`."""
     library: Any = import_module("transformers")
     kind = of.config["model_type"]
     file: Any = import_module(f"transformers.models.{kind}.modeling_{kind}")
@@ -216,7 +216,7 @@ def _transformers_module(implementation: str, of: Published) -> tuple[Any, Call]
 
     @lru_cache(maxsize=1)
     def handed(length: int, dtype: Any) -> Any:
-        """Angles and mask, made in the call, where a proof in float64 reaches them too."""
+        """Angles and mask, built in the call so that they are float64 where the inputs are."""
         torch: Any = import_module("torch")
         x, places = torch.zeros(1, length, 1, dtype=dtype), torch.arange(length)[None]
         mask = None if implementation == "sdpa" else _mask(of, length, dtype)
@@ -230,7 +230,7 @@ def _transformers_module(implementation: str, of: Published) -> tuple[Any, Call]
 
 
 def _mask(of: Published, length: int, dtype: Any) -> Any:
-    """What eager attention adds to the scores."""
+    """The additive mask of eager attention."""
     torch: Any = import_module("torch")
     hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
     if of.window is not None:
@@ -240,7 +240,7 @@ def _mask(of: Published, length: int, dtype: Any) -> Any:
 
 
 def _windows(layer: Any, x: Any) -> Any:
-    """transformers' attention of a Swin, in windows that are not shifted."""
+    """Applies transformers' Swin attention to unshifted windows."""
     grid = _grid(x)
     B, rows, columns, D = grid.shape
     parts = grid.view(B, rows // SIDE, SIDE, columns // SIDE, SIDE, D).transpose(2, 3)
@@ -265,7 +265,7 @@ def _torch(implementation: str, w: Workload, which: str) -> Program:
 
 
 def _prove(implementation: str, w: Workload, which: str) -> Proof:
-    """All that both sides do on the same weights, gradients too in either pass."""
+    """Compares outputs and gradients with the same weights, whatever the pass."""
     name = w.layer or ""
     if _is_window(_of(w)):
         return _proven(implementation, name, False, w.length)
@@ -278,7 +278,7 @@ def _prove(implementation: str, w: Workload, which: str) -> Proof:
 
 @lru_cache
 def _proven(implementation: str, name: str, narrow: bool, length: int) -> Proof:
-    """In float64 and float32; of flax.nnx, whose softmax is always in float32, in that alone."""
+    """Compares in float64 and float32; flax.nnx in float32 only, since its softmax always is."""
     of = MODELS[name].narrow if narrow else MODELS[name]
     module, call = _transformers_module(
         "eager" if implementation == "flax.nnx" else implementation, of

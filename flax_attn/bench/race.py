@@ -1,4 +1,4 @@
-"""The race: competitors proven, then timed in turns, in another order each round."""
+"""The race: competitors are verified, then timed alternately, in a new order each round."""
 
 import random
 import time
@@ -15,16 +15,16 @@ from .result import LEFT_OUT, MEASURED, TIMED, WRONG, Row
 from .settings import MIN_ROUNDS, Settings, available_memory
 from .workload import BOTH, Workload, platform
 
-MIN_SECONDS = 2e-3  # seconds: what is shorter is run several times for one timing
-NO_TRIAL_SECONDS = 0.5  # seconds: what took longer in its first call needs no trial to be timed
-WARM_UP_SECONDS = 1.0  # seconds: what is shorter is run once untimed before each timing
-CHAIN_SECONDS = 200e-6  # seconds: on an accelerator, what is shorter is chained within one dispatch
+MIN_SECONDS = 2e-3  # seconds: shorter calls are repeated within one timing
+NO_TRIAL_SECONDS = 0.5  # seconds: after a longer first call no trial run is made
+WARM_UP_SECONDS = 1.0  # seconds: shorter calls are run once untimed before each timing
+CHAIN_SECONDS = 200e-6  # seconds: on an accelerator, shorter calls are chained in one dispatch
 Notify = Callable[[str], None]
 
 
 @dataclass
 class Entry:
-    """A proven competitor at the start: its row, its program and the sets of inputs."""
+    """A verified competitor ready for timing: its row, its program and the sets of inputs."""
 
     row: Row
     program: Program
@@ -33,7 +33,7 @@ class Entry:
     chain: Callable[[], None] | None = None
 
     def time(self, round_index: int) -> None:
-        """One timing more, in seconds a call."""
+        """Appends one timing to the row, in seconds per call."""
         placed = self.sets[round_index % len(self.sets)]
         if self.chain is not None:
             start = time.perf_counter()
@@ -42,7 +42,7 @@ class Entry:
             return
         if (self.row.first_seconds or 0) < WARM_UP_SECONDS:
             self.program.wait(self.program.run(placed))
-        at_once = platform() != "cpu"  # calls queue up there, so that dispatch hides behind work
+        at_once = platform() != "cpu"  # accelerators queue calls, which hides dispatch time
         start = time.perf_counter()
         for i in range(self.repeat):
             result = self.program.run(placed)
@@ -51,7 +51,7 @@ class Entry:
         self.row.seconds.append((time.perf_counter() - start) / self.repeat)
 
     def settle(self) -> None:
-        """Finds how many calls make one timing."""
+        """Chooses the number of calls per timing."""
         took = self.row.first_seconds or 0.0
         for placed in self.sets if took < NO_TRIAL_SECONDS else ():
             start = time.perf_counter()
@@ -64,24 +64,24 @@ class Entry:
 
 
 class Race:
-    """Runs workloads, remembering what was proven and how fast each competitor was.
+    """Runs workloads, caching the proofs and each competitor's speed.
 
     Args:
-      competitors: those that are there.
+      competitors: those available on this machine.
       settings: the limits.
     """
 
     def __init__(self, competitors: Sequence[Competitor], settings: Settings):
         self.competitors, self.settings = competitors, settings
-        self.rate: dict[tuple, float] = {}  # seconds a weight, of the last that was timed
+        self.rate: dict[tuple, float] = {}  # seconds per weight in the last timing
         self.cut: dict[tuple, Proof | None] = {}
 
     def run(
         self, w: Workload, which: str, rows: list[Row], notify: Notify = lambda _: None
     ) -> None:
-        """Adds a row for each competitor to `rows`, first proven, then timed; tells what it does.
+        """Appends a row per competitor to `rows`, verified, then timed; `notify` gets progress.
 
-        What is timed before an interrupt stays.
+        Timings made before an interrupt are kept.
         """
         entries = []
         for competitor in self.competitors:
@@ -98,16 +98,16 @@ class Race:
                 self.rate[_kind_of_row(entry.row)] = (entry.row.median or 0.0) / w.cells
 
     def _start(self, competitor: Competitor, row: Row) -> Entry | None:
-        """The competitor compiled and proven; None, and the reason in its row, if it cannot be."""
+        """Compiles and verifies a competitor; None, with the reason in its row, if that fails."""
         try:
             row.reason = self._refusal_of_row(competitor, row) or ""
             return None if row.reason else self._proven(competitor, row)
-        except Exception as error:  # somebody else's code may raise anything
+        except Exception as error:  # third-party code may raise anything
             row.status, row.reason = LEFT_OUT, first_line(error)
             return None
 
     def _refusal_of_row(self, competitor: Competitor, row: Row) -> str | None:
-        """Why this row is not for this competitor, known before anything runs."""
+        """Returns why the competitor skips this row, if known before it runs, or None."""
         w, which = row.workload, row.which
         reason = competitor.refusal(w, which)
         if reason is not None:
@@ -154,9 +154,9 @@ class Race:
         row.reason = "" if row.temporary is not None else "it does not tell its memory"
 
     def _small(self, competitor: Competitor, w: Workload, which: str) -> Proof | None:
-        """The proof of all rows on a smaller workload.
+        """Verifies all rows of a smaller workload; None if `w` is small and nothing is added.
 
-        On an accelerator at "highest" too if the dtype is wider than what its products round to.
+        On an accelerator also at "highest" precision for float32, whose products it rounds.
         """
         cut = w.cut()
         key = competitor.name, cut, which

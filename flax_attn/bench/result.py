@@ -1,4 +1,4 @@
-"""Results: a row for each competitor, workload and pass, told as JSON and read again."""
+"""Results: a row for each competitor, workload and pass, written to and read from JSON."""
 
 import json
 from collections.abc import Sequence
@@ -18,17 +18,17 @@ class Row:
     """One competitor on one workload in one pass.
 
     Attributes:
-      workload, which: what was run, and the pass.
-      competitor: its name; `family` is what `--against` calls it.
-      backend: which of this library's backends ran, "" for others.
-      status: "timed", "measured" (memory alone), "wrong" (and so not timed) or "left out".
+      workload, which: the workload and the pass.
+      competitor: its name; `family` is its name for `--against`.
+      backend: this library's backend that ran, "" for others.
+      status: "timed", "measured" (memory only), "wrong" (not timed) or "left out".
       reason: why it was not timed, or a remark.
-      proof: the worst error and its limit, as the judge had them.
-      compile_seconds, first_seconds: of the compiler, and of the first call.
-      temporary: bytes of temporary memory in the compiled program, or None where nobody tells.
-      seconds: every timing, in the order they were made.
-      counts: over several devices: "blocks" of the busiest device and their "mean", bytes "sent".
-      runs: the same row in each of several runs, if this one stands for them.
+      proof: the worst error and its limit, from `parity.judge`.
+      compile_seconds, first_seconds: duration of compilation and of the first call.
+      temporary: bytes of temporary memory of the compiled program, or None if unknown.
+      seconds: every timing, in order.
+      counts: for several devices, "blocks" of the busiest one, their "mean", and bytes "sent".
+      runs: the same row in each of several runs, if this row merges them.
     """
 
     workload: Workload
@@ -48,12 +48,12 @@ class Row:
 
     @property
     def key(self) -> tuple[Workload, str, str]:
-        """What tells rows apart."""
+        """Identifies the row within a run."""
         return self.workload, self.which, self.competitor
 
     @property
     def median(self) -> float | None:
-        """Of the timings, in seconds."""
+        """The median of the timings, in seconds."""
         return median(self.seconds) if self.seconds else None
 
     @property
@@ -68,17 +68,17 @@ class Row:
 
     @property
     def tflops(self) -> float | None:
-        """10**12 operations a second, visible pairs alone counted."""
+        """TFLOP/s, counting visible pairs only."""
         flops = self.workload.flops(self.which)
         return flops / self.median / 1e12 if self.median and flops else None
 
     @property
     def bandwidth(self) -> float | None:
-        """Bytes a second, if every tensor is moved once."""
+        """Bytes per second, if every tensor is moved once."""
         return self.workload.bytes(self.which) / self.median if self.median else None
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, what follows from the timings included."""
+        """Converts to plain values, including statistics of the timings."""
         return {
             **asdict(replace(self, runs=[])),
             "median_seconds": self.median,
@@ -91,7 +91,7 @@ class Row:
 
 @dataclass
 class Results:
-    """All rows of one run, and what it was run on."""
+    """All rows of one run, and the machine it ran on."""
 
     title: str
     command: str
@@ -101,17 +101,17 @@ class Results:
     complete: bool = False
 
     def write(self, path: Path) -> None:
-        """As JSON."""
+        """Writes the results as JSON."""
         rows = [row.to_dict() for row in self.rows]
         document = {"format": FORMAT, **asdict(self), "rows": rows}
         path.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 def read(path: Path) -> Results:
-    """Results that `Results.write` wrote.
+    """Reads results written by `Results.write`.
 
     Raises:
-      ValueError: if there is no such file, or it holds something else.
+      ValueError: if there is no such file, or it has other contents.
     """
     try:
         document = json.loads(path.read_text("utf-8"))
@@ -131,19 +131,19 @@ def read(path: Path) -> Results:
 
 
 def _row(fields: dict[str, Any]) -> Row:
-    if "contender" in fields:  # as the last release wrote it
+    if "contender" in fields:  # the field's name in the last release
         fields = {**fields, "competitor": fields["contender"]}
     known = {name: fields[name] for name in Row.__dataclass_fields__ if name in fields}
     return Row(**{**known, "workload": Workload(**fields["workload"])})
 
 
 def together(runs: Sequence[Results]) -> Results:
-    """Several runs of one command as one: the timings of all, and each row with its `runs`.
+    """Merges runs of one command: each row has the timings of all, and its `runs`.
 
-    A row that one of them has no figure of is as the last run has it.
+    A row that is not timed in every run is taken unchanged from the last run that contains it.
 
     Raises:
-      ValueError: if they were of other commands, processors or versions.
+      ValueError: if the runs differ in command, machine or versions.
     """
     last = runs[-1]
     for run in runs[:-1]:
@@ -160,7 +160,7 @@ def together(runs: Sequence[Results]) -> Results:
 
 
 def in_each_run(row: Row, of: Row) -> list[tuple[Row, Row]]:
-    """Both as they were in each of the runs that they stand for, or as they are."""
+    """Pairs both rows run by run, or as they are if they merge no runs."""
     return [*zip(row.runs, of.runs, strict=True)] if row.runs and of.runs else [(row, of)]
 
 

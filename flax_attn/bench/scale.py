@@ -1,8 +1,8 @@
-"""What attention over several devices asks of each, told by compiled programs: nothing is timed.
+"""Per-device cost of attention over several devices, from compiled programs; nothing is timed.
 
-A device's memory is the compiler's own account, and what it sends is counted in the traced program.
-Both are the same on devices that one CPU stands for, so no hardware is needed. Before it is
-counted, each way is proven equal to one device, outputs and gradients, on a shorter length.
+A device's memory is the compiler's own figure, and sent bytes are counted in the traced program.
+Both are the same on devices simulated by one CPU, so no hardware is needed. Before counting,
+outputs and gradients of each strategy and layout are verified at a shorter length.
 """
 
 import os
@@ -38,24 +38,24 @@ WAYS = (
     ("ring", "striped"),
     ("ulysses", "contiguous"),
 )
-PROVEN = 128  # tokens of each device: from 128 on "auto" takes blocks
-BLOCK = 128  # tokens of the blocks that are counted
+PROVEN = 128  # tokens per device: from 128 on "auto" computes in blocks
+BLOCK = 128  # tokens per counted block
 Way = tuple[str, str]
 
 
 def workloads(
     lengths: Sequence[int], heads: int, width: int, devices: Sequence[int]
 ) -> list[Workload]:
-    """Every length on one device and on several."""
+    """Returns every length on one device and on each number of devices."""
     one = Workload(1, width, heads, devices=1)
     return [replace(one, length=n, devices=d) for n in lengths for d in (1, *devices)]
 
 
 def rerun_on_devices(arguments: Sequence[str], devices: int) -> int | None:
-    """Runs the command again, on a CPU that stands for so many devices; None if there are enough.
+    """Reruns the command with a CPU simulating `devices` devices; None if there are enough.
 
     Raises:
-      ValueError: if there are fewer accelerators.
+      ValueError: if there are too few accelerators.
     """
     if jax.device_count() >= devices:
         return None
@@ -92,14 +92,14 @@ class ShardedProgram:
         self.function = function
 
     def attention(self, q: Any, k: Any, v: Any) -> Any:
-        """Of tokens in the order of the layout."""
+        """Attention of tokens in the order of the layout."""
         if self.sharding is None:
             return attend(q, k, v, mask=self.w.rule)
         with context_parallel(self.way[0], layout=self.way[1]):
             return attend(q, k, v, mask=self.w.rule)
 
     def shapes(self) -> list[Any]:
-        """What the function is called with."""
+        """Shapes and shardings of the function's arguments."""
         w = self.w
         x = jax.ShapeDtypeStruct(
             (w.batch, w.length, w.heads, w.width), w.dtype, sharding=self.sharding
@@ -107,7 +107,7 @@ class ShardedProgram:
         return [x] * 4
 
     def results(self) -> Arrays:
-        """The output and the gradients of the workload's own arrays, in the order of the tokens."""
+        """Output and gradients for the workload's arrays, in token order."""
         arrays, cut = self.w.arrays(), (self.w.devices, self.way[1])
         names = ("q", "k", "v", COTANGENT)
         inputs = [jax.device_put(place(arrays[x], *cut, axis=1), self.sharding) for x in names]
@@ -117,23 +117,23 @@ class ShardedProgram:
 
 @cache
 def proven(way: Way, w: Workload, which: str) -> Proof:
-    """Against the plain formula in float64, on at most `PROVEN` tokens a device."""
+    """Verifies against the plain formula in float64, on at most `PROVEN` tokens per device."""
     small = replace(w, length=min(w.length, PROVEN * w.devices))
     return judged(ShardedProgram(way, small, which).results(), small, which)
 
 
 class CountRace:
-    """As a race, of which nobody runs: every way compiled and counted."""
+    """Like `Race`, but compiles each strategy and layout and counts its costs without timing."""
 
     def run(self, w: Workload, which: str, rows: list[Row], notify: Any = lambda _: None) -> None:
-        """Adds a row for each way to `rows`."""
+        """Appends a row for each strategy and layout to `rows`."""
         for way in (ALONE,) if w.devices == 1 else WAYS:
             row = Row(w, which, ", ".join(way) if way != ALONE else way[0], OWN_FAMILY)
             rows.append(row)
             notify(f"{w.devices} devices, {row.competitor}")
             try:
                 _fill_counts(way, row)
-            except Exception as error:  # a sentence that says what would fit
+            except Exception as error:  # its message says which sizes fit
                 row.status, row.reason = LEFT_OUT, first_line(error)
 
 
@@ -157,7 +157,7 @@ def _fill_counts(way: Way, row: Row) -> None:
 
 
 def blocks(way: Way, w: Workload) -> np.ndarray:
-    """Of each device: blocks of queries and keys of all its heads, in which something is seen."""
+    """Number of query-key blocks with visible pairs on each device, over all its heads."""
     strategy, layout = way
     size = min(BLOCK, max(1, w.length // (2 * w.devices)))
     at = positions(w.length, w.devices, layout).reshape(w.devices, -1, size)
@@ -167,7 +167,7 @@ def blocks(way: Way, w: Workload) -> np.ndarray:
 
 
 def sent(jaxpr: Any, devices: int) -> float:
-    """The bytes that a device sends in a traced program, steps of a scan each counted."""
+    """Bytes that a device sends in a traced program, counting every step of a scan."""
     return sum(times * _sent(eqn, devices) for eqn, times in _equations(jaxpr, 1))
 
 
@@ -190,7 +190,7 @@ def _sent(eqn: Any, n: int) -> float:
 
 
 def _equations(jaxpr: Any, times: int) -> Iterator[tuple[Any, int]]:
-    """Every equation, and how often it is run."""
+    """Yields every equation and the number of times it runs."""
     for eqn in jaxpr.eqns:
         yield eqn, times
         each = times * eqn.params["length"] if eqn.primitive.name == "scan" else times
@@ -203,13 +203,13 @@ def _equations(jaxpr: Any, times: int) -> Iterator[tuple[Any, int]]:
 
 
 def _inner(value: Any) -> Any:
-    """The jaxpr that a parameter of an equation holds, or None."""
+    """Returns the jaxpr inside a parameter of an equation, or None."""
     value = getattr(value, "jaxpr", value)
     return value if hasattr(value, "eqns") else None
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
-    """Memory, blocks and bytes for each length."""
+    """Returns a table of memory, blocks and sent bytes for each length."""
     header = ["devices", "strategy, layout", "pass", "memory", "of one device", "blocks a device"]
     header += ["busiest / mean", "sent", "a hop", "error / limit"]
     tables = []

@@ -1,4 +1,4 @@
-"""How a benchmark is run: rounds, time, and what may be tried."""
+"""Benchmark settings: rounds, time and memory limits."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,12 @@ class Settings:
     """Limits of one run.
 
     Attributes:
-      rounds: how often each competitor is timed, at most.
-      seconds: how long one row of competitors may be timed, about; the first three rounds are run
-        in any case.
-      call: the longest single call; a competitor that is expected to take longer is left out.
-      sets: how many sets of inputs take turns.
-      timed: whether anything is timed; else only the memory of the compiled program is asked.
+      rounds: maximum number of timings per competitor.
+      seconds: approximate limit for timing all competitors of a workload; the first three rounds
+        always run.
+      call: longest single call in seconds; a competitor expected to take longer is left out.
+      sets: number of sets of inputs, used in turn.
+      timed: whether anything is timed; else only the compiled program's memory is reported.
     """
 
     rounds: int = 15
@@ -30,7 +30,7 @@ MIN_ROUNDS = 3
 
 
 def available_memory() -> float:
-    """Bytes that a competitor may fill: most of what is free, of the accelerator if there is one."""
+    """Bytes that a competitor may use: most of the free memory, of the accelerator if present."""
     stats = jax.devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
     if stats and "bytes_limit" in stats:
         return 0.9 * (stats["bytes_limit"] - stats.get("bytes_in_use", 0))
@@ -38,5 +38,5 @@ def available_memory() -> float:
         with open("/proc/meminfo", encoding="utf-8") as file:
             lines = dict(line.split(":", 1) for line in file)
         return 0.8 * 1024 * float(lines["MemAvailable"].split()[0])
-    except (OSError, KeyError):  # no Linux: nothing is known
+    except (OSError, KeyError):  # not Linux: unknown
         return np.inf

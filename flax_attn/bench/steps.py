@@ -1,4 +1,4 @@
-"""Tables of decoding: milliseconds a token, the bytes that it reads, and the ratios."""
+"""Tables for decoding: milliseconds per step, bytes read, and ratios."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -12,12 +12,12 @@ LIMIT = "cache read once"
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
-    """Others' times over this library's, and every figure; of each the least of its timings."""
+    """Returns the ratios of times to this library's, then every figure, from least timings."""
     return [_ratios(rows), _figures(rows)]
 
 
 def least(row: Row | None) -> float | None:
-    """The shortest timing, which other work on the machine has lengthened least."""
+    """The shortest timing, which is least affected by other work on the machine."""
     return min(row.seconds, default=None) if row else None
 
 

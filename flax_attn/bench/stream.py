@@ -1,4 +1,4 @@
-"""The tables of ratios while they grow: each row is shown as soon as it is measured."""
+"""Prints the ratio tables while they grow, each row as soon as it is measured."""
 
 from collections.abc import Callable
 
@@ -12,21 +12,21 @@ Say = Callable[[str], object]
 
 
 class Stream:
-    """Shows every row of the tables that come first, once.
+    """Prints each row of the first tables once.
 
     Args:
-      results: which grow.
+      results: the growing results.
       say: prints a line.
     """
 
     def __init__(self, results: Results, say: Say):
         self.results, self.say = results, say
-        self._shown: dict[str, int] = {}  # rows, by the title of their table
+        self._shown: dict[str, int] = {}  # number of rows by table title
         self._header: list[str] = []
         self._widths: list[int] = []
 
     def update(self) -> None:
-        """Shows what has come since the last call."""
+        """Prints the rows added since the last call."""
         first, _ = split(tables(self.results))
         for table in first:
             rows = table.rows[self._shown.get(table.title, 0) :]
@@ -37,11 +37,11 @@ class Stream:
             self._shown[table.title] = len(table.rows)
 
     def rest(self) -> list[Table]:
-        """The tables that were not shown: every figure."""
+        """Returns the tables that were not printed: every figure."""
         return [table for table in tables(self.results) if table.title not in self._shown]
 
     def _begin(self, table: Table) -> None:
-        """A new heading: columns are as wide as the first row needs, and a bit more."""
+        """Prints a heading; columns are slightly wider than the latest row needs."""
         self._header = table.header
         cells = zip(table.header, table.rows[-1], strict=True)
         self._widths = [max(len(name), len(cell) + 1) for name, cell in cells]

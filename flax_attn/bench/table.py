@@ -1,4 +1,4 @@
-"""Tables of results, ratios first, as plain cells for the screen and the page."""
+"""Tables of results as plain cells, ratios first, for the terminal and the page."""
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -9,12 +9,12 @@ from .result import LEFT_OUT, MEASURED, TIMED, Results, Row, in_each_run
 from .workload import DELTA, LAYER, Workload
 
 MAX_COLUMNS = 8
-MAX_BUSY_SHARE = 0.5  # of the cores taken by others
-MIN_KERNEL_TFLOPS = 100.0  # TFLOP/s in 16 bits on a GPU: less, and it was no kernel
+MAX_BUSY_SHARE = 0.5  # of the cores, used by other processes
+MIN_KERNEL_TFLOPS = 100.0  # in 16 bits on a GPU: a lower rate means no fused kernel ran
 
 
 def tables(results: Results) -> list[Table]:
-    """Ratios for each group of shapes, then every figure."""
+    """Returns ratios for each group of shapes, then every figure."""
     if any(row.workload.stored for row in results.rows):
         return [table for table in steps.tables(results.rows) if table.rows]
     if any(row.workload.devices for row in results.rows):
@@ -25,27 +25,27 @@ def tables(results: Results) -> list[Table]:
 
 
 def split(all_tables: Sequence[Table]) -> tuple[list[Table], list[Table]]:
-    """The tables that are shown first, and the others: every figure is the ratio too, if alone."""
+    """Splits into ratios and figures; without ratios, the figures come first."""
     ratios = [table for table in all_tables if table.header[0] != "ratio"]
     figures = [table for table in all_tables if table.header[0] == "ratio"]
     return (ratios, figures) if ratios else (figures, [])
 
 
 def value(row: Row) -> float | None:
-    """What ratios are made of: the median time, or bytes where nothing was timed."""
+    """The value that ratios compare: the median time, or bytes if nothing was timed."""
     if row.status == MEASURED:
         return None if row.temporary is None else float(row.temporary)
     return row.median if row.status == TIMED else None
 
 
 def base(rows: Iterable[Row]) -> Row | None:
-    """This library's row among those of one workload and pass: its own choice first."""
+    """This library's row for one workload and pass, preferring its own choice of backend."""
     mine = [row for row in rows if row.family == "flax_attn" and value(row)]
     return next((row for row in mine if row.competitor == "flax_attn"), mine[0] if mine else None)
 
 
 def ratio(row: Row, of: Row | None) -> str:
-    """How many times as much as this library: `3.1x`, or `2.9x to 3.4x` in several runs."""
+    """Ratio to this library's value: `3.1x`, or `2.9x to 3.4x` over several runs."""
     if of is None:
         return ""
     pairs = [(value(a), value(b)) for a, b in in_each_run(row, of)]
@@ -64,7 +64,7 @@ def _groups(rows: Sequence[Row]) -> list[list[Row]]:
 
 
 def heading(w: Workload) -> str:
-    """What the workloads of one group share."""
+    """Describes what the workloads of one group share."""
     if w.layer == DELTA:
         return f"{w.layer}, {w.heads} heads of width {w.width}, {w.dtype}"
     if w.layer not in (None, LAYER):
@@ -75,7 +75,7 @@ def heading(w: Workload) -> str:
 
 
 def races(rows: Sequence[Row]) -> list[list[Row]]:
-    """Rows by workload and pass."""
+    """Groups rows by workload and pass."""
     return [list(g) for _, g in groupby(rows, key=lambda row: row.key[:2])]
 
 
@@ -103,20 +103,20 @@ def _ratios(group: Sequence[Row], results: Results) -> list[Table]:
 
 
 def _peak(row: Row | None, results: Results) -> str:
-    """The share of the rate of a large matrix product that a row reaches."""
+    """A row's FLOP/s as a share of the measured matmul peak."""
     peak = results.machine["peak_flops"].get(row.workload.dtype) if row else None
     return _share(row.tflops and row.tflops * 1e12, peak) if row else ""
 
 
 def _filled(table: Table) -> Table:
-    """Without the columns in which nothing stands."""
+    """Removes empty columns."""
     used = [i for i in range(len(table.header)) if any(cells[i] for cells in table.rows)]
     rows = [[cells[i] for i in used] for cells in table.rows]
     return Table(table.title, [table.header[i] for i in used], rows)
 
 
 def cell(row: Row | None) -> str:
-    """The time of a row, or its bytes."""
+    """Formats the time of a row, or its bytes."""
     if row is None or value(row) is None:
         return "-"
     return bytes_of(row.temporary) if row.status == MEASURED else time_of(row.median)
@@ -165,7 +165,7 @@ def _where(row: Row) -> str:
 
 
 def remarks(results: Results) -> list[str]:
-    """Sentences that the tables do not say."""
+    """Sentences about what the tables do not show."""
     sentences = [f"{name}: {reason}." for name, reason in results.absent.items()]
     unmeasured: dict[tuple, list[str]] = {}
     for row in results.rows:
@@ -188,8 +188,8 @@ def remarks(results: Results) -> list[str]:
     for row in results.rows:
         if row.competitor == "flax_attn" and _kernel_warning(row, results.machine["platform"]):
             sentences.append(
-                f"{row.competitor} at {row.workload}, {row.which}, reaches {row.tflops:.0f} TFLOP/s "
-                f"by the backend {row.backend!r}: the plain formula or blocks, and no kernel; "
+                f"{row.competitor} at {row.workload}, {row.which}, reaches {row.tflops:.0f} "
+                f"TFLOP/s by the backend {row.backend!r}: the plain formula or blocks, and no kernel; "
                 "flax_attn.explain tells why."
             )
     return sentences
@@ -202,7 +202,7 @@ def _kernel_warning(row: Row, platform: str) -> bool:
 
 
 def compared(results: Results, old: Results) -> Table:
-    """The old time over the new one, row by row: more than 1 is faster than before."""
+    """Table of old time over new time for each row: more than 1 is faster than before."""
     before = {row.key: value(row) for row in old.rows}
     rows = []
     for row in results.rows:
@@ -222,7 +222,7 @@ def _amount_text(row: Row, amount: float) -> str:
 
 
 def unfinished(results: Results) -> None:
-    """Says of rows that an interrupt left without a figure that it did."""
+    """Marks the rows that an interrupt left without a figure."""
     for row in results.rows:
         if (row.status == TIMED and not row.seconds) or (row.status == LEFT_OUT and not row.reason):
             row.status, row.reason = LEFT_OUT, "stopped before it was measured"

@@ -1,4 +1,4 @@
-"""The nine torch implementations that the book compares; torch is imported when one is built."""
+"""The nine torch implementations from the book; torch is imported when one is built."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -9,11 +9,11 @@ from .program import device
 from .weights import NOTEBOOK, combined, einsum, separate, wrapper
 from .workload import BOTH, Workload
 
-REF = "torch_ref"  # where the whiteboard implementations are
+REF = "torch_ref"  # package of the PyTorch reference implementations
 
 
 def config(w: Workload) -> dict[str, Any]:
-    """What the book's layers are built with."""
+    """Constructor arguments of the book's layers."""
     shape = {"d_in": w.features, "d_out": w.features, "context_length": w.length}
     return {**shape, "dropout": 0.0, "num_heads": w.heads, "qkv_bias": True}
 
@@ -30,7 +30,7 @@ def _wrapped(w: Workload) -> Any:
 
 
 def _fused(w: Workload, kernel: Any) -> Any:
-    """One projection, then `kernel(q, k, v)` on B N T H, then another projection."""
+    """One qkv projection, then `kernel(q, k, v)` on B N T H, then an output projection."""
     nn = import_module("torch").nn
 
     class Fused(nn.Module):
@@ -86,7 +86,7 @@ def _flex(w: Workload) -> Any:
 
 
 def no_backward_of_flex(w: Workload, which: str) -> str | None:
-    """Why FlexAttention cannot be run, or None."""
+    """Returns why FlexAttention cannot run, or None."""
     if which == BOTH and device() == "cpu":
         return "FlexAttention has no backward pass on a CPU"
     return None
@@ -102,7 +102,7 @@ def _of_packed(w: Workload) -> Plan:
 
 
 EAGER, OWN = "torch.eager", "nn.MultiheadAttention"
-BOOK_LAYERS = (  # name, family, module, layout, how many arrays of weights it holds
+BOOK_LAYERS = (  # name, family, module, layout, `Competitor.quadratic`
     (
         "wrapper of causal heads",
         EAGER,
@@ -146,7 +146,7 @@ BOOK_LAYERS = (  # name, family, module, layout, how many arrays of weights it h
 
 
 def with_weights(module: Any, weights: Mapping[str, Any], like: Any) -> Any:
-    """The module in eval mode, on the device and in the dtype of `like`, with these weights."""
+    """Loads weights into a module, in eval mode and with the device and dtype of `like`."""
     torch = import_module("torch")
     module = module.to(device=like.device, dtype=like.dtype).eval()
     named = dict(module.named_parameters())

@@ -1,6 +1,6 @@
-"""The competitors for any variant: this library's layer against its whiteboard twin in torch.
+"""Competitors for any variant: this library's layer against its PyTorch reference.
 
-The weights are carried by `flax_attn.parity.port`, the proof is `flax_attn.parity.compare`.
+`flax_attn.parity.port` copies the weights, `flax_attn.parity.compare` verifies the results.
 """
 
 import inspect
@@ -20,14 +20,14 @@ from .proof import Proof
 from .torch_layers import REF
 from .workload import BOTH, Workload
 
-PROVEN = 2**20  # weights: more are proven on fewer
+PROVEN = 2**20  # attention weights: a larger workload is verified at a smaller size
 
 
 @cache
 def variants() -> dict[str, type[nnx.Module]]:
-    """Every layer of this library that the sizes of a workload can build, by the name of its file.
+    """Returns the layers that a workload's sizes can build, by the name of their file.
 
-    Others, such as those for images, need sizes that a workload does not have.
+    Others, such as those for images, need sizes that a workload does not contain.
     """
     exports = (getattr(flax_layers, name) for name in vars(flax_layers))
     modules = [x for x in exports if isinstance(x, type) and issubclass(x, nnx.Module)]
@@ -40,7 +40,7 @@ def variants() -> dict[str, type[nnx.Module]]:
 
 
 def competitors(variant: str) -> list[Competitor]:
-    """The layer, its twin, and its twin compiled."""
+    """Returns the layer, its PyTorch reference, and the compiled reference."""
     name = variants()[variant].__name__
     return [
         Competitor(f"{OWN_FAMILY}.{name}", OWN_FAMILY, _flax, prove=_prove),
@@ -71,26 +71,26 @@ def _class_of(w: Workload) -> type[nnx.Module]:
 
 
 def _inputs(w: Workload) -> int:
-    """How many arrays the call needs."""
+    """Number of arrays that the call requires."""
     parameters = list(inspect.signature(_class_of(w).__call__).parameters.values())[1:]
     return sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
 
 
 def config(w: Workload) -> dict[str, Any]:
-    """What the constructor must be given, by the sizes of the workload."""
+    """The constructor's required arguments, from the sizes of the workload."""
     known = _sizes_as_arguments(w)
     return {name: known[name] for name in _required(_class_of(w)) if name in known}
 
 
 def _required(kind: type[nnx.Module]) -> list[str]:
-    """The arguments without which a layer cannot be built."""
+    """Names of the constructor's required arguments."""
     parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     return [p.name for p in named if p.default is p.empty]
 
 
 def _sizes_as_arguments(w: Workload) -> dict[str, Any]:
-    """The arguments of layers that a workload's sizes tell."""
+    """Constructor arguments that follow from a workload's sizes."""
     width, halves = w.features, w.heads // 2 if w.heads % 2 == 0 else w.heads
     known = dict.fromkeys(("d_in", "d_out", "embed_dim", "in_features", "d_encoder"), width)
     known |= dict.fromkeys(("d_decoder", "units", "head_size"), width)
@@ -99,7 +99,7 @@ def _sizes_as_arguments(w: Workload) -> dict[str, Any]:
 
 
 def layer(w: Workload) -> nnx.Module:
-    """This library's."""
+    """Builds this library's layer."""
     kind = _class_of(w)
     module = kind(**config(w), rngs=nnx.Rngs(w.seed))  # pyright: ignore[reportCallIssue]
     module.eval()
@@ -107,7 +107,7 @@ def layer(w: Workload) -> nnx.Module:
 
 
 def twin(w: Workload) -> Any:
-    """The whiteboard's."""
+    """Builds the PyTorch reference."""
     kind = _class_of(w)
     module = getattr(import_module(f"{REF}.{w.layer}"), kind.__name__)(**config(w))
     return module.eval()
@@ -131,7 +131,7 @@ def _torch(compiled: bool, w: Workload, which: str) -> Program:
     like = tensor(w.arrays()["x"])
     module = module.to(device=like.device, dtype=like.dtype)
     run = torch.compile(module) if compiled else module
-    inputs = _inputs(w)  # here, since what follows is timed
+    inputs = _inputs(w)  # computed outside the timed call
 
     def pack(tensors: Any) -> Any:
         return [tensors["x"], *module.parameters()]

@@ -1,7 +1,7 @@
-"""One set of weights in every layer's own layout, and every layer's gradients back in that of one.
+"""One set of weights in every layer's own layout, and every layer's gradients mapped back to it.
 
-The set is `query, key, value, out`, each a `weight`, `(in, out)`, and a `bias`. A layout is a
-`Plan`: `forward` gives a layer's arrays by their paths, `back` gives those of the set by name.
+The set is `query, key, value, out`, each with a `weight`, `(in, out)`, and a `bias`. A layout is a
+`Plan`: `forward` returns a layer's arrays by path, `back` returns arrays of the set by name.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from ..weights.rule import Rule
 from .workload import PROJECTIONS
 
 THREE = "{query,key,value}"
-NOTEBOOK = ("W_query", "W_key", "W_value", "out_proj")  # the book's names of the four
+NOTEBOOK = ("W_query", "W_key", "W_value", "out_proj")  # the book's names for the four projections
 
 
 def layout(*rules: Rule) -> Plan:
-    """The plan of these rules, of which each takes what those before it have left of the set."""
+    """Builds a plan from rules; each applies to the names that the rules before it left over."""
     names = [f"{name}.{kind}" for name in PROJECTIONS for kind in ("weight", "bias")]
     moves = []
     for rule in rules:
@@ -34,13 +34,13 @@ def paths(plan: Plan) -> list[str]:
 
 
 def separate(layers: Sequence[str], weight: str, transposed: bool) -> Plan:
-    """Four projections apart, each a weight, `(out, in)` if turned, and a bias."""
+    """Four separate projections, each with a weight, `(out, in)` if transposed, and a bias."""
     pairs = zip(PROJECTIONS, layers, strict=True)
     return layout(*(rule for pair in pairs for rule in _linear(*pair, weight, transposed)))
 
 
 def combined(weight: str, bias: str, out: str, kernel: str, transposed: bool) -> Plan:
-    """Queries, keys and values out of one projection: paths of weight and bias; and `out`."""
+    """One qkv projection with its weight and bias at these paths, and `out`."""
     return layout(
         Rule(
             f"{THREE}.weight -> {weight}", f"c i o -> {'(c o) i' if transposed else 'i (c o)'}", c=3
@@ -51,13 +51,13 @@ def combined(weight: str, bias: str, out: str, kernel: str, transposed: bool) ->
 
 
 def einsum(out: str, kernel: str, transposed: bool) -> Plan:
-    """`W_query` of shape `(out, in)`, `b_query`, ...; and `out_proj`."""
+    """`W_query` of shape `(out, in)`, `b_query` and so on, and `out`."""
     rest = Rule("*.weight -> W_*", "i o -> o i"), Rule("*.bias -> b_*")
     return layout(*_linear("out", out, kernel, transposed), *rest)
 
 
 def wrapper(heads: int, first: str, out: str, kernel: str, transposed: bool) -> Plan:
-    """Heads apart, each with three projections; and `out`."""
+    """Separate heads, each with three projections, and `out`."""
     if heads == 1:
         layers = [f"{first}.heads.0.W_{name}" for name in PROJECTIONS[:3]]
         return separate([*layers, out], kernel, transposed)
@@ -74,7 +74,7 @@ def wrapper(heads: int, first: str, out: str, kernel: str, transposed: bool) -> 
 
 
 def by_heads(heads: int) -> Plan:
-    """flax.nnx's: kernels of shape `(in, heads, width)`, and `(heads, width, out)` at the end."""
+    """flax.nnx's layout: kernels `(in, heads, width)`, and `(heads, width, out)` for `out`."""
     return layout(
         Rule("out.weight -> out.kernel", "(n h) o -> n h o", n=heads),
         Rule("out.bias -> out.bias"),

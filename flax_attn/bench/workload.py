@@ -1,4 +1,4 @@
-"""A workload: the sizes, mask and dtype that all competitors share, its inputs and its costs."""
+"""Workload: sizes, mask and dtype shared by all competitors, with its inputs and costs."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -16,37 +16,36 @@ FORWARD, BOTH = "fwd", "fwd+bwd"
 PASSES = (FORWARD, BOTH)
 EXTRAS = ("plain", "softcap", "sinks")
 DTYPES = ("float32", "bfloat16", "float16")
-MAX_PROVEN_WEIGHTS = (
-    2**25
-)  # weights that are proven one by one; of more, some rows, and all of a smaller one
+# Above this many attention weights, some rows and a smaller workload are verified instead.
+MAX_PROVEN_WEIGHTS = 2**25
 SHORT_LENGTH, SHORT_HEADS = 1024, 2
 COTANGENT = "cotangent"
 LAYER = "multi_head"  # the layer whose implementations are compared
 DELTA = "gated delta rule"  # the recurrence whose forms are compared
-GATED = ("q", "k", "v", "g", "beta")  # what it takes
+GATED = ("q", "k", "v", "g", "beta")  # its inputs
 PROJECTIONS = ("query", "key", "value", "out")
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One attention, or one whole layer of width `heads * width`, and what it is run on.
+    """Sizes, mask and dtype of one attention, or of one layer of width `heads * width`.
 
     Attributes:
-      length: T, and S.
-      width: H, and h: of one head.
+      length: T and S.
+      width: H and h, the width of one head.
       heads: N.
       batch: B.
       dtype: of inputs and weights.
       mask: "causal", "full" or "window", which is causal too.
-      extra: "softcap", logits capped at 50, or "sinks", one a head from -1 to 1; else "plain".
-      window: how many keys a query of a window sees, its own included.
-      layer: None for the function of q, k and v; `DELTA`; for a whole layer `LAYER` or another.
-      stored: for a step of decoding, the tokens in the longest row once its token is written, of a
-        cache with room for `length`; 0 for no step. Row b of B holds a share of (b + 1) / B.
-      kv_heads: K of a step, 0 for N.
+      extra: "softcap", logits capped at 50; "sinks", one per head from -1 to 1; else "plain".
+      window: number of visible keys per query of a window, including its own.
+      layer: None for attention of q, k and v; `DELTA`; for a whole layer, `LAYER` or another name.
+      stored: for a decoding step, number of tokens in the longest row including the new one, in a
+        cache of `length` slots; 0 for no step. Row b of B has a share of (b + 1) / B.
+      kv_heads: K of a decoding step, 0 for N.
       model_width: D of a published layer, 0 for `heads * width`.
-      store: of a step, "int8", or "latent" for keys and values from one latent; else "".
-      devices: over how many the length goes; 0 for attention that is not asked for that.
+      store: of a decoding step, "int8", or "latent" for keys and values from one latent; else "".
+      devices: number of devices the length is sharded over; 0 outside `--preset scale`.
       seed: of the inputs and weights.
 
     >>> causal = Workload(length=1024, width=64, heads=2)
@@ -72,27 +71,27 @@ class Workload:
 
     @property
     def rule(self) -> Mask:
-        """The mask as `attend` takes it."""
+        """The `mask` argument of `attend`."""
         if self.window is not None:
             return Window(self.window - 1, 0)
         return CAUSAL if self.mask == "causal" else FULL
 
     @property
     def options(self) -> dict[str, Any]:
-        """What `attend` takes beside the mask."""
+        """The other keyword arguments of `attend`."""
         if self.extra == "softcap":
             return {"score": Softcap(50.0)}
         return {"sinks": jnp.linspace(-1.0, 1.0, self.heads)} if self.extra == "sinks" else {}
 
     @property
     def describe_mask(self) -> str:
-        """The mask and what comes with it, in words."""
+        """Describes the mask and the extra in words."""
         mask = self.mask if self.window is None else f"window {self.window}"
         return mask if self.extra == "plain" else f"{mask}, {self.extra}"
 
     @property
     def pairs(self) -> int:
-        """The query-key pairs of a head that are visible."""
+        """Number of visible query-key pairs per head."""
         if self.mask == "full":
             return self.length**2
         keys = min(self.length, self.window or self.length)
@@ -100,7 +99,7 @@ class Workload:
 
     @property
     def cells(self) -> int:
-        """The query-key pairs of all heads and batch entries, hidden ones too."""
+        """Number of query-key pairs over all heads and batch entries, including masked ones."""
         return self.batch * self.heads * self.length**2
 
     @property
@@ -109,9 +108,9 @@ class Workload:
         return self.model_width or self.heads * self.width
 
     def flops(self, which: str) -> int:
-        """`2 B N pairs (H + h)`, and 2.5 times as much backward; a layer's projections 1 and 2."""
+        """FLOPs: `2 B N pairs (H + h)`; backward adds 2.5 times that, and 2 for projections."""
         if self.layer not in (None, LAYER):
-            return 0  # another function, whose operations nobody has counted
+            return 0  # FLOPs of other layers are not counted
         attention = 2 * self.batch * self.heads * self.pairs * 2 * self.width
         tokens = self.batch * self.length
         projections = 4 * 2 * tokens * self.features**2 if self.layer else 0
@@ -120,19 +119,19 @@ class Workload:
         return attention * 7 // 2 + projections * 3
 
     def bytes(self, which: str) -> int:
-        """What must be moved at least: q, k, v, o; backward these, and as many gradients."""
+        """Minimum bytes moved: q, k, v, o; backward adds these and as many gradients."""
         tensor = self.batch * self.length * self.features * jnp.dtype(self.dtype).itemsize
         return tensor * (4 if which == FORWARD else 12)
 
     def arrays(self, draw_index: int = 0) -> dict[str, np.ndarray]:
-        """Normal inputs, weights (of a layer) and a cotangent, rounded to the dtype; by name.
+        """Normal inputs, layer weights and a cotangent by name, rounded to the dtype.
 
-        They are read-only: every competitor is given the same.
+        Read-only, since all competitors share them.
         """
         return dict(_arrays(self, draw_index))
 
     def drawn(self, draw_index: int) -> dict[str, np.ndarray]:
-        """The arrays of `arrays`, drawn anew."""
+        """Draws the arrays of `arrays` without caching."""
         draw = np.random.default_rng((self.seed, draw_index)).standard_normal
         tokens = (self.batch, self.length)
         shapes: dict[str, tuple[int, ...]] = {}
@@ -164,27 +163,27 @@ class Workload:
         }
 
     def cut(self, whole: int | None = None) -> "Workload":
-        """The same on so few weights that all of them can be proven."""
+        """Returns a workload with few enough attention weights to verify all of them."""
         if self.cells <= (MAX_PROVEN_WEIGHTS if whole is None else whole):
             return self
         heads = min(self.heads, SHORT_HEADS)
         return replace(self, batch=1, heads=heads, length=min(self.length, SHORT_LENGTH))
 
     def rows(self) -> np.ndarray:
-        """The queries that are proven on this very shape: all, or the ends and some between."""
+        """Query indices verified at this shape: all, or the ends and some between."""
         if self.cells <= MAX_PROVEN_WEIGHTS:
             return np.arange(self.length)
         draw = np.random.default_rng(self.seed).integers
         return np.unique([0, 1, self.length // 2, self.length - 1, *draw(self.length, size=12)])
 
     def only(self, arrays: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
-        """`arrays` with a cotangent that asks for `rows` alone, so that only these matter."""
+        """`arrays` with the cotangent zeroed outside `rows`, so that only these matter."""
         cotangent = np.zeros_like(arrays[COTANGENT])
         cotangent[:, rows] = arrays[COTANGENT][:, rows]
         return {**arrays, COTANGENT: cotangent}
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """Converts to plain values."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -198,7 +197,7 @@ class Workload:
         return f"{sizes}, {self.describe_mask}, {self.dtype}{devices}"
 
 
-@lru_cache(maxsize=2)  # which takes a second for some million numbers
+@lru_cache(maxsize=2)  # drawing some million numbers takes a second
 def _arrays(w: Workload, draw_index: int) -> Mapping[str, np.ndarray]:
     arrays = w.drawn(draw_index)
     for x in arrays.values():
@@ -211,5 +210,5 @@ def _unit(x: np.ndarray) -> np.ndarray:
 
 
 def platform() -> str:
-    """Where JAX computes: "cpu", "gpu" or "tpu"."""
+    """The platform that JAX uses: "cpu", "gpu" or "tpu"."""
     return jax.devices()[0].platform

@@ -1,6 +1,6 @@
-"""`flax-attn check-device`: is this library right on this machine, and how fast is it?
+"""`flax-attn check-device`: checks correctness and speed of this library on this machine.
 
-Each part is a process of its own, which leaves its file as soon as a row is known, so a part that
-crashes or runs out of time loses nothing of the others. The command itself computes nothing, so
-every part has the whole device.
+Each part is a separate process that writes each row to its file as soon as it is known, so a crash
+or a timeout in one part does not affect the others. The command itself computes nothing, so that
+every part can use the whole device.
 """

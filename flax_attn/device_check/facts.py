@@ -6,11 +6,11 @@ from ..backends.platform import cores
 from ..bench.machine import machine
 from .task import Task, rows_of
 
-PROCESSES = 8  # at most: each holds some hundred MiB of a GPU's memory
+PROCESSES = 8  # maximum: each takes some hundred MiB of a GPU's memory
 
 
 def run(task: Task) -> None:
-    """Writes one row: what `flax-attn bench` says of a machine, and the share of memory free."""
+    """Writes one row: the machine as in `flax-attn bench`, device count and usable memory."""
     import jax
 
     stats = jax.devices()[0].memory_stats() or {}
@@ -19,13 +19,13 @@ def run(task: Task) -> None:
 
 
 def known(task: Task) -> dict[str, Any]:
-    """The row of this part, read by a later one; "cpu" if it has left none."""
+    """Reads the row of this part for a later one; platform "cpu" if there is none."""
     rows = [row for row in rows_of(task.out, "machine") if "platform" in row]
     return rows[0] if rows else {"platform": "cpu"}
 
 
 def processes(task: Task) -> int:
-    """How many processes may compute at once: a TPU belongs to one."""
+    """Number of processes that may compute at once: one on a TPU, which cannot be shared."""
     platform = known(task)["platform"]
     if platform == "tpu":
         return 1

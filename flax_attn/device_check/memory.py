@@ -1,4 +1,4 @@
-"""Part five: the memory of attention, forward and backward, at T and at 2T tokens."""
+"""Part five: memory of attention, forward and backward, at T and at 2T tokens."""
 
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ Item = tuple[str, int, int, str]  # way, T, H, dtype
 
 
 def run(task: Task) -> None:
-    """Writes a row for each way and length, each computed in a process of its own."""
+    """Writes a row for each implementation and length, each computed in a separate process."""
     T, H, dtype = (1024, 16, "float32") if task.small else (8192, 128, "bfloat16")
     items = [(way, n, H, dtype) for way in WAYS for n in (T, 2 * T)]
     for item in task.in_time(items, len(items), "measurements of memory"):
@@ -28,7 +28,7 @@ def run(task: Task) -> None:
 
 
 def _measured(item: Item) -> dict[str, Any]:
-    """Bytes of temporary memory in the compiled program, and the most that the device has held."""
+    """Bytes of temporary memory of the compiled program, and the device's peak memory."""
     way, T, H, dtype = item
     x = jnp.zeros((1, T, 4, H), dtype)
     attention = (

@@ -1,4 +1,4 @@
-"""The report: a section in Markdown, made of the files that the parts have left."""
+"""The report: a Markdown section built from the files that the parts wrote."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,17 +13,17 @@ from .task import LEFT_OUT, rows_of
 Row = dict[str, Any]
 WRONG = ("different", "failed")
 BENCHES = ("flash", "decode")
-MAX_WRONG_LINES = 20  # lines of what is wrong; the files have all
+MAX_WRONG_LINES = 20  # listed in the report; the files contain all
 
 
 def markdown(out: Path) -> str:
-    """The section of one device: whether it is right, fast, and what was left out."""
+    """Formats the section of one device: correctness, speed, memory and what was left out."""
     parts = [_heading(out), _right(out), _wrong(out), _fast(out), _memory(out), _left_out(out)]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def count_wrong(out: Path) -> int:
-    """How many rows of all parts differ or failed; of a benchmark those of this library alone."""
+    """Number of rows that differ or failed; in benchmarks, only this library's rows."""
     wrong = sum(row.get("verdict") in WRONG for part in PARTS for row in rows_of(out, part))
     return wrong + sum(row.status == "wrong" and row.family == "flax_attn" for row in _timed(out))
 
@@ -33,7 +33,7 @@ def _timed(out: Path) -> list[Any]:
 
 
 def timed_rows(out: Path, part: str) -> list[Row]:
-    """The verdicts of the benchmarks, which have files of their own, if that is the part."""
+    """Verdicts of the benchmarks, which have separate files, if `part` is "speed"."""
     return [{"verdict": row.status} for row in _timed(out)] if part == "speed" else []
 
 
@@ -61,7 +61,7 @@ def name_of(facts: Row) -> str:
 
 
 def _right(out: Path) -> str:
-    """The tables of what was compared."""
+    """Formats the tables of the compared layers and requests."""
     layers = _counts(rows_of(out, "layers"), ("dtype",))
     backends = _counts(rows_of(out, "requests"), ("backend", "dtype"))
     text = ["### Is it right?"]
@@ -91,7 +91,7 @@ def _right(out: Path) -> str:
 
 
 def _counts(rows: Sequence[Row], by: tuple[str, ...]) -> dict[tuple, Row]:
-    """By these fields, how many rows have each verdict, and the largest share."""
+    """Number of rows per verdict, and the largest share, grouped by these fields."""
     counts: dict[tuple, Row] = {}
     for row in rows:
         if row.get("verdict") == LEFT_OUT or any(name not in row for name in by):
@@ -115,7 +115,7 @@ def _table(by: Sequence[str], counts: dict[tuple, Row]) -> str:
 
 
 def _wrong(out: Path) -> str:
-    """A line for each row that differs or failed."""
+    """Lists the rows that differ or failed."""
     lines = []
     for part in PARTS:
         for row in rows_of(out, part):
@@ -156,7 +156,7 @@ def _fast(out: Path) -> str:
 
 
 def _memory(out: Path) -> str:
-    """Temporary bytes at T and 2T; linear is 2x, quadratic 4x."""
+    """Formats temporary bytes at T and 2T; linear growth is 2x, quadratic 4x."""
     rows = [row for row in rows_of(out, "memory") if "temporary" in row]
     if not rows:
         return ""
@@ -184,7 +184,7 @@ def _mebibytes(count: int | None) -> str:
 
 
 def _left_out(out: Path) -> str:
-    """What was not tried, and why."""
+    """Lists what was not run, and why."""
     rows = [row for part in PARTS for row in rows_of(out, part)]
     lines = [f"* {r['what']}: {r['reason']}" for r in rows if r.get("verdict") == LEFT_OUT]
     return "\n".join(["### Left out", "", *lines]) if lines else ""

@@ -1,4 +1,4 @@
-"""One part of the check as a process: `python -m flax_attn.device_check.part NAME OUT UNTIL`."""
+"""Runs one part of the check: `python -m flax_attn.device_check.part NAME OUT UNTIL`."""
 
 import sys
 from importlib import import_module
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from .task import Task
 
-# In the order in which they run: the name of a part's file, its module, and its share of the time.
+# In order of execution: the name of a part's file, its module, and its share of the time.
 PARTS = {
     "machine": ("facts", 0.05),
     "layers": ("replay", 0.25),
@@ -17,7 +17,7 @@ PARTS = {
 
 
 def main() -> None:
-    """Runs the part that the command line names."""
+    """Runs the part named on the command line."""
     name, out, until, *small = sys.argv[1:]
     module = import_module(f".{PARTS[name][0]}", __package__)
     module.run(Task(Path(out), name, float(until), bool(small)))

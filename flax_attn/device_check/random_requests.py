@@ -1,4 +1,4 @@
-"""Requests to attention, drawn by a seed: masks, scores, sizes and dtypes that users ask for."""
+"""Seeded random requests to attention, over masks, scores, sizes and dtypes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from ..scores import IDENTITY, Score
 
 Random = np.random.Generator
 DTYPES = ("bfloat16", "float32", "bfloat16", "float16")
-# B, T, S, N, K, H, h: no two free sizes agree where a kernel allows it.
+# B, T, S, N, K, H, h: independent sizes differ where a kernel allows it.
 SIZES = (
     (2, 384, 384, 8, 2, 64, 64),
     (1, 640, 640, 4, 4, 128, 128),
-    (3, 250, 250, 6, 3, 64, 64),  # no multiple of a block
+    (3, 250, 250, 6, 3, 64, 64),  # not a multiple of a block
     (2, 128, 512, 4, 1, 128, 128),
     (1, 320, 320, 2, 2, 256, 256),
     (2, 192, 448, 6, 2, 96, 64),
-    (4, 1, 700, 8, 4, 128, 128),  # a step of decoding
+    (4, 1, 700, 8, 4, 128, 128),  # a decoding step
 )
 SMALL = ((2, 48, 48, 4, 2, 16, 16), (1, 17, 40, 3, 1, 8, 12), (2, 1, 70, 4, 2, 16, 16))
 
@@ -32,10 +32,10 @@ class Request:
     """One call of `attend`.
 
     Attributes:
-      words: what is asked for, in a line.
+      words: one-line description.
       sizes: B, T, S, N, K, H, h.
       dtype: of q, k and v.
-      mask, score, options: as `attend` takes them; the options are sinks and dropout.
+      mask, score, options: arguments of `attend`; the options are sinks and dropout.
       seed: of the inputs.
     """
 
@@ -48,7 +48,7 @@ class Request:
     seed: int
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Normal q, k, v and cotangent, and the sinks if there are any, rounded to the dtype."""
+        """Normal q, k, v and cotangent, and sinks if requested, rounded to the dtype."""
         draw = np.random.default_rng(self.seed).standard_normal
         B, T, S, N, K, H, h = self.sizes
         shapes = {"q": (B, T, N, H), "k": (B, S, K, H), "v": (B, S, K, h)}
@@ -58,7 +58,7 @@ class Request:
 
 
 def request(i: int, small: bool = False, seed: int = 0) -> Request:
-    """The i-th request of a seed; the first of them have each mask once, and no score.
+    """Returns the i-th request of a seed; the first ones use each mask once, without a score.
 
     >>> print(request(1).words)
     CAUSAL, float32, B 1, T 640, S 640, N 4, K 4, H 128, h 128
@@ -68,7 +68,7 @@ def request(i: int, small: bool = False, seed: int = 0) -> Request:
     mask_names, score_names = list(MASKS), list(SCORES)
     mask_name = mask_names[i % len(mask_names)]
     if "Documents" in mask_name:
-        table = [sizes for sizes in table if sizes[1] == sizes[2]]  # the same tokens
+        table = [sizes for sizes in table if sizes[1] == sizes[2]]  # T = S
     sizes = table[i % len(table)]
     plain = i < len(mask_names) or drawn.random() < 0.4
     score_name = "" if plain else score_names[drawn.integers(len(score_names))]
@@ -84,14 +84,14 @@ def request(i: int, small: bool = False, seed: int = 0) -> Request:
 
 
 def _segments(drawn: Random, sizes: tuple[int, ...]) -> Mask:
-    """Four packed documents by their ids; queries are the last tokens."""
+    """Four packed documents given by ids; queries are the last tokens."""
     B, T, S = sizes[:3]
     ids = np.sort(drawn.integers(0, 4, (B, S)), axis=1)
     return masks.Segments(q_ids=ids[:, S - T :], kv_ids=ids) & masks.Causal("end")
 
 
 def _packed(drawn: Random, sizes: tuple[int, ...]) -> masks.Documents:
-    """Packed documents by their lengths, of which one may be 0, and padding."""
+    """Packed documents given by lengths, which may be 0, and padding."""
     B, T = sizes[:2]
     cuts = np.sort(drawn.integers(0, T + 1, (B, 4)), axis=1)
     return masks.Documents(np.diff(cuts, prepend=0, axis=1))
@@ -111,7 +111,7 @@ def _dense(drawn: Random, sizes: tuple[int, ...]) -> Mask:
 
 
 def _every_third(drawn: Random, sizes: tuple[int, ...]) -> Mask:
-    """A user's function: near keys, and every third of all."""
+    """A user-defined mask: near keys, and every third of all."""
     return masks.MaskFn(lambda b, n, q, k: (abs(q - k) < 9) | (k % 3 == n % 3))
 
 

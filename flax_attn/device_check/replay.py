@@ -1,7 +1,7 @@
-"""Part two: what PyTorch gave for every layer when it was recorded, against this device.
+"""Part two: PyTorch's recorded results for every layer, against this device.
 
 In float32 with IEEE products, since a GPU rounds float32 products to ten bits by default, and in
-bfloat16. The judge is that of `flax-attn parity`: an error may be a few times PyTorch's own.
+bfloat16. As in `flax-attn parity`, an error may be a few times PyTorch's own.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ SMALL_LAYERS = 6  # layers of a small check
 
 
 def run(task: Task) -> None:
-    """Writes a row for each case and dtype: one case of every layer first, then the others."""
+    """Writes a row for each case and dtype, beginning with one case of every layer."""
     with Workers(processes(task)) as workers:
         listed = _in_order(select_cases(CASES, (), workers).cases)
         chosen = listed[:SMALL_LAYERS] if task.small else listed
@@ -36,7 +36,7 @@ def run(task: Task) -> None:
 
 
 def _in_order(listed: Sequence[Listed]) -> list[Listed]:
-    """The first case of each layer, the second of each, and so on."""
+    """Orders cases: the first case of each layer, the second of each, and so on."""
     count: dict[str, int] = {}
     ordered = []
     for case in listed:
@@ -46,7 +46,7 @@ def _in_order(listed: Sequence[Listed]) -> list[Listed]:
 
 
 def _replayed(item: tuple[Listed, str]) -> Report | None:
-    """The report of a case in one dtype; None if it was never recorded in it."""
+    """Returns the report of a case in one dtype; None if it was not recorded in it."""
     listed, dtype = item
     case = Job(listed, live=False, eager=False).case
     if dtype not in case.dtypes:
@@ -68,6 +68,6 @@ def _write(task: Task, case: Listed, dtype: str, result: Report | Failure | None
 
 
 def worst_share(report: Report) -> float:
-    """The largest error of a report over what it may be."""
+    """The largest ratio of an error to its limit in a report."""
     verdicts = [row.verdict for row in report.rows if row.verdict.shows and row.verdict.limit]
     return max((v.error / v.limit for v in verdicts), default=0.0)

@@ -1,7 +1,7 @@
 """Part three: every backend that accepts a request, against the plain formula in float64.
 
-Outputs and all gradients. The judge allows what it allows a port: a few times the error that the
-plain formula itself makes in the working dtype on this device. Float32 products are IEEE ones.
+Outputs and all gradients are compared. The limit is the same as for a port: a few times the plain
+formula's own error in the working dtype on this device. Float32 products are IEEE products.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 class Item(NamedTuple):
-    """A request by its number; `backends` are those still to be tried, None for all."""
+    """A request by its index; `backends` are those still to run, None for all."""
 
     number: int
     small: bool
@@ -33,7 +33,7 @@ class Item(NamedTuple):
 
 
 def run(task: Task) -> None:
-    """Writes a row for each request and backend, one that refuses included."""
+    """Writes a row for each request and backend, including refusals."""
     count = FEW if task.small else COUNT
     with Workers(processes(task)) as workers:
         results = workers.map(_checked, [Item(i, task.small) for i in range(count)])
@@ -43,22 +43,22 @@ def run(task: Task) -> None:
 
 
 def _rows(result: Any) -> list[Row]:
-    """The rows of a request, or one that says why there are none."""
+    """Returns the rows of a request, or one row with its failure."""
     if isinstance(result, Failure):
         return [{"backend": "-", "verdict": "failed", "text": result.text}]
     return result
 
 
 def _with_remaining(rows: list[Row], number: int, small: bool) -> list[Row]:
-    """The rows, and those of backends behind one that failed: from a process of their own each."""
+    """Adds the rows of the backends after one that failed, computed in a new process."""
     while untried := rows[-1].pop("untried", None) if rows else None:
-        with Workers() as workers:  # those of the other requests are at work meanwhile
+        with Workers() as workers:  # the shared ones are busy with other requests
             rows += _rows(workers.call(_checked, Item(number, small, tuple(untried))))
     return rows
 
 
 def _checked(item: Item) -> list[Row] | LastResult:
-    """The rows of one request, up to a backend that fails: it may have broken the device."""
+    """Returns the rows of one request, up to a failing backend, which may break the device."""
     drawn_request = request(item.number, item.small)
     arrays = drawn_request.arrays()
     with jax.enable_x64(True):
@@ -82,8 +82,8 @@ def _checked(item: Item) -> list[Row] | LastResult:
 
 
 def _refusals(drawn_request: Request, arrays: Arrays) -> dict[str, str | None]:
-    """By backend, why it does not serve the request, or None."""
-    shape: Any = jax.ShapeDtypeStruct  # in place of an array, where nothing but its shape is asked
+    """Returns, by backend, why it refuses the request, or None."""
+    shape: Any = jax.ShapeDtypeStruct  # `explain` reads only shapes and dtypes
     q, k, v = (shape(arrays[x].shape, drawn_request.dtype) for x in "qkv")
     verdicts = explain(q, k, v, mask=drawn_request.mask, **_options(drawn_request, arrays))
     return {verdict.backend: verdict.refusal for verdict in verdicts}
@@ -99,7 +99,7 @@ def _judged(
 ) -> Row:
     try:
         results = plain if backend == "reference" else _computed(drawn_request, arrays, backend)
-    except Exception as error:  # a kernel that accepts and does not compile may raise anything
+    except Exception as error:  # a kernel that fails to compile may raise anything
         text = f"{type(error).__name__}: {str(error).strip()[:2000]}"
         return {"verdict": "failed", "text": text}
     proof = against(results, plain, truth, drawn_request.dtype, BOTH)
@@ -110,7 +110,7 @@ def _judged(
 
 
 def _computed(drawn_request: Request, arrays: Arrays, backend: str) -> Arrays:
-    """The output and the gradients of q, k, v and sinks by one backend."""
+    """Output and gradients of q, k, v and sinks, computed by one backend."""
     inputs = {name: jnp.asarray(arrays[name]) for name in INPUTS if name in arrays}
     out, grads = jax.jit(_both(drawn_request, backend))(inputs, jnp.asarray(arrays["cotangent"]))
     return {"output": np.asarray(out), **{name: np.asarray(x) for name, x in grads.items()}}

@@ -1,4 +1,4 @@
-"""Part four: `flax-attn bench` over lengths, and a step of decoding, each proven equal first."""
+"""Part four: `flax-attn bench` over lengths and for a decoding step, each verified first."""
 
 import time
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from ..bench.workload import BOTH, FORWARD, Workload
 from .facts import known
 from .task import Task
 
-NUMBERS = 2**23  # of q, at most: all gradients are judged, and a processor takes its time for that
-FEATURES = 2048  # of a token, where that leaves so few numbers
+NUMBERS = 2**23  # maximum elements of q, since verifying all gradients is slow on the host
+FEATURES = 2048  # maximum per token
 FLASH, DECODE = "flash", "decode"
 OTHERS = ("jax.nn", "torch")
 SETTINGS = Settings(rounds=7, seconds=1.0, call=2.0)
@@ -26,7 +26,7 @@ Run = tuple[Workload, str]
 
 
 class TimeIsUp(Exception):
-    """The time is over in the middle of a workload."""
+    """Raised when time runs out in the middle of a workload."""
 
 
 def run(task: Task) -> None:
@@ -43,17 +43,17 @@ def run(task: Task) -> None:
 
 
 def results_of(out: Path, name: str) -> Path:
-    """The file of one benchmark."""
+    """Path of the results of one benchmark."""
     return out / f"{name}.json"
 
 
 def _backends(task: Task) -> tuple[str, ...]:
-    """What is timed: the automatic choice, and what else there may be."""
+    """Backends to time: the automatic choice, then specific ones."""
     return ("auto", "blockwise") if task.small else ("auto", "blockwise", "tokamax")
 
 
 def _flash(small: bool) -> list[Run]:
-    """The most telling first, since time may be short."""
+    """Workloads and passes, most informative first, since time may be short."""
     if small:
         return [(Workload(n, 32, 2, 1), which) for n in (128, 256) for which in (FORWARD, BOTH)]
 

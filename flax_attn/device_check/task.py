@@ -1,4 +1,4 @@
-"""What a part of the check is given, and the rows that it leaves in its file."""
+"""The task of a part of the check, and the rows that it writes to its file."""
 
 import json
 import time
@@ -17,10 +17,10 @@ class Task:
     """One part of the check.
 
     Attributes:
-      out: the folder that its file goes to.
-      part: its name, and the name of its file.
-      until: when it must have ended, in seconds since 1970.
-      small: whether few and small inputs are wanted, as on a CPU.
+      out: folder of its file.
+      part: name of the part and of its file.
+      until: deadline, in seconds since 1970.
+      small: whether to use few and small inputs, as on a CPU.
     """
 
     out: Path
@@ -30,21 +30,21 @@ class Task:
 
     @property
     def seconds_left(self) -> float:
-        """How long it may still run."""
+        """Time until the deadline."""
         return self.until - time.time()
 
     def write(self, **row: Any) -> None:
-        """Adds a row, with the time, to the part's file, where it stays whatever comes next."""
+        """Appends a row, with the time, to the part's file at once, so that a crash keeps it."""
         row = {**row, "at": round(time.time(), 1)}
         with file_of(self.out, self.part).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
     def leave_out(self, what: str, reason: str = NO_TIME) -> None:
-        """Adds a row that says what was not tried, and why."""
+        """Appends a row for what was not run, and why."""
         self.write(verdict=LEFT_OUT, what=what, reason=reason)
 
     def in_time(self, items: Iterable[A], total: int, what: str) -> Iterator[A]:
-        """The items until the time is over; then a row says how many of `total` were left out."""
+        """Yields items until the deadline, then writes how many of `total` were left out."""
         done = 0
         for item in items:
             yield item
@@ -55,12 +55,12 @@ class Task:
 
 
 def file_of(out: Path, part: str) -> Path:
-    """The file of a part's rows: one JSON object a line."""
+    """Path of a part's rows, one JSON object per line."""
     return out / f"{part}.jsonl"
 
 
 def rows_of(out: Path, part: str) -> list[dict[str, Any]]:
-    """What a part has left so far; a line that was cut off is dropped."""
+    """Reads the rows that a part has written so far; incomplete lines are dropped."""
     file, rows = file_of(out, part), []
     for line in file.read_text("utf-8").splitlines() if file.exists() else ():
         try:

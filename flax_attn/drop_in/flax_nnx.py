@@ -147,8 +147,7 @@ def _mask(mask: Any, is_causal: bool) -> Mask:
     mask = jnp.asarray(mask)
     if not any(jnp.issubdtype(mask.dtype, kind) for kind in (bool, jnp.integer, jnp.floating)):
         raise TypeError(
-            f"mask must be boolean, or a number that is not 0 where a query may look; "
-            f"got {mask.dtype}."
+            f"mask must be boolean, or non-zero where a query may attend; got {mask.dtype}."
         )
     boolean_mask = Dense(mask != 0)
     return CAUSAL & boolean_mask if is_causal else boolean_mask

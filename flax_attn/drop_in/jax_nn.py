@@ -184,7 +184,7 @@ def _boolean(mask: Any) -> Bool[Array, "..."]:
     mask = jnp.asarray(mask)
     if mask.dtype != jnp.bool_:
         raise TypeError(
-            f"mask must be boolean, True where a query may look; got {mask.dtype}. "
+            f"mask must be boolean, True where a query may attend; got {mask.dtype}. "
             "An additive mask (0 and -inf) goes to bias=."
         )
     return mask

@@ -1,8 +1,8 @@
-"""Published configs: from a config.json and the index of a layer to its attention layer.
+"""Builds attention layers from published configs: a config.json and the index of a layer.
 
-A family is one file here and its line in `_choose.py`; in `parity_tests/families` a line says where
-its classes in transformers are, and two configs or more are proven. Model types that have the same
-attention under another name are found by `python -m parity_tests.core.families.aliases`.
+A family is one file here and its line in `_table.py`; `parity_tests/families` names its classes in
+transformers and compares at least two configs with them. Model types that have the same attention
+under another name are found by `python -m parity_tests.core.families.aliases`.
 """
 
 from ._aliases import ALIASES as ALIASES

@@ -1,6 +1,6 @@
-"""ALiBi by the place of the key, as Bloom and Falcon have it, instead of by the distance.
+"""ALiBi by the position of the key, as in Bloom and Falcon, instead of by the distance.
 
-Under a causal mask both give the same weights, since they differ by one number for each query.
+Under a causal mask both give the same weights, since they differ by a constant for each query.
 """
 
 import jax
@@ -14,10 +14,10 @@ from ..scores import Score
 
 @frozen
 class KeyAlibi(Score):
-    """`logit + slopes[n] * k`, k the place of the key.
+    """`logit + slopes[n] * k`, where k is the position of the key.
 
     Args:
-      num_heads: N, which the slopes follow from.
+      num_heads: N, which determines the slopes.
 
     >>> score = KeyAlibi(3)
     >>> float(score(jnp.asarray(1.0), 0, 2, 0, 4))
@@ -33,11 +33,11 @@ class KeyAlibi(Score):
 
 @frozen
 class RoundedKeyAlibi(Score):
-    """`logit + factor * bfloat16(slopes[n] * k)`, whose slope and place are rounded before.
+    """`logit + factor * bfloat16(slopes[n] * k)`, with slopes and positions rounded first.
 
     Args:
-      num_heads: N, which the slopes follow from.
-      factor: that the rounded bias is multiplied with.
+      num_heads: N, which determines the slopes.
+      factor: multiplier of the rounded bias.
 
     >>> score = RoundedKeyAlibi(3, 0.5)
     >>> float(score(jnp.asarray(1.0), 0, 2, 0, 257))  # in bfloat16 257 is 256
@@ -54,5 +54,5 @@ class RoundedKeyAlibi(Score):
 
 
 def bfloat16(x: jax.Array) -> jax.Array:
-    """`x` rounded to bfloat16, also where a compiler would keep more digits."""
+    """Rounds `x` to bfloat16, even where a compiler would keep more digits."""
     return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)

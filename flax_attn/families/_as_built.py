@@ -1,4 +1,4 @@
-"""Fields that a model_type does not read, and whose value is what its attention has anyway."""
+"""Fields that a model_type does not read, but whose value its attention has anyway."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +16,7 @@ def _has_bias(layer: nnx.Module) -> Any:
 
 
 def _rotated_width(layer: nnx.Module) -> Any:
-    """How many components of a head the rotary turns; None without a rotary."""
+    """Number of rotated components of a head; None without a rotary."""
     rotary = getattr(layer, "rotary", None)
     if rotary is None:
         return None
@@ -55,7 +55,7 @@ def _is_multi_query(layer: nnx.Module) -> Any:
     return None if count is None else count == 1
 
 
-# By field, what a layer has of it; None where it cannot be told.
+# Returns a field's value from a layer; None where it cannot be determined.
 BUILT: Mapping[str, Callable[[nnx.Module], Any]] = {
     **dict.fromkeys(("use_qk_norm", "qk_layernorm"), _has_norms),
     **dict.fromkeys(("qkv_bias", "use_qkv_bias", "attention_bias", "query_bias"), _has_bias),
@@ -71,6 +71,6 @@ BUILT: Mapping[str, Callable[[nnx.Module], Any]] = {
 
 
 def is_as_built(field: str, value: Any, layer: nnx.Module) -> bool:
-    """Whether a layer has what a field says, so that nothing has to be said of it."""
+    """Whether a layer already has the value of a field, so that no warning is needed."""
     built = BUILT[field](layer) if field in BUILT else None
     return built is not None and bool(built == value)

@@ -1,4 +1,4 @@
-"""From the `model_type` of a config to its family."""
+"""Maps the `model_type` of a config to its family."""
 
 import os
 from collections.abc import Mapping
@@ -20,13 +20,13 @@ from ._unread import read_by_any, warn_of_unread
 
 SERVED = {*FAMILIES, *ALIASES}
 _READ_BY_ANY = read_by_any(FAMILIES)
-_MOST = 10  # names in an error
+_MOST = 10  # names listed in an error
 SAME = (
     " If its attention is that of a type that is served, name that one, "
     '{**config, "model_type": "llama"}.'
 )
 NEWER = f" It may be newer than transformers 5.23, or its author's own.{SAME}"
-# Of model types that people ask for, why there is none.
+# Why some model types that users request are not supported.
 WHY_NOT = {
     "beit": "its bias by the distance of patches has rows of its own for the class token",
     "detr": "positions are added to its queries and keys in every layer, and not to its values",
@@ -47,45 +47,44 @@ def attention(
     dtype: Any = None,
     param_dtype: Any = jnp.float32,
 ) -> nnx.Module:
-    """The attention layer that a published config says layer `index` has.
+    """Returns the attention layer of layer `index` of a published config.
 
-    Both spellings are read: `rope_parameters`, as transformers 5 writes them, and `rope_theta` with
-    `rope_scaling`, as older files have them. A missing field has the default of its class in
+    Both spellings are read: `rope_parameters`, as written by transformers 5, and `rope_theta` with
+    `rope_scaling`, as in older files. A missing field takes the default of its class in
     transformers. `ALIASES` lists model types that have the attention of another one.
 
-    `layer(x)` applies the mask that the config gives this layer: causal, with a window or chunks,
-    or none in an encoder. A row that sees nothing, which only padding makes, gives zeros;
-    `layer(x, empty="mean")` of decoders gives the mean of the values, as transformers does. The
-    dropout of the weights, `attention_dropout` or `attn_pdrop`, is the layer's; that of the output
-    and the sum with the residual stand outside.
+    `layer(x)` applies the mask that the config specifies for this layer: causal, with a window or
+    chunks, or none in an encoder. Fully masked rows, which only padding causes, give zeros;
+    `layer(x, empty="mean")` of decoders gives the mean of the values, as transformers does. Dropout
+    of the attention weights, `attention_dropout` or `attn_pdrop`, is part of the layer; dropout of
+    the output and the residual sum are not.
 
     A field that this model_type does not read warns once, by name, if other model types read it
-    of their attention, or if it is by a slip of typing one that this one reads and the config
+    for their attention, or if it looks like a typo of a field that this one reads and the config
     lacks.
 
     Shapes: the layer takes x `*B T hidden_size` and returns the same; part="cross" also takes a
-    memory `*B S hidden_size`, and looks at x itself without one. Encoders of images that reduce or
-    cut into windows (Swin, SegFormer, PVT, SAM) take a whole image, `*B Y X channels`.
+    memory `*B S hidden_size`, and attends to x itself without one. Image encoders that reduce or
+    use windows (Swin, SegFormer, PVT, SAM) take a whole image, `*B Y X channels`.
 
     Args:
       config: the contents of a config.json, `to_dict()` of a config in transformers, or the path of
-        such a file or of its folder. Where its model_type is missing or unknown, its
-        `architectures` say which it is.
-      index: which layer of the model, from 0.
-      part: one of `parts(config)`: "encoder", "decoder" or "cross"; where both stand in every
-        layer "attention" or "recurrent"; of a whole model for texts, images and sound "text",
-        "vision" or "audio". None for a model without parts.
-      rngs: source of the random start and of the dropout.
-      dtype: of the arithmetic; None promotes x and the weights.
+        such a file or of its folder. If its model_type is missing or unknown, its `architectures`
+        determine it.
+      index: index of the layer in the model, from 0.
+      part: one of `parts(config)`: "encoder", "decoder" or "cross"; "attention" or "recurrent" if
+        every layer has both; "text", "vision" or "audio" of a multimodal model. None for a model
+        without parts.
+      rngs: source of the initial weights and of the dropout.
+      dtype: of the computation; None promotes x and the weights.
       param_dtype: of the weights.
 
     Raises:
-      ValueError: for an unknown model_type, an index beyond the model or of a layer without
-        attention, a part, heads that do not
-        divide, rotary parameters of an unknown kind or in two spellings that differ, a field whose
-        value is not served or that has two values under two names, a whole model without a part, or
-        a quantization_config that does not leave the attention alone; for a file that cannot be
-        read.
+      ValueError: for an unknown model_type or part, an index beyond the model or of a layer without
+        attention, heads that do not divide, rotary parameters of an unknown type or in two
+        spellings that differ, a field whose value is not supported or that has two values under two
+        names, a multimodal model without a part, or a quantization_config that includes the
+        attention; for a file that cannot be read.
       TypeError: if the config is neither a dict nor a path.
 
     Source: the modelling code of transformers 5.23.
@@ -111,10 +110,10 @@ def attention(
 
 
 def family_of(config: Mapping[str, Any], part: str | None) -> tuple[Family, Config]:
-    """The family of a config's model_type, or of one of its parts, and the config as it reads it.
+    """Returns the family of a config or of its part, and the config as that family reads it.
 
     Raises:
-      ValueError: for a model_type that is not served, or a part.
+      ValueError: for an unsupported model_type or part.
     """
     entry, name = family_entry(config), config["model_type"]
     family = _of_part(name, entry, part)
@@ -124,18 +123,18 @@ def family_of(config: Mapping[str, Any], part: str | None) -> tuple[Family, Conf
 
 
 def places_of(family: Family, config: Config, index: int) -> tuple[str, ...]:
-    """Where the whole model has the attention of a layer: one place, or several alike."""
+    """Module paths of a layer's attention in the whole model: one, or several equal ones."""
     places = family.path(config, index) or PATHS.get(str(config.entry("model_type")), USUAL)
     places = (places,) if isinstance(places, str) else places
     return tuple(place.replace("{}", str(index)) for place in places)
 
 
 def resolved(config: Any, part: str | None) -> tuple[Mapping[str, Any], str | None]:
-    """The config of one model of a type that is served, if there is one, and the part of that.
+    """Returns the config of a single model, chosen by `part`, and the part within that model.
 
     Raises:
-      ValueError: for a whole model of which no part, or none that there is, is asked for.
-      TypeError: as of `attention`.
+      ValueError: for a multimodal model, if `part` is missing or unknown.
+      TypeError: as in `attention`.
     """
     fields = contents(config)
     configs = whole(fields, SERVED)
@@ -149,7 +148,7 @@ def resolved(config: Any, part: str | None) -> tuple[Mapping[str, Any], str | No
 
 
 def _several(name: Any, configs: Mapping[str, Mapping[str, Any]], part: str | None) -> str:
-    """What is said of a whole model of which no part, or none that there is, is asked for."""
+    """Error message for a multimodal model if `part` is missing or unknown."""
     types = [f"{x} ({each['model_type']})" for x, each in configs.items()]
     among = [repr(x) for x, each in configs.items() if each["model_type"] in SERVED]
     of = f"model_type {name!r} is of a model of several parts: {', '.join(types)}; "
@@ -159,17 +158,17 @@ def _several(name: Any, configs: Mapping[str, Mapping[str, Any]], part: str | No
 
 
 def parts(config: Mapping[str, Any] | str | os.PathLike[str]) -> dict[str, int]:
-    """What `part` may be for a config, and how many layers each has; empty for a model without.
+    """Returns the values of `part` with their number of layers; empty for a model without parts.
 
-    Of a whole model, those whose attention is served: "text", "vision", "audio", or "text.decoder"
-    where that has parts too.
+    For a multimodal model, the parts with supported attention: "text", "vision", "audio", or
+    "text.decoder" if the text model has parts too.
 
     Args:
-      config: as of `attention`.
+      config: as in `attention`.
 
     Raises:
       ValueError: for an unknown model_type.
-      TypeError: as of `attention`.
+      TypeError: as in `attention`.
 
     >>> parts({"model_type": "bart"}), parts({"model_type": "llama"})
     ({'encoder': 12, 'decoder': 12, 'cross': 12}, {})
@@ -195,7 +194,7 @@ def _depth(config: Mapping[str, Any], part: str | None) -> int:
 
 
 def family_entry(config: Mapping[str, Any]) -> Family | Parts:
-    """The family of a config's model_type, or those of its parts; errors as of `family_of`."""
+    """Returns the family of a config's model_type, or of each part; raises as `family_of`."""
     name = config.get("model_type")
     families = {**{family: family for family in FAMILIES}, **ALIASES}
     if not isinstance(name, str) or name not in families:
@@ -204,7 +203,7 @@ def family_entry(config: Mapping[str, Any]) -> Family | Parts:
 
 
 def _not_served(name: Any, names: list[str]) -> str:
-    """Why there is no attention of a model_type."""
+    """Error message for an unsupported model_type."""
     if name in KNOWN:
         why = f": {WHY_NOT[name]}." if name in WHY_NOT else f".{SAME}"
         return f"model_type {name!r} is known to transformers, and its attention is not served{why}"

@@ -1,4 +1,4 @@
-"""A published config as the families read it: fields, defaults, and one sentence where it fails."""
+"""A published config as families read it: fields, defaults and checks."""
 
 import functools
 import sys
@@ -14,29 +14,29 @@ from ..weights.rule import Rule
 
 LIBRARY = __file__.rpartition("families")[0]
 Names = Mapping[str, tuple[str, ...]]
-# Kinds of layers as older files call them.
+# Layer types that older files name differently.
 RENAMED = {"attention": "full_attention", "mamba": "linear_attention"}
-USUAL = "layers.{}.self_attn"  # where most models have the attention of a layer
+USUAL = "layers.{}.self_attn"  # the most common path of a layer's attention
 NONE: Names = MappingProxyType({})
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class SameAs(str):
-    """A default that is the value of another field, whose name this is."""
+    """A default that is the value of another field, named by this string."""
 
 
 class Config:
     """The fields of one config.
 
-    A field that is missing takes the default of its class in transformers, which stands in the
-    family's file. Families ask by one word for one thing, as Llama's files call it; `names` says
-    what the files of a family call it: `hidden_size` is `n_embd` in GPT-2.
+    A missing field takes the default of its class in transformers, listed in the family's file.
+    Families use the field names of Llama; `names` maps them to the names in a family's files:
+    `hidden_size` is `n_embd` in GPT-2.
 
     Args:
-      fields: the config, as `json.load` or `to_dict()` gives it.
+      fields: the config, as returned by `json.load` or `to_dict()`.
       defaults: of the fields that the family reads, by the names of its class.
-      names: all names of a field in files of this family where it has others, its class's first.
-      fixed: fields that are as they are here, whatever the config says, by the families' words.
+      names: all names of a field in this family's files if they differ, its class's first.
+      fixed: values that override the config, by Llama's names.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Config:
         self._entries, self.defaults, self._names, self._fixed = fields, defaults, names, fixed
 
     def __getitem__(self, name: str) -> Any:
-        """A field, or its default."""
+        """Returns a field, or its default."""
         if name in self._fixed:
             return self._fixed[name]
         name = self.name(name)
@@ -57,22 +57,22 @@ class Config:
         return self[value] if isinstance(value, SameAs) else value
 
     def replaced(self, **fields: Any) -> "Config":
-        """The same with these fields."""
+        """Returns a copy with these fields fixed."""
         return Config(self._entries, self.defaults, self._names, {**self._fixed, **fields})
 
     def entry(self, name: str) -> Any:
-        """A field that the config itself has, else None."""
+        """Returns a field that the config itself contains, else None."""
         return self._fixed[name] if name in self._fixed else self._entries.get(self.name(name))
 
     def is_explicit_null(self, name: str) -> bool:
-        """Whether the config itself has a field, and None there."""
+        """Whether the config itself contains a field and its value is None."""
         return self.name(name) in self._entries and self.entry(name) is None
 
     def name(self, field: str) -> str:
-        """What this config calls a field, or what its class does where the config lacks it.
+        """The config's name of a field, or its class's name if the config lacks it.
 
         Raises:
-          ValueError: if it has the field under two names that differ.
+          ValueError: if the config has the field under two names with different values.
         """
         if field in self._fixed:
             return field
@@ -88,25 +88,25 @@ class Config:
         return (*names, *present, known[0])[0]
 
     def count(self, name: str) -> int:
-        """A whole number of at least 1."""
+        """Returns a field that must be a whole number of at least 1."""
         check_positive(**{self.name(name): self[name]})
         return self[name]
 
     def number(self, name: str) -> float:
-        """A number above zero."""
+        """Returns a field that must be a number above zero."""
         return above_zero(self.name(name), self[name])
 
     def flag(self, name: str) -> bool:
-        """Whether a field is True; None stands for False, as transformers has it."""
+        """Whether a field is True; None means False, as in transformers."""
         check_choice(self.name(name), self[name], True, False, None)
         return bool(self[name])
 
     def rate(self, name: str) -> float:
-        """A share from 0 to 1."""
+        """Returns a field that must be between 0 and 1."""
         return check_rate(self.name(name), self[name])
 
     def heads(self) -> tuple[int, int, int]:
-        """N, K and H; None for K stands for N."""
+        """N, K and H; K is N if the config's value is None."""
         n, h = self.query_heads()
         if self["num_key_value_heads"] is None:
             return n, n, h
@@ -115,10 +115,10 @@ class Config:
         return n, k, h
 
     def query_heads(self) -> tuple[int, int]:
-        """N and H; H is the width over N where the config has no head_dim.
+        """N and H; H is the width divided by N if the config has no head_dim.
 
         Raises:
-          ValueError: for a head_dim where the class does not read it.
+          ValueError: for a different head_dim that the class does not read.
         """
         n, h = self.count("num_attention_heads"), self["head_dim"]
         if h is not None and ("head_dim" in self._names or "head_dim" in self.defaults):
@@ -133,7 +133,7 @@ class Config:
         return n, each
 
     def index(self, index: int) -> int:
-        """`index`, if the model has such a layer."""
+        """Returns `index`; ValueError if the model has no such layer."""
         layers = self.count("num_hidden_layers")
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < layers:
             raise ValueError(
@@ -143,12 +143,12 @@ class Config:
         return index
 
     def layer_type(self, index: int, default: Callable[[int], str], other: str) -> str:
-        """What kind of attention a layer is: `layer_types[index]`, else `default(index)`.
+        """The type of a layer: `layer_types[index]`, else `default(index)`.
 
         Args:
           index: of the layer.
-          default: what the class of the config derives where it has no layer_types.
-          other: what a layer of this family may be beside "full_attention".
+          default: the type that the config's class derives without layer_types.
+          other: the type allowed in this family besides "full_attention".
         """
         kinds = self["layer_types"]
         if kinds is None:
@@ -169,15 +169,15 @@ class Family(NamedTuple):
     """One model_type: defaults of the fields it reads, its layer, and the rules of its weights.
 
     Attributes:
-      defaults: by field, as the class in transformers has them.
-      attention: from a config, an index and the arguments of every layer to the layer.
-      rules: from a config and an index to the rules of the layer's weights.
-      names: what its files call a field, see `Config`.
-      gguf: the rules for a GGUF file of llama.cpp; None where none are known.
-      path: where the whole model has the attention of a layer, {} for its number, or several where
-        it has some alike; None for that which `_paths.py` has for the model_type.
-      lacks: what a layer has in place of attention, "" for a layer that has one.
-      derived: from a config to the one that its class makes of it, where fields say others.
+      defaults: by field, as in the class in transformers.
+      attention: builds the layer from a config, an index and the arguments common to all layers.
+      rules: returns the rules of the layer's weights from a config and an index.
+      names: names of fields in its files, see `Config`.
+      gguf: the rules for a GGUF file of llama.cpp; None if unknown.
+      path: path of a layer's attention in the whole model, {} for the layer's number, or several
+        paths of equal attentions; None for the path that `_paths.py` has for the model_type.
+      missing_reason: what a layer has instead of attention; "" if it has attention.
+      derived: returns the config with the fields that its class derives from other fields.
     """
 
     defaults: Mapping[str, Any]
@@ -190,9 +190,9 @@ class Family(NamedTuple):
     derived: Callable[[Config], Config] = lambda config: config
 
 
-@functools.cache  # which makes it once
+@functools.cache  # so that each sentence warns once
 def warn_once(sentence: str) -> None:
-    """A warning for the line that calls `families`, once for each sentence."""
+    """Warns at the line that calls `families`, once for each sentence."""
     level, frame = 1, sys._getframe()
     while frame is not None and frame.f_code.co_filename.startswith(LIBRARY):
         level, frame = level + 1, frame.f_back
@@ -200,7 +200,7 @@ def warn_once(sentence: str) -> None:
 
 
 def above_zero(name: str, x: Any) -> float:
-    """`x`, if it is a number above zero; ValueError, naming the field, if not."""
+    """Returns `x` if it is a number above zero; else ValueError with the field's name."""
     if isinstance(x, bool) or not isinstance(x, int | float) or not 0 < x < float("inf"):
         raise ValueError(f"{name} must be a number above zero; got {x!r}.")
     return x

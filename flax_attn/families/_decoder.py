@@ -1,4 +1,4 @@
-"""What the families of decoders share: the layer, and which of its kinds sees how far."""
+"""Shared by the families of decoders: the layer, and the masks of its layer types."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,13 +16,13 @@ def grouped_query(
     bias: bool | None = None,
     **parts: Any,
 ) -> GroupedQueryAttention:
-    """The layer of a config's sizes and dropout.
+    """Builds the layer from a config's sizes and dropout.
 
     Args:
       config: of the model.
-      house: rngs and dtypes.
+      init: rngs and dtypes.
       heads: N, K and H; None for `config.heads()`.
-      bias: of all four projections; None where `parts` say it.
+      bias: of all four projections; None if `parts` specify it.
       parts: further arguments of the layer.
 
     Raises:
@@ -45,9 +45,9 @@ def decoder_fields(
     positions: int,
     theta: float,
 ) -> dict[str, Any]:
-    """What a decoder's config says by default of its sizes, its rotary and its dropout.
+    """Default config fields of a decoder's sizes, rotary and dropout.
 
-    Most classes have no field `head_dim`, and use one all the same.
+    Most classes have no field `head_dim`, but use it if a config contains it.
 
     >>> decoder_fields(4096, 32, 32, positions=2048, theta=10_000.0)["num_key_value_heads"]
     """
@@ -64,13 +64,13 @@ def decoder_fields(
 
 
 def check_causal(config: Config) -> None:
-    """ValueError for a config whose decoder is asked to look ahead."""
+    """Raises ValueError if a decoder's config requests bidirectional attention."""
     if config["is_causal"] is not None and not config.flag("is_causal"):
         raise ValueError("is_causal=False is not served: this model_type is a decoder.")
 
 
 def check_one_direction(config: Config) -> None:
-    """ValueError for a Gemma that is asked to look ahead."""
+    """Raises ValueError if a Gemma config requests bidirectional attention."""
     if config.flag("use_bidirectional_attention"):
         raise ValueError(
             "use_bidirectional_attention=True is not served: in transformers what it does depends "
@@ -79,34 +79,34 @@ def check_one_direction(config: Config) -> None:
 
 
 def causal_window(config: Config) -> Mask:
-    """Each token sees itself and the `sliding_window - 1` before it."""
+    """Mask in which each token may attend to itself and the `sliding_window - 1` before it."""
     return CAUSAL & Window(config.count("sliding_window") - 1, 0)
 
 
 def mask_of(config: Config, kind: str) -> Mask:
-    """The mask of a layer of this type."""
+    """Returns the mask of a layer of this type."""
     return causal_window(config) if kind == "sliding_attention" else CAUSAL
 
 
 def alternating(index: int) -> str:
-    """A window in every second layer, the first included (Gemma 2, gpt-oss)."""
+    """Layer type with a window in every second layer, including the first (Gemma 2, gpt-oss)."""
     return "full_attention" if index % 2 else "sliding_attention"
 
 
 def window_from_layer(config: Config, index: int) -> str:
-    """A window from layer `max_window_layers` on, where `use_sliding_window` asks for one (Qwen).
+    """Layer type with a window from `max_window_layers` on, if `use_sliding_window` (Qwen).
 
     Raises:
-      ValueError: if layer_types ask for a window and use_sliding_window does not.
+      ValueError: if layer_types contain a window that use_sliding_window does not enable.
     """
     return window_if_used(config, index, lambda index: index >= config["max_window_layers"])
 
 
 def window_if_used(config: Config, index: int, chosen: Callable[[int], bool]) -> str:
-    """A window in the layers that are chosen, where `use_sliding_window` asks for one.
+    """Layer type with a window in the chosen layers, if `use_sliding_window`.
 
     Raises:
-      ValueError: if layer_types ask for a window and use_sliding_window does not.
+      ValueError: if layer_types contain a window that use_sliding_window does not enable.
     """
     used = config.flag("use_sliding_window") and config["sliding_window"] is not None
 
@@ -126,14 +126,14 @@ def window_if_used(config: Config, index: int, chosen: Callable[[int], bool]) ->
 def by_kind(
     is_first: Callable[[Config, int], bool], first: str, second: str = "self_attn"
 ) -> Callable[[Config, int], str]:
-    """The `path` of a family of which some layers have a module `first`, the rest `second`."""
+    """Returns a family's `path` where some layers have a module `first`, the rest `second`."""
     return lambda config, index: f"layers.{{}}.{first if is_first(config, index) else second}"
 
 
 def has_rotary(config: Config, index: int) -> bool:
     """Whether a layer has a rotary: `no_rope_layers[index]`, else all but every n-th.
 
-    n is `no_rope_layer_interval`. A 1 stands for a layer that has one.
+    n is `no_rope_layer_interval`. In the list, 1 marks a layer with a rotary.
     """
     listed = config["no_rope_layers"]
     if not listed:

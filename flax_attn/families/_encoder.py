@@ -1,4 +1,4 @@
-"""What the families of encoders share: the layer, whose tokens look at all."""
+"""Shared by the families of encoders: the layer, without a mask by default."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,12 +12,12 @@ from ._decoder import check_causal
 def multi_head(
     config: Config, init: Mapping[str, Any], *, is_decoder: bool = False, **parts: Any
 ) -> GroupedQueryAttention:
-    """The layer of a config's sizes and dropout, with as many key heads as query heads.
+    """Builds the layer from a config's sizes and dropout, with as many key as query heads.
 
     Args:
       config: of the model.
-      house: rngs and dtypes.
-      is_decoder: whether tokens look back alone.
+      init: rngs and dtypes.
+      is_decoder: whether the mask is causal.
       parts: further arguments of the layer.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Model types of encoders that have another family's attention, in words of their own."""
+"""Encoder model types that share another family's attention under different names."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ BY_PROBABILITY = {"attention_dropout": ("attention_probs_dropout_prob",)}
 
 
 def called(*names: str, skipped: str | None = None) -> Any:
-    """The `rules` of a layer whose query, key, value and output projections are called so.
+    """Returns the `rules` for query, key, value and output projections with these names.
 
     >>> print(*called("query", "key", "value", "dense")(Config({}, {}), 0)[:1])
     Rule("query -> q_proj")
@@ -28,14 +28,14 @@ def called(*names: str, skipped: str | None = None) -> Any:
 
 
 def causal(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
-    """`self_attn` of CLIPTextModel, whose tokens look back."""
+    """`self_attn` of CLIPTextModel, which is causal."""
     return multi_head(config, init, is_decoder=True, qkv_bias=True, out_bias=True)
 
 
 def llama_encoder(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
-    """`self_attn` of EuroBertModel: Llama's that looks at all."""
+    """`self_attn` of EuroBertModel: Llama's without a mask."""
     parts = {"rotary": rotary(config), "mask": FULL}
-    looks_ahead = config.replaced(is_causal=None)  # True and False are the same for its class
+    looks_ahead = config.replaced(is_causal=None)  # its class ignores the value
     return grouped_query(looks_ahead, init, bias=config.flag("attention_bias"), **parts)
 
 
@@ -47,13 +47,13 @@ def llama_encoder_unbiased(
 
 
 def group(config: Config, index: int) -> str:
-    """Where ALBERT has the attention that a layer shares with the others of its group."""
+    """Path of the attention that an ALBERT layer shares with the others of its group."""
     each = config.count("num_hidden_layers") / config.count("num_hidden_groups")
     return f"encoder.albert_layer_groups.{int(index / each)}.albert_layers.0.attention"
 
 
 ROWS: Mapping[str, Family] = {
-    # ALBERT: BERT's, with the output projection beside the others; a norm is applied behind it.
+    # ALBERT: BERT's, with the output projection in the same module, followed by a norm.
     "albert": Family(
         {
             "hidden_size": 4096,

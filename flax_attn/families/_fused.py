@@ -1,4 +1,4 @@
-"""Rules of a module that gives query, key and value as one."""
+"""Rules of a module that projects query, key and value together."""
 
 import re
 
@@ -9,13 +9,13 @@ PARTS = "{q_proj,k_proj,v_proj}"
 
 
 def fused(name: str, layout: str, *, bias: bool, **sizes: Size) -> tuple[Rule, ...]:
-    """The rules of its weight and its bias.
+    """Returns the rules of its weight and its bias.
 
     Args:
       name: of the module.
-      layout: of the weight, whose inputs are the axis `i`; that of the bias has no such axis.
+      layout: of the weight, with input axis `i`; the bias has the same layout without it.
       bias: whether it has one.
-      sizes: axes that the layout does not tell.
+      sizes: sizes of axes that the layout does not determine.
 
     >>> print(*fused("qkv", "(h n d) i -> n i (h d)", bias=True, h=6), sep="; ")
     Rule("qkv.weight -> {q_proj,k_proj,v_proj}.kernel", "(h n d) i -> n i (h d)", h=6);
@@ -27,12 +27,12 @@ def fused(name: str, layout: str, *, bias: bool, **sizes: Size) -> tuple[Rule, .
 
 
 def convolutions(*channels: int) -> tuple[Rule, ...]:
-    """The rules of a convolution of queries, keys and values that files have as three.
+    """Returns the rules of a convolution of q, k and v that files store as three.
 
     transformers writes three of equal size, whatever the channels are.
 
     Args:
-      channels: of each.
+      channels: number of channels of each.
 
     >>> print(*convolutions(8, 8, 12), sep="; ")
     Rule("{q,k,v}_conv1d.weight -> conv1d.kernel", "n o i w -> w i (n o)", o=(8, 8, 12));

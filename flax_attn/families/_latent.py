@@ -1,4 +1,4 @@
-"""What DeepSeek's families share: latent attention, with YaRN in the scale of the logits too."""
+"""Shared by DeepSeek's families: latent attention, where YaRN also scales the logits."""
 
 import math
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from ._config import Config
 from ._decoder import check_causal
 from ._rope import Rope, rope_of, rotary_of
 
-# To all that reads the rotary, heads are as wide as their turned part.
+# For the rotary, the width of a head is that of its rotated part.
 NAMES = {"head_dim": ("qk_rope_head_dim",)}
 
 
 def latent(config: Config, init: Mapping[str, Any], layout: Layout | None) -> LatentAttention:
-    """The layer of a config's sizes, biases, rotary and dropout; arguments as of `arguments`."""
+    """Builds the layer from a config's sizes, biases, rotary and dropout; see `arguments`."""
     rope: Rope = {} if layout is None else rope_of(config)
     return LatentAttention(**arguments(config, init, layout, rope))
 
@@ -24,16 +24,16 @@ def latent(config: Config, init: Mapping[str, Any], layout: Layout | None) -> La
 def arguments(
     config: Config, init: Mapping[str, Any], layout: Layout | None, rope: Rope
 ) -> dict[str, Any]:
-    """What a layer with latent keys and values is built from.
+    """Returns the constructor arguments of a layer with latent keys and values.
 
     Args:
       config: of the model.
-      house: rngs and dtypes.
-      layout: of the pairs that the rotary turns; None for no rotary.
+      init: rngs and dtypes.
+      layout: of the rotary pairs; None for no rotary.
       rope: the rotary parameters.
 
     Raises:
-      ValueError: for num_key_value_heads that are not num_attention_heads, is_causal=False.
+      ValueError: if num_key_value_heads is not num_attention_heads, or is_causal=False.
     """
     check_causal(config)
     nope, rotary_width = config.count("qk_nope_head_dim"), config.count("qk_rope_head_dim")
@@ -57,7 +57,7 @@ def arguments(
 
 
 def magnitude(rope: Rope) -> float:
-    """What queries and keys are multiplied by beside the rotary: `0.1 mscale_all_dim log s + 1`."""
+    """Factor of queries and keys in addition to the rotary: `0.1 mscale_all_dim log s + 1`."""
     weight, kind = rope.get("mscale_all_dim"), rope.get("rope_type", "default")
     if kind == "default" or not weight:
         return 1.0

@@ -1,4 +1,4 @@
-"""From a config to the rules of its weights, of one layer or of all."""
+"""Maps a config to the rules of its weights, for one layer or all."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -28,34 +28,35 @@ def rules(
     prefix: str = "",
     to: str | None = None,
 ) -> tuple[Rule, ...]:
-    """How the weights of that layer, or of all, are named where names and types do not say it.
+    """Returns the rules for weights of one layer, or of all, whose mapping is not automatic.
 
     With an index, names are those inside the attention module, without a prefix. The same tuple
-    serves `parity.compare`, `parity.port`, `parity.plan` and `weights.load`.
+    works for `parity.compare`, `parity.port`, `parity.plan` and `weights.load`.
 
-    Without one they are those of a whole model, so that one call of `weights.load` fills a model of
-    your own whose modules are called as in transformers: `layers.0.self_attn.qkv_proj.weight`.
+    Without an index, names are those of a whole model, `layers.0.self_attn.qkv_proj.weight`, so
+    that one call of `weights.load` fills your own model if its modules are named as in
+    transformers.
 
     Args:
-      config: as of `attention`.
-      index: as of `attention`; None for all layers.
-      part: as of `attention`; with index=None it may be None, for all parts.
-      source: whose names: "transformers", or "gguf" for a file of llama.cpp, where a layer's names
-        begin with `blk.3`, its MLP's too, so that the rules skip what is not the attention's. Those
-        of a whole model skip nothing, since what else is there is the model's.
-      prefix: of all names on both sides, with index=None: "model" where the file and your model
-        hold the layers in a module of that name, beside an `lm_head`. A GGUF file has none.
-      to: where your model has a layer's attention, with index=None: "blocks.{}.attn", {} for the
-        number; None where the file has it, and "layers.{}.self_attn" for GGUF.
+      config: as in `attention`.
+      index: as in `attention`; None for all layers.
+      part: as in `attention`; with index=None it may be None, for all parts.
+      source: naming scheme: "transformers", or "gguf" for a file of llama.cpp, where a layer's
+        names begin with `blk.3`, including its MLP's, so that the rules skip all but attention.
+        Rules of a whole model skip nothing, since the other weights belong to the model.
+      prefix: prefix of all names on both sides, with index=None: "model" if the file and your model
+        have the layers in a module of that name, next to an `lm_head`. A GGUF file has none.
+      to: path of a layer's attention in your model, with index=None: "blocks.{}.attn", {} for the
+        number; None for the path in the file, or "layers.{}.self_attn" for GGUF.
 
     Returns:
-      Rules from torch to Flax, `()` where nothing has to be said.
+      Rules from torch to Flax, `()` if none are needed.
 
     Raises:
-      ValueError: as of `attention`, for another source, for a model_type of which the names in
-        GGUF files are not known here, for prefix or to with an index, and for a `to` without {} or
-        for several parts at once.
-      TypeError: as of `attention`.
+      ValueError: as in `attention`; for an unknown source, a model_type whose names in GGUF files
+        are not known here, prefix or to with an index, and a `to` without {} or for several parts
+        at once.
+      TypeError: as in `attention`.
 
     >>> sizes = {"hidden_size": 12, "num_attention_heads": 3, "num_key_value_heads": 1}
     >>> print(*rules({"model_type": "phi3", **sizes}, 0))
@@ -82,7 +83,7 @@ def rules(
 
 
 def _check_unquantized(config: Mapping[str, Any], family: Family, read: Config, index: int) -> None:
-    """ValueError for a layer whose weights are quantised."""
+    """Raises ValueError for a layer whose weights are quantised."""
     if config.get("quantization_config") is not None:
         layer, each = _shapes(family, read, index), family.rules(read, index)
         check_unquantized(config, layer, each, places_of(family, read, index))
@@ -101,7 +102,7 @@ def _of_layer(family: Family, config: Config, index: int, source: str) -> tuple[
 def _spellings(
     family: Family, config: Config, index: int
 ) -> list[tuple[Callable[[str], str], tuple[Rule, ...]]]:
-    """How torch may have a layer: from the place in memory to that in question, and the rules."""
+    """Naming schemes of a layer in torch: a function of its path in memory, and its rules."""
     in_memory = (str, family.rules(config, index))
     saved = SAVED.get(str(config.entry("model_type")))
     if saved is None:
@@ -110,7 +111,7 @@ def _spellings(
 
 
 def _all_optional(*spellings: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """The rules of one spelling, or of several of which a model has one."""
+    """Returns the rules of one spelling; those of several are optional, as a model has one."""
     if len(spellings) == 1:
         return spellings[0]
     return tuple(rule.made_optional() for rules in spellings for rule in rules)
@@ -119,7 +120,7 @@ def _all_optional(*spellings: tuple[Rule, ...]) -> tuple[Rule, ...]:
 def _layers(
     config: Mapping[str, Any], part: str | None, source: str, where: tuple[str, str | None]
 ) -> Iterator[tuple[int, Named]]:
-    """Each layer of each part that has attention: its number, its places, and its rules.
+    """Yields each layer with attention in each part: its number, its paths, and its rules.
 
     `where` is the prefix with its dot, and `to`.
     """
@@ -149,7 +150,7 @@ def _layers(
 def _named(
     family: Family, config: Config, index: int, source: str, where: tuple[str, str | None]
 ) -> list[Named]:
-    """The attentions of a layer: one, or several alike."""
+    """Returns the attentions of a layer: one, or several equal ones."""
     prefix, to = where
     if source == "gguf":
         return [
@@ -167,7 +168,7 @@ def _named(
     spellings = _spellings(family, config, index)
     every = list[Named]()
     for here in places:
-        by_place: dict[str, tuple[Rule, ...]] = {}  # which is often the same in both spellings
+        by_place: dict[str, tuple[Rule, ...]] = {}  # both spellings often share a path
         for place, each in spellings:
             by_place[place(here)] = (*by_place.get(place(here), ()), *_moved(each))
         target, several = prefix + (to or here), len(spellings) > 1
@@ -176,12 +177,12 @@ def _named(
 
 
 def _moved(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """Those of weights that go somewhere."""
+    """Keeps the rules that move weights."""
     return tuple(rule for rule in rules if rule.kind == "move")
 
 
 def _shapes(family: Family, config: Config, index: int) -> nnx.Module:
-    """A layer without the numbers of its weights."""
+    """Returns a layer with abstract weights, which have only shapes and dtypes."""
 
     def built() -> nnx.Module:
         init = {"rngs": nnx.Rngs(0), "dtype": None, "param_dtype": jnp.float32}

@@ -1,4 +1,4 @@
-"""What the families of encoders with decoders share: three attentions, each with its fields."""
+"""Shared by encoder-decoder families: three attentions, each with its fields."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,11 +23,11 @@ DECODER = {
 
 
 def encoder_decoder(defaults: Mapping[str, Any], *, key_bias: bool) -> Parts:
-    """The parts of a model whose layers are all `CrossAttention`.
+    """Returns the parts of a model whose layers are all `CrossAttention`.
 
     Args:
-      defaults: as of a `Family`.
-      key_bias: as of the layer.
+      defaults: as in `Family`.
+      key_bias: as in the layer.
     """
 
     def layer(config: Config, init: Mapping[str, Any], mask: Mask) -> CrossAttention:
@@ -65,5 +65,5 @@ def encoder_decoder(defaults: Mapping[str, Any], *, key_bias: bool) -> Parts:
 
 
 def at(path: str) -> Callable[[Config, int], str]:
-    """The `path` of a family whose layers all have it."""
+    """Returns a family's `path` that is the same for all layers."""
     return lambda config, index: path

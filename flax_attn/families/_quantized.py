@@ -1,4 +1,4 @@
-"""Checkpoints whose weights are quantised, but for the attention: gpt-oss, Laguna."""
+"""Checkpoints with quantised weights except in the attention: gpt-oss, Laguna."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,25 +10,25 @@ from flax import nnx
 from ..weights.rule import Rule, spread
 from ._reading import OF_IMAGES
 
-# Under which fields the methods list the modules that keep their weights.
+# Fields in which quantisation methods list the modules that are not quantised.
 FIELDS = ("modules_to_not_convert", "ignore", "exclude_modules", "llm_int8_skip_modules")
-# What stands before a layer's name in the files of whole models: of texts, and of images.
+# Prefixes of a layer's name in the files of whole models, for text and for images.
 TEXTS = ("", "model.", "language_model.", "model.language_model.", "language_model.model.")
 IMAGES = ("", "visual.", "model.visual.", "vision_tower.", "model.vision_tower.", "vision_model.")
 IMAGES += ("model.vision_model.", "vision_tower.vision_model.")
-BITNET = "bitnet"  # its files say how its layers compute, and hold plain weights
+BITNET = "bitnet"  # its quantization_config describes computation; its weights are plain
 
 
 def check_unquantized(
     config: Mapping[str, Any], layer: nnx.Module, rules: Sequence[Rule], places: Sequence[str]
 ) -> None:
-    """ValueError if a config says that the weights of this layer are quantised.
+    """Raises ValueError if a config quantises the weights of this layer.
 
     Args:
       config: of the model.
       layer: the attention, or its shapes.
       rules: of its weights, from the names in files.
-      places: where the model has it, as "layers.3.self_attn".
+      places: its paths in the model, as "layers.3.self_attn".
     """
     quantized = config.get("quantization_config")
     if not quantized:
@@ -59,7 +59,7 @@ def _listed(quantized: Any, field: str) -> Sequence[str]:
 
 
 def _linears(layer: nnx.Module, rules: Sequence[Rule]) -> Iterator[str]:
-    """The modules with a matrix of weights, as the file calls them."""
+    """Yields the modules with a weight matrix, by their names in the file."""
     linears = [
         ".".join(map(str, path))
         for path, module in nnx.iter_modules(layer)
@@ -70,7 +70,7 @@ def _linears(layer: nnx.Module, rules: Sequence[Rule]) -> Iterator[str]:
         if rule.kind != "move":
             continue
         sources, targets = map(spread, rule.sides)
-        together = rule.layout is not None  # all sources make all targets
+        together = rule.layout is not None  # every source maps to every target
         for source, target in (
             product(sources, targets) if together else zip(sources, targets, strict=True)
         ):
@@ -83,16 +83,15 @@ def _linears(layer: nnx.Module, rules: Sequence[Rule]) -> Iterator[str]:
 
 
 def _module_of(name: str) -> str:
-    """The module that a name of a rule is of, or that is in it."""
+    """Strips a weight's own name from a name in a rule, which leaves the module."""
     owner, _, leaf = name.rpartition(".")
     return owner if leaf in ("weight", "bias", "kernel") else name
 
 
 def _is_left_alone(name: str, patterns: Sequence[str], prefixes: Sequence[str]) -> bool:
-    """Whether a list of modules names one, under any prefix: in full, by its start, or its end.
+    """Whether a pattern matches a module, under any prefix: in full, at its start, or its end.
 
-    A pattern is a regular expression, as transformers has it, whole ones with "re:" in front, as
-    compressed-tensors has them.
+    A pattern is a regular expression, as in transformers; compressed-tensors marks it with "re:".
     """
     for pattern in patterns:
         expression = pattern.removeprefix("re:")

@@ -1,8 +1,8 @@
-"""What is handed in as a config: its contents or the path of a file, and whole models' parts.
+"""Reads a config from its contents or a file's path, and splits multimodal configs into parts.
 
-A whole model's file has a config for its text, one for images, one for sound. Their `model_type` is
-often that of the whole, or is left out; its class is then told by the whole's name, or by the
-`architectures` of the file.
+A multimodal model's file has a config for its text, one for images, one for sound. Their
+`model_type` often equals that of the whole model, or is missing; it is then derived from the whole
+model's `model_type`, or from the `architectures` of the file.
 """
 
 import json
@@ -14,30 +14,30 @@ from typing import Any
 from ._config import warn_once
 
 NAME = "config.json"
-# Under which fields the files of whole models have the configs of their parts.
+# Fields in which the files of multimodal models have the configs of their parts.
 PARTS: Mapping[str, tuple[str, ...]] = {
     "text": ("text_config", "llm_config", "language_config"),
     "vision": ("vision_config",),
     "audio": ("audio_config",),
 }
-# What a part's type is called beside that of the whole.
+# Suffixes that turn the whole model's model_type into a part's.
 ENDS = {"text": ("_text", "_text_model"), "vision": ("_vision", "_vision_model", "_vit")}
 ENDS["audio"] = ("_audio", "_encoder", "_audio_encoder")
-# How classes are called beside their model_type.
+# Suffixes of class names after their model_type.
 CLASSES = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "EncoderModel", "ForMaskedLM")
 CLASSES += ("ForImageClassification", "ForSequenceClassification", "PreTrainedModel", "Model")
-# Of an image model's config: what no text model has.
+# Fields that occur only in configs of image models.
 OF_IMAGES = ("patch_size", "depth", "image_size", "spatial_merge_size")
 
 
 def contents(config: Any) -> Mapping[str, Any]:
-    """The fields of a config, read if it is the path of a file or of its folder.
+    """Returns the fields of a config, read from a file if it is a path of one or of its folder.
 
     `{"__float__": "Infinity"}`, as transformers writes it, becomes a number.
 
     Raises:
-      ValueError: for a file that is not there or holds no JSON object.
-      TypeError: for anything else.
+      ValueError: for a missing file, or one that contains no JSON object.
+      TypeError: for any other type.
     """
     if isinstance(config, str | os.PathLike):
         config = _from_file(Path(config))
@@ -66,7 +66,7 @@ def _from_file(path: Path) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value without transformers' way to write what JSON has no number for."""
+    """Decodes numbers that transformers writes in a special form, since JSON lacks them."""
     if isinstance(value, Mapping):
         if value.keys() == {"__float__"}:
             return float(value["__float__"])
@@ -75,13 +75,13 @@ def _plain(value: Any) -> Any:
 
 
 def whole(config: Mapping[str, Any], served: Collection[str]) -> dict[str, dict[str, Any]]:
-    """The configs of the parts of a whole model, by "text", "vision" and "audio"; else nothing.
+    """Returns a multimodal model's configs by "text", "vision" and "audio"; else an empty dict.
 
-    Old files have no config of the text: its fields are the whole's own.
+    Old files have no config of the text: its fields are at the top level.
 
     Args:
       config: its contents.
-      served: the model types that there are.
+      served: the supported model types.
     """
     configs: dict[str, dict[str, Any]] = {}
     for part, fields in PARTS.items():
@@ -104,7 +104,7 @@ def whole(config: Mapping[str, Any], served: Collection[str]) -> dict[str, dict[
 
 
 def _type_of_whole(config: Mapping[str, Any], served: Collection[str]) -> Any:
-    """Its model_type, or that which its `architectures` say where no part is called after it."""
+    """Its model_type if some part's type extends it, else the one from its `architectures`."""
     name = config.get("model_type")
     ends = [end for each in ENDS.values() for end in each if end]
     wholes = {x.removesuffix(end) for x in served for end in ends if x.endswith(end)}
@@ -112,14 +112,14 @@ def _type_of_whole(config: Mapping[str, Any], served: Collection[str]) -> Any:
 
 
 def has_text(config: Mapping[str, Any]) -> bool:
-    """Whether a file has a config of its own for the text."""
+    """Whether a file has a separate config for the text."""
     return any(isinstance(config.get(field), Mapping) for field in PARTS["text"])
 
 
 def type_of_part(
     config: Mapping[str, Any], part: str, of: Any, served: Collection[str]
 ) -> str | None:
-    """The model_type of a part: its own, that with the part behind it, or that of the whole."""
+    """Returns a part's model_type: its own, with a suffix, or from the whole model or classes."""
     mine = config.get("model_type")
     candidates = [mine, *_with_ends(mine, part), *_with_ends(of, part)]
     candidates += [_by_classes(config.get("architectures"), served)]
@@ -127,9 +127,9 @@ def type_of_part(
 
 
 def typed(config: Mapping[str, Any], served: Collection[str]) -> Mapping[str, Any]:
-    """A config with a model_type that is served, if its fields or its `architectures` say which.
+    """Returns a config with a supported model_type, if its fields or `architectures` give one.
 
-    A warning tells of one that is known by its classes alone.
+    Warns if an unknown model_type is replaced because of its `architectures`.
     """
     name = config.get("model_type")
     if name in served:
@@ -155,7 +155,7 @@ def _with_ends(name: Any, part: str) -> Iterable[str]:
 
 
 def _by_classes(architectures: Any, served: Collection[str]) -> str | None:
-    """The model_type whose classes are called so."""
+    """Returns the model_type that matches one of these class names, or None."""
     names = architectures if isinstance(architectures, list | tuple) else ()
     by_letters = {_letters(name): name for name in served}
     for name in (x for x in names if isinstance(x, str)):

@@ -1,7 +1,7 @@
-"""Rotary positions as configs write them.
+"""Rotary positions from configs.
 
-Files since transformers 5 have one dict, `rope_parameters`. Older ones have `rope_theta` beside a
-dict `rope_scaling`, whose kind is called `type` or `rope_type`.
+Files since transformers 5 have one dict, `rope_parameters`. Older ones have `rope_theta` and a dict
+`rope_scaling`, whose type is called `type` or `rope_type`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,13 +30,10 @@ from ._config import Config, above_zero, warn_once
 
 Rope = Mapping[str, Any]
 SHARE, SECTIONS, INTERLEAVED = "partial_rotary_factor", "mrope_section", "mrope_interleaved"
-INTERLEAVED_KEYS = (
-    INTERLEAVED,
-    "interleaved",
-)  # as Qwen3-VL's files say it, and as Qwen3-Omni's do
+INTERLEAVED_KEYS = (INTERLEAVED, "interleaved")  # in Qwen3-VL's files and in Qwen3-Omni's
 PLAIN = ("rope_theta", SHARE, SECTIONS, *INTERLEAVED_KEYS)  # of every rotary, scaled or not
 KINDS = ("full_attention", "sliding_attention")
-IGNORED = {"attn_factor"}  # what other programs read of a rotary, and transformers does not
+IGNORED = {"attn_factor"}  # fields that other programs read, and transformers does not
 
 
 def rotary(
@@ -48,19 +45,19 @@ def rotary(
     sections: Sequence[int] | None = None,
     interleaved: bool = False,
 ) -> Rotary:
-    """The rotary of a config whose layers all have the same.
+    """Returns the rotary of a config whose layers all have the same.
 
     Args:
       config: of the model.
       layout: of the pairs.
-      partial: whether `partial_rotary_factor` may leave components of a head as they are.
-      renamed: kinds of scaling that older files of this family call otherwise.
-      sections: the default of `mrope_section`, how many pairs each of a token's positions turns;
-        None where a token has one position.
-      interleaved: whether the sections take turns.
+      partial: whether `partial_rotary_factor` may leave components of a head unrotated.
+      renamed: types of scaling that older files of this family name differently.
+      sections: default of `mrope_section`, the number of rotary pairs per position axis; None if a
+        token has one position.
+      interleaved: whether the sections are interleaved.
 
     Raises:
-      ValueError: for mrope_interleaved=False where they do.
+      ValueError: for mrope_interleaved=False if they are.
     """
     rope = rope_of(
         config, () if sections is None else (SECTIONS, *(INTERLEAVED_KEYS if interleaved else []))
@@ -83,25 +80,25 @@ def rotary(
 
 
 def rope_of(config: Config, more: Sequence[str] = ()) -> dict[str, Any]:
-    """The rotary parameters of a config whose layers all have the same; `more` than `KEYS`."""
+    """Rotary parameters of a config whose layers all have the same; `more` extends `KEYS`."""
     new, old = config.entry("rope_parameters"), config.entry("rope_scaling")
-    if new is None and not old:  # the older spelling replaces a default of the class too
+    if new is None and not old:  # the older spelling also overrides the class's default
         new = config.defaults.get("rope_parameters")
     return {"rope_type": "default", **parameters(config, new, old, known=(*KEYS, *more))}
 
 
 def rotary_of_kind(config: Config, kind: str, local: str) -> Rotary:
-    """The rotary of one kind of layers, where those with a window have one of their own.
+    """Returns the rotary of one layer type, if layers with a window have a different one.
 
-    In older files rope_scaling is of the layers that see everything.
+    In older files rope_scaling applies to the layers without a window.
 
     Args:
       config: of the model.
       kind: "full_attention" or "sliding_attention".
-      local: the field that holds the base of layers with a window in older files.
+      local: the field with the base of layers with a window in older files.
 
     Raises:
-      ValueError: for what transformers ignores here, and unless rope_parameters are by kind.
+      ValueError: for fields that transformers ignores here, or rope_parameters not by layer type.
     """
     new, full = config.entry("rope_parameters"), kind == "full_attention"
     new = None if new is None else _by_kind(config, new)
@@ -120,12 +117,12 @@ def rotary_of_kind(config: Config, kind: str, local: str) -> Rotary:
 
 
 def rotary_by_kind(config: Config, kind: str, *, partial: bool = False) -> Rotary:
-    """The rotary of one kind of layers, in a model_type that has no older spelling.
+    """Returns the rotary of one layer type, for a model_type without an older spelling.
 
-    `partial` is as of `rotary`.
+    `partial` is as in `rotary`.
 
     Raises:
-      ValueError: for the older spelling, and unless rope_parameters are by kind.
+      ValueError: for the older spelling, or rope_parameters not by layer type.
     """
     for name in ("rope_theta", "rope_scaling", SHARE):
         if config.entry(name) is not None:
@@ -140,9 +137,9 @@ def rotary_by_kind(config: Config, kind: str, *, partial: bool = False) -> Rotar
 
 
 def _by_kind(config: Config, new: Any) -> dict[str, Any]:
-    """The dicts of `rope_parameters` by kind, without what stands beside them.
+    """Returns the dicts of `rope_parameters` by layer type, without other entries.
 
-    transformers reads nothing there. It is told of unless a kind has the same.
+    transformers ignores other entries. They warn unless some layer type has the same value.
     """
     if not isinstance(new, Mapping) or not {*new} <= {*KINDS, *KEYS} or not {*new} & {*KINDS}:
         raise ValueError(_no_kinds(config, new))
@@ -171,17 +168,17 @@ def parameters(
     theta: str = "rope_theta",
     known: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """One dict from both spellings.
+    """Merges both spellings into one dict.
 
     Args:
       config: of the model.
       new: `rope_parameters`, or None.
       old: `rope_scaling`, or None.
-      theta: the field beside `rope_scaling` that holds the base.
-      known: what such a dict may hold, `KEYS` if empty.
+      theta: the field next to `rope_scaling` with the base.
+      known: keys allowed in such a dict, `KEYS` if empty.
 
     Raises:
-      ValueError: if both are there and differ.
+      ValueError: if both are given and differ.
     """
     known = known or KEYS
     fields = {
@@ -209,7 +206,7 @@ def parameters(
 
 
 def _standard(name: str, rope: Rope | None, known: Sequence[str]) -> dict[str, Any]:
-    """A dict of rotary parameters without what is None, its kind called `rope_type`."""
+    """Returns rotary parameters without None values, with their type under `rope_type`."""
     if not rope:
         return {}
     if not isinstance(rope, Mapping):
@@ -244,7 +241,7 @@ def _standard(name: str, rope: Rope | None, known: Sequence[str]) -> dict[str, A
 def rotary_of(
     config: Config, rope: Rope, *, layout: Layout = "half", partial: bool = False
 ) -> Rotary:
-    """The rotary of one dict of parameters."""
+    """Builds the rotary from one dict of parameters."""
     kind, head_dim = rope.get("rope_type", "default"), config.query_heads()[1]
     if kind not in SCALINGS:
         raise ValueError(f"rope_type must be one of {', '.join(SCALINGS)}; got {kind!r}.")
@@ -257,15 +254,15 @@ def rotary_of(
                 f"partial_rotary_factor must leave an even width beside rope_type={kind!r}; got "
                 f"{width} of head_dim={head_dim}."
             )
-        # transformers rounds an odd width up, and keeps it in the exponents.
+        # transformers rounds an odd width up, but not in the exponents.
         return Rotary(layout=layout, scaling=Frequencies(np.asarray(base) ** -exponents(width)))
     if scaling is not None:
-        scaling.rates(base, head_dim if width is None else width, 1)  # raises what does not fit
+        scaling.rates(base, head_dim if width is None else width, 1)  # raises if invalid
     return Rotary(base, layout, width, scaling)
 
 
 def _sections(rope: Rope, pairs: int, default: Sequence[int]) -> tuple[int, ...]:
-    """How many pairs each of a token's positions turns."""
+    """Number of rotary pairs per position axis."""
     sizes = rope.get(SECTIONS, default)
     whole = isinstance(sizes, list | tuple) and all(is_count(size, 0) for size in sizes)
     if not whole or len(sizes) != len(default) or sum(sizes) != pairs:
@@ -277,14 +274,14 @@ def _sections(rope: Rope, pairs: int, default: Sequence[int]) -> tuple[int, ...]
 
 
 def _width(rope: Rope, head_dim: int, partial: bool) -> int | None:
-    """How many components are turned; None for all."""
+    """Number of rotated components; None for all."""
     share = rope.get("partial_rotary_factor", 1.0)
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
         raise ValueError(f"partial_rotary_factor is a share, from 0 to 1; got {share!r}.")
     if share != 1 and not partial:
         raise ValueError(
-            f"partial_rotary_factor={share} is not served: this model_type turns whole heads where "
-            f"rope_type={rope.get('rope_type', 'default')!r}."
+            f"partial_rotary_factor={share} is not served: this model_type rotates whole heads "
+            f"where rope_type={rope.get('rope_type', 'default')!r}."
         )
     if share == 1 and head_dim % 2:
         raise ValueError(
@@ -301,7 +298,7 @@ def _need(rope: Rope, name: str) -> Any:
 
 
 def original(rope: Rope, config: Config) -> int:
-    """The longest sequence of the training, within the dict, beside it, or the longest at all."""
+    """Training length, from the dict, from the config, or max_position_embeddings."""
     name = "original_max_position_embeddings"
     outside, within = config[name], rope.get(name)
     if outside is not None and within is not None and outside != within:
@@ -314,7 +311,7 @@ def original(rope: Rope, config: Config) -> int:
 
 
 def _factor(rope: Rope, config: Config) -> float:
-    """`factor`, or how many times longer the sequences may be than those of the training."""
+    """`factor`, or the ratio of max_position_embeddings to the training length."""
     longest = config.count("max_position_embeddings")
     return rope.get("factor", longest / original(rope, config))
 
@@ -325,7 +322,7 @@ def _llama3(rope: Rope, config: Config) -> Scaling:
 
 
 def _yarn(rope: Rope, config: Config) -> Scaling:
-    """An attention_factor goes before the two mscales, of which one alone, or 0, says nothing."""
+    """attention_factor overrides the two mscales; one of them alone, or 0, is ignored."""
     pair = rope.get("mscale") or None, rope.get("mscale_all_dim") or None
     attention_factor = rope.get("attention_factor")
     if None in pair or attention_factor is not None:

@@ -1,6 +1,6 @@
-"""Model types that have another family's attention, with defaults, names or fixed fields of theirs.
+"""Model types that share another family's attention, with different defaults, names or fields.
 
-They are no aliases, since their classes in transformers are written in other words.
+They are not aliases, since their classes in transformers have different code.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ Of = Callable[..., Any]
 
 
 def fixed(of: Of, **fields: Any) -> Of:
-    """`attention` or `rules` of a family, with what this class does whatever a file says.
+    """Returns `attention` or `rules` of a family with fields fixed, whatever a file contains.
 
     >>> of = fixed(lambda config, index: config["bias"], bias=True)
     >>> of(Config({"bias": False}, {}), 0)
@@ -39,11 +39,11 @@ def fixed(of: Of, **fields: Any) -> Of:
     return changed
 
 
-# ERNIE's drop nothing, and have no norms.
+# ERNIE has no dropout and no norms.
 ERNIE = {"attention_dropout": 0.0, "use_qk_norm": False}
 BIAS = {"attention_bias": ("use_bias",)}
 ROWS: Mapping[str, Family] = {
-    # Apertus: Qwen3 without windows, with a stretched rotary unless its file says another.
+    # Apertus: Qwen3 without windows, with a scaled rotary by default.
     "apertus": Family(
         {
             **decoder_fields(4096, 32, 32, positions=65_536, theta=12_000_000.0),
@@ -57,7 +57,7 @@ ROWS: Mapping[str, Family] = {
         },
         fixed(qwen3_moe.attention, use_sliding_window=False),
     ),
-    # CWM: Mistral with a stretched rotary, of whose layers every fourth has no window.
+    # CWM: Mistral with a scaled rotary and without a window in every fourth layer.
     "cwm": Family(
         {
             **decoder_fields(
@@ -73,7 +73,7 @@ ROWS: Mapping[str, Family] = {
         },
         mistral.one_in_four,
     ),
-    # ERNIE 4.5: Cohere without norms and dropout, with biases by another name.
+    # ERNIE 4.5: Cohere without norms and dropout, with another name for the biases.
     "ernie4_5": Family(
         {
             **decoder_fields(
@@ -94,13 +94,13 @@ ROWS: Mapping[str, Family] = {
     ),
     # EXAONE-MoE: EXAONE 4.
     "exaone_moe": Family(exaone4.DEFAULTS, exaone4.attention),
-    # Granite-MoE: Granite with as many keys as queries by default.
+    # Granite-MoE: Granite with as many key heads as query heads by default.
     "granitemoe": Family(granite.DEFAULTS, granite.attention),
     # Hunyuan-MoE: Hunyuan.
     "hunyuan_v1_moe": Family(
         hunyuan_v1_dense.DEFAULTS, hunyuan_v1_dense.attention, hunyuan_v1_dense.rules
     ),
-    # InternLM3: Llama, whose files say qkv_bias.
+    # InternLM3: Llama, with qkv_bias as another name for the biases.
     "internlm3": Family(
         {
             **decoder_fields(
@@ -114,7 +114,7 @@ ROWS: Mapping[str, Family] = {
             "mlp_bias": ("mlp_bias", "bias"),
         },
     ),
-    # LFM2-MoE: LFM2, whose layers are named by layer_types alone.
+    # LFM2-MoE: LFM2, with the types of layers from layer_types only.
     "lfm2_moe": Family(
         {
             **{key: x for key, x in lfm2.DEFAULTS.items() if key != "full_attn_idxs"},
@@ -124,7 +124,7 @@ ROWS: Mapping[str, Family] = {
         fixed(lfm2.rules, full_attn_idxs=None),
         path=fixed(lfm2.path, full_attn_idxs=None),
     ),
-    # Ministral: Mistral, of whose layers some may have no window.
+    # Ministral: Mistral, where some layers may have no window.
     "ministral": Family(
         {
             **decoder_fields(4096, 32, 32, kv_heads=8, positions=131_072, theta=10_000.0),
@@ -145,7 +145,7 @@ ROWS: Mapping[str, Family] = {
         qwen3_5_text.rules,
         path=qwen3_next.path,
     ),
-    # Qwen3-VL-MoE's text: that of Qwen3-VL, narrower.
+    # Qwen3-VL-MoE's text model: Qwen3-VL's, narrower.
     "qwen3_vl_moe_text": Family(
         {
             **qwen3_vl_text.DEFAULTS,
@@ -153,7 +153,7 @@ ROWS: Mapping[str, Family] = {
         },
         qwen3_vl_text.attention,
     ),
-    # Qwen3-Omni's thinker: Qwen3-VL's text with a width of heads that follows from hidden_size.
+    # Qwen3-Omni's thinker: Qwen3-VL's text model with head_dim derived from hidden_size.
     "qwen3_omni_moe_text": Family(
         {
             **qwen3_vl_text.DEFAULTS,

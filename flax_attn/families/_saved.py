@@ -1,7 +1,7 @@
-"""Model types whose files name the attention otherwise than the modules of transformers do.
+"""Model types whose files name the attention differently from the modules of transformers.
 
 transformers renames on saving and on loading, so that old files stay readable. The rules here are
-those of the files; `rules` makes them optional, since a model in memory has the other names.
+for the files; `rules` makes them optional, since a model in memory has the other names.
 
 Source: `conversion_mapping.py` of transformers 5.23.
 """
@@ -19,11 +19,11 @@ Rules = Callable[[Config, int], tuple[Rule, ...]]
 
 
 class Saved(NamedTuple):
-    """How files have the attention of a model type.
+    """Names and path of a model type's attention in files.
 
     Attributes:
-      rules: of the names in there, from a config and the index of a layer.
-      place: where, * for each number; "" for the place that it has in memory.
+      rules: returns the rules of the names in files, from a config and the index of a layer.
+      place: path in files, * for each number; "" for the same path as in memory.
     """
 
     rules: Rules
@@ -47,7 +47,7 @@ _SEGFORMER = _always(
     Rule("self.sr -> sequence_reduction"),
     Rule("self.layer_norm -> layer_norm"),
 )
-_IN_THIRDS = "(n o) i -> n i o"  # of one weight, rows of queries, of keys, and of values
+_IN_THIRDS = "(n o) i -> n i o"  # rows of queries, keys and values in one weight
 _TIPS = _always(*fused("qkv", _IN_THIRDS, bias=True), Rule("proj -> o_proj"))
 _NOMIC = _always(*fused("Wqkv", _IN_THIRDS, bias=True), Rule("out_proj -> o_proj"))
 _IN_ENCODER = "encoder.layer.*.attention"
@@ -67,7 +67,7 @@ SAVED = {
 
 
 def place_in_file(saved: Saved, place: str) -> str:
-    """Where files have the attention that memory has at a place; its numbers are {} or digits.
+    """Maps a path in memory to the path in files; its numbers are {} or digits.
 
     >>> place_in_file(SAVED["segformer"], "stages.1.blocks.2.attention")
     'encoder.block.1.2.attention'

@@ -1,4 +1,4 @@
-"""Encoders of images in stages of several blocks each; `index` counts the blocks of all stages."""
+"""Image encoders in stages of several blocks each; `index` counts the blocks of all stages."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,10 +27,10 @@ NAMES = {**DROPOUT, "num_encoder_blocks": ("num_encoder_blocks", "num_hidden_lay
 
 
 def depths(config: Config) -> tuple[int, ...]:
-    """How many blocks each stage has, of as many as num_encoder_blocks or the list itself says.
+    """Number of blocks of each stage; num_encoder_blocks or the list sets the number of stages.
 
     Raises:
-      ValueError: for no list, fewer entries than stages, or an entry that is no count.
+      ValueError: for no list, fewer entries than stages, or an entry that is not a count.
     """
     each = config["depths"]
     if "num_encoder_blocks" in config.defaults:
@@ -43,10 +43,10 @@ def depths(config: Config) -> tuple[int, ...]:
 
 
 def entry(config: Config, name: str, stage: int) -> int:
-    """What a field with a count for each stage says of one.
+    """Returns the entry of one stage from a field with a count for each stage.
 
     Raises:
-      ValueError: if it is no list that long, or no count stands there.
+      ValueError: if the field is not a list of that length, or the entry is not a count.
     """
     each, called = config[name], config.name(name)
     if not isinstance(each, list | tuple) or len(each) <= stage:
@@ -56,7 +56,7 @@ def entry(config: Config, name: str, stage: int) -> int:
 
 
 def stage_and_block(each: tuple[int, ...], index: int) -> tuple[int, int]:
-    """The stage of a block and its place in there, both from 0.
+    """The stage of a block and its index in the stage, both from 0.
 
     >>> stage_and_block((2, 3), 4)
     (1, 2)
@@ -68,26 +68,26 @@ def stage_and_block(each: tuple[int, ...], index: int) -> tuple[int, int]:
 
 
 def counted(config: Config) -> Config:
-    """The config with the blocks of all stages as its layers."""
+    """Returns the config with the blocks of all stages as its layers."""
     return config.replaced(num_hidden_layers=sum(depths(config)))
 
 
 def stage_of(config: Config, index: int) -> tuple[int, int]:
-    """The stage of a block and its place in there."""
+    """The stage of a block and its index in the stage."""
     return stage_and_block(depths(config), index)
 
 
 def reduced(
     config: Config, stage: int, ratios: str, init: Mapping[str, Any], **layer_kwargs: Any
 ) -> SpatialReductionAttention:
-    """The layer of a stage.
+    """Builds the layer of a stage.
 
     Args:
       config: of the model.
       stage: from 0.
-      ratios: the field with the side of the squares of each stage.
-      house: rngs and dtypes.
-      how: further arguments of the layer.
+      ratios: the field with the reduction ratio of each stage.
+      init: rngs and dtypes.
+      layer_kwargs: further arguments of the layer.
     """
     width, heads = (entry(config, x, stage) for x in ("hidden_sizes", "num_attention_heads"))
     check_divides("num_attention_heads of a stage", heads, "its hidden_sizes", width)
@@ -102,7 +102,7 @@ def segformer(config: Config, index: int, init: Mapping[str, Any]) -> SpatialRed
 
 
 def segformer_rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """The projections have the names of transformers 5, and the reduction a module of its own."""
+    """Renames the projections of transformers 5, and the reduction, which has its own module."""
     names = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "dense"}
     projections = tuple(Rule(f"{torch_name} -> {name}") for torch_name, name in names.items())
     if entry(config, "sr_ratios", stage_of(config, index)[0]) == 1:
@@ -112,10 +112,10 @@ def segformer_rules(config: Config, index: int) -> tuple[Rule, ...]:
 
 
 def pvt(config: Config, index: int, init: Mapping[str, Any]) -> SpatialReductionAttention:
-    """`attention` of PvtModel; the last stage, with a class token, is an image of one row.
+    """`attention` of PvtModel; the last stage, with a class token, takes an image of one row.
 
     Raises:
-      ValueError: for a last stage that is reduced, which its class token makes impossible.
+      ValueError: for a reduction in the last stage, which its class token makes impossible.
     """
     stage, ratios = stage_of(config, index)[0], "sequence_reduction_ratios"
     if stage == config["num_encoder_blocks"] - 1 and entry(config, ratios, stage) > 1:
@@ -128,7 +128,7 @@ def pvt(config: Config, index: int, init: Mapping[str, Any]) -> SpatialReduction
 
 
 def pvt_rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """All but the output projection stands in a module of its own."""
+    """All weights but the output projection are in a submodule `self`."""
     stage = stage_of(config, index)[0]
     names = ["query", "key", "value"]
     if entry(config, "sequence_reduction_ratios", stage) > 1:
@@ -137,7 +137,7 @@ def pvt_rules(config: Config, index: int) -> tuple[Rule, ...]:
 
 
 def at_block(path: str) -> Callable[[Config, int], str]:
-    """The `path` of a family with stages: {} for the stage, then {} for the block."""
+    """Returns the `path` of a family with stages: {} for the stage, then {} for the block."""
     return lambda config, index: path.format(*stage_of(config, index))
 
 

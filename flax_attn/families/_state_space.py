@@ -1,4 +1,4 @@
-"""What the families with Mamba or Mamba 2 in their layers share."""
+"""Shared by families with Mamba or Mamba 2 in their layers."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -20,26 +20,26 @@ FIELDS: Mapping[str, Any] = {
     "time_step_limit": (0.0, float("inf")),
     "hidden_act": "silu",
 }
-# The norm between gates is no class of torch.
+# The gated norm is not a torch class, so its weight needs a rule.
 RULES = (Rule("norm.weight -> norm.scale"),)
-# The bias of the first Mamba's steps is added behind their projection.
+# Mamba adds the bias of its steps after their projection, as a separate parameter.
 SELECTIVE_RULES = (Rule("dt_proj.bias -> dt_bias"),)
 
 
 def mamba2(
     config: Config, init: Mapping[str, Any], eps: str, *, width: int | None = None, **parts: Any
 ) -> Mamba2:
-    """The layer of a config's sizes and limits.
+    """Builds a Mamba 2 layer from a config's sizes and limits.
 
     Args:
       config: of the model.
-      house: rngs and dtypes.
-      eps: the field that has that of the norm.
-      width: of all heads together; None for `mamba_expand hidden_size`.
+      init: rngs and dtypes.
+      eps: name of the field with the norm's epsilon.
+      width: of all heads together; None for `mamba_expand * hidden_size`.
       parts: further arguments of the layer.
 
     Raises:
-      ValueError: for another activation than silu, heads that do not fill the width, limits that
+      ValueError: for an activation other than silu, heads that do not fill the width, limits that
         are not two numbers in order.
     """
     check_choice(config.name("hidden_act"), config["hidden_act"], "silu", "swish")
@@ -70,16 +70,16 @@ def mamba(
     eps: float = 1e-6,
     width: int | None = None,
 ) -> Mamba:
-    """The first Mamba's layer of a config's sizes.
+    """Builds a Mamba (version 1) layer from a config's sizes.
 
     Args:
       config: of the model.
-      house: rngs and dtypes.
-      norms, eps: as of the layer.
-      width: of x inside; None for `mamba_expand hidden_size`.
+      init: rngs and dtypes.
+      norms, eps: as in the layer.
+      width: inner width; None for `mamba_expand * hidden_size`.
 
     Raises:
-      ValueError: for another activation than silu.
+      ValueError: for an activation other than silu.
     """
     check_choice(config.name("hidden_act"), config["hidden_act"], "silu", "swish")
     hidden, rank = config.count("hidden_size"), config["mamba_dt_rank"]
@@ -98,7 +98,7 @@ def mamba(
 
 
 def head_width(config: Config, width: int | None = None) -> int:
-    """The width of a head, "auto" for the whole width over the heads.
+    """Width of a head; "auto" means the whole width divided by the number of heads.
 
     Raises:
       ValueError: if heads do not fill the width.
@@ -118,7 +118,7 @@ def head_width(config: Config, width: int | None = None) -> int:
 
 
 def limits(config: Config) -> tuple[float, float] | None:
-    """The least and the greatest step, None where they say nothing."""
+    """Minimum and maximum step, or None if they do not restrict it."""
     pair = config["time_step_limit"]
     is_pair = isinstance(pair, list | tuple) and len(pair) == 2
     if not is_pair or not all(isinstance(x, int | float) for x in pair) or not pair[0] <= pair[1]:
@@ -129,6 +129,6 @@ def limits(config: Config) -> tuple[float, float] | None:
 
 
 def is_recurrent(config: Config, index: int) -> bool:
-    """Whether a layer has a state space, by layer_types; all have by default."""
+    """Whether a layer has a state space, by layer_types; by default all do."""
     kind = config.layer_type(index, lambda index: "linear_attention", "linear_attention")
     return kind == "linear_attention"

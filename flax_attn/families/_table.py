@@ -1,4 +1,4 @@
-"""Which file has the family of a model_type."""
+"""Maps each model_type to its family."""
 
 from collections.abc import Mapping
 
@@ -203,5 +203,5 @@ FAMILIES: Mapping[str, Family | Parts] = {
     **STAGES,
     **WINDOWS,
 }
-# All model types that are served, by their own names and by those of aliases.
+# All supported model types, including aliases.
 TYPES: tuple[str, ...] = tuple(sorted({*FAMILIES, *ALIASES}))

@@ -1,18 +1,18 @@
-"""Logits that grow with the query's place, by what Mistral's rotary parameters say."""
+"""Logits that grow with the query's position, from Mistral's rotary parameters."""
 
 from ._config import Config
 from ._rope import Rope, original
 from .llama4_text import Temperature
 
 BETA = "llama_4_scaling_beta"
-MORE = (BETA, "max_position_embeddings")  # of the rotary parameters; the latter says nothing there
+MORE = (BETA, "max_position_embeddings")  # rotary parameters; the latter is ignored there
 
 
 def tempered(config: Config, rope: Rope) -> Temperature:
-    """`logit * (1 + beta log(1 + floor(q / length)))`, length that of the training.
+    """`logit * (1 + beta log(1 + floor(q / length)))`, where `length` is the training length.
 
     Raises:
-      ValueError: if the rotary parameters lack the number or the length.
+      ValueError: if the rotary parameters lack beta or the length.
     """
     beta, length = rope.get(BETA), rope.get("original_max_position_embeddings")
     if isinstance(beta, bool) or not isinstance(beta, int | float):

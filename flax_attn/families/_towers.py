@@ -1,6 +1,6 @@
-"""Encoders of images whose patches turn by row and column: `layer(x, positions=...)`, `2 *B T`.
+"""Image encoders with rotary by row and column: `layer(x, positions=...)`, `2 *B T`.
 
-Several images in one sequence are kept apart by `mask=Segments(ids)`.
+`mask=Segments(ids)` separates several images in one sequence.
 """
 
 from collections.abc import Mapping
@@ -33,14 +33,14 @@ NAMES = {
     "num_hidden_layers": ("depth", "num_hidden_layers"),
     "num_attention_heads": ("num_heads", "num_attention_heads"),
 }
-EMBEDDED = {**NAMES, "hidden_size": ("embed_dim",)}  # Qwen2-VL's, which has another hidden_size
+EMBEDDED = {**NAMES, "hidden_size": ("embed_dim",)}  # Qwen2-VL, whose hidden_size is another width
 
 
 def axial(config: Config, *, layout: Layout = "half", shared: bool = False) -> Rotary:
-    """The rotary of rows and columns.
+    """Builds the rotary of rows and columns.
 
     Raises:
-      ValueError: for parameters that scale it, which the classes do not read.
+      ValueError: for scaling parameters, which the classes do not read.
     """
     rope = parameters(config, config.entry("rope_parameters"), config.entry("rope_scaling"))
     kind = rope.get("rope_type", "axial")
@@ -56,7 +56,7 @@ def axial(config: Config, *, layout: Layout = "half", shared: bool = False) -> R
 def qwen(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
     """`attn` of the vision models of Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5.
 
-    Qwen2.5-VL's blocks but those of fullatt_block_indexes look at windows: hand their
+    Qwen2.5-VL's blocks except fullatt_block_indexes attend within windows: pass
     `mask=Segments(ids)`.
     """
     still = config.replaced(attention_dropout=0.0)
@@ -70,19 +70,19 @@ def glm(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAtte
 
 
 def qkv(config: Config, index: int) -> tuple[Rule, ...]:
-    """`qkv` holds the rows of the queries, then those of the keys and of the values."""
+    """`qkv` contains the rows of the queries, then of the keys, then of the values."""
     bias = "attention_bias" not in config.defaults or config.flag("attention_bias")
     return (*fused("qkv", "(n o) i -> n i o", bias=bias), Rule("proj -> o_proj"))
 
 
 def pixtral(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
-    """`attention` of PixtralVisionModel, whose axes share one list of rates."""
+    """`attention` of PixtralVisionModel, whose axes share one list of frequencies."""
     rope = axial(config, shared=True)
     return multi_head(config, init, qkv_bias=False, out_bias=False, rotary=rope)
 
 
 def llama4(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
-    """`self_attn` of Llama4VisionModel: column, then row, from 1; 0 for the class token."""
+    """`self_attn` of Llama4VisionModel; positions: column, row, from 1; 0 for the class token."""
     rope = axial(config, layout="interleaved")
     return multi_head(config, init, qkv_bias=True, out_bias=True, rotary=rope)
 

@@ -1,15 +1,15 @@
-"""Which known name a mistyped one is meant to be."""
+"""Finds the known name that a mistyped one stands for."""
 
 from collections.abc import Iterable
 
-SHORT = 5  # names of fewer letters may have one slip, others two
+SHORT = 5  # names with fewer letters may have one typo, others two
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
-    """The known name that `name` is by a slip of typing; None if it is none.
+    """Returns the known name that `name` is a typo of, or None.
 
-    A slip leaves out a letter, adds one, takes another or swaps two. It does not change the first
-    letter or a number: `cohere2` is no slip of `cohere`.
+    A typo omits, adds or replaces a letter, or swaps two. It does not change the first letter or a
+    number: `cohere2` is not a typo of `cohere`.
 
     >>> nearest_name("lamma", ["gemma", "llama"]), nearest_name("cohere2", ["cohere"])
     ('llama', None)
@@ -22,7 +22,7 @@ def nearest_name(name: str, known: Iterable[str]) -> str | None:
 
 
 def distance(a: str, b: str) -> int:
-    """How many letters are left out, added, taken for another or swapped with the next.
+    """Number of letters that are omitted, added, replaced or swapped with the next.
 
     >>> distance("hidden_sise", "hidden_size"), distance("llaam", "llama")
     (1, 1)

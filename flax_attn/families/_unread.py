@@ -1,4 +1,4 @@
-"""Fields of a config that say something of its attention, and that its family does not read."""
+"""Config fields about attention that the family does not read."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -13,9 +13,9 @@ from ._typos import nearest_name
 
 ROTARY = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
 ROTARY = (*ROTARY, "original_max_position_embeddings")
-ALWAYS = ("head_dim", "is_causal")  # which a family reads or refuses
-# Which models have for other parts than their attention too: depth, length, activation and norms.
-# The last is the first layer with a window, which says nothing where there is none.
+ALWAYS = ("head_dim", "is_causal")  # every family reads or rejects these
+# Fields that also concern other parts of a model: depth, length, activation and norms. The last is
+# the first layer with a window, which has no effect if there is none.
 GENERAL = {
     *("n_layer", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers"),
     *("num_hidden_layers", "max_position_embeddings", "hidden_act", "intermediate_size"),
@@ -26,24 +26,23 @@ GENERAL = {
 
 
 def read_by(family: Family) -> set[str]:
-    """All fields that a family reads, by every name that its files give them."""
+    """All fields that a family reads, under every name in its files."""
     names = {*family.defaults, *ALWAYS, *(x for each in family.names.values() for x in each)}
     has_rope = "rope_theta" in {*names, *family.names} or "rope_parameters" in names
     return {*names, *(ROTARY if has_rope else ())}
 
 
 class Reading(NamedTuple):
-    """How families read a field: by which word, and whether False says something by itself."""
+    """How families read a field: its standard name, and whether False is an explicit choice."""
 
     word: str
     false_is_explicit: bool
 
 
 def read_by_any(families: Mapping[str, Family | Parts]) -> dict[str, Reading]:
-    """All fields that any family reads of its attention.
+    """All fields that any family reads for its attention.
 
-    False says something if the field is True in the families that read it, where a file leaves it
-    out.
+    False is an explicit choice if the families that read the field default to True.
     """
     each = [x for y in families.values() for x in ([y] if isinstance(y, Family) else y.values())]
     words = {x: word for family in each for word, names in family.names.items() for x in names}
@@ -63,17 +62,17 @@ def read_by_any(families: Mapping[str, Family | Parts]) -> dict[str, Reading]:
 def unread(
     config: Mapping[str, Any], name: str, family: Family, by_any: Mapping[str, Reading]
 ) -> dict[str, str | None]:
-    """Fields that say something of the attention in vain, each with the one that it may stand for.
+    """Returns attention fields that have no effect, each with the field it may be a typo of.
 
-    A field is one if another family reads it, or if it is by a slip of typing one that this family
-    reads and the config lacks. None is one of the model_type's own class, whose attention does not
-    read it either, and another family's name for one that says the same.
+    A field counts if another family reads it, or if it is a typo of one that this family reads and
+    the config lacks. Fields of the model_type's own class, whose attention does not read them
+    either, do not count, nor does another family's name for a field with the same value.
 
     Args:
       config: of the model.
       name: its model_type.
-      family: that it has.
-      by_any: as of `read_by_any`.
+      family: its family.
+      by_any: from `read_by_any`.
     """
     known, fields = read_by(family), dict[str, str | None]()
     lacking = [each for each in sorted(known) if config.get(each) is None]
@@ -98,7 +97,7 @@ def warn_of_unread(
     by_any: Mapping[str, Reading],
     layer: nnx.Module,
 ) -> None:
-    """Warns, once for each sentence, of `unread` fields that say other than what was built."""
+    """Warns, once for each sentence, of `unread` fields that differ from the built layer."""
     fields = {
         field: slip
         for field, slip in unread(config, name, family, by_any).items()

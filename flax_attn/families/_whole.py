@@ -1,4 +1,4 @@
-"""Rules of a whole model: those of the attention of each layer, named from the model's root."""
+"""Rules of a whole model: the rules of each layer's attention, named from the model's root."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -13,11 +13,11 @@ class Named(NamedTuple):
     """The attention of one layer in a whole model.
 
     Attributes:
-      source: where torch has it, {} for the number of the layer.
-      target: where Flax has it.
-      rules: of its weights, by their names in there.
-      rest: whether it has others, which are moved as they are.
-      optional: whether it may be elsewhere, so that its rules may match nothing.
+      source: its path in torch, {} for the number of the layer.
+      target: its path in Flax.
+      rules: of its weights, by their names inside the module.
+      rest: whether it has other weights, which are moved unchanged.
+      optional: whether it may have another path, so that its rules may match nothing.
     """
 
     source: str
@@ -27,7 +27,7 @@ class Named(NamedTuple):
     optional: bool = False
 
     def all_rules(self, number: int | str) -> list[Rule]:
-        """Its rules by their names in the whole model, where it has this number."""
+        """Returns its rules with names in the whole model, for this layer number."""
         source, target = (place.format(number) for place in (self.source, self.target))
         named = [rule.inside(source, target) for rule in self.rules]
         named += [Rule(f"{source} -> {target}")] if self.rest else []
@@ -35,7 +35,7 @@ class Named(NamedTuple):
 
 
 def of_all(layers: Iterable[tuple[int, Named]]) -> tuple[Rule, ...]:
-    """The rules of all layers, with a star for their number where it makes no difference.
+    """Returns the rules of all layers, with a star for the number where layers are equal.
 
     Args:
       layers: the number of each and its attention.
@@ -50,7 +50,7 @@ def of_all(layers: Iterable[tuple[int, Named]]) -> tuple[Rule, ...]:
     result = list[Rule]()
     for places, same_rules in by_place.items():
         first = next(iter(same_rules.values()))
-        numbered = {"{}" in place for place in places}  # both, unless a stage counts its blocks
+        numbered = {"{}" in place for place in places}  # both, unless stages count blocks
         is_one = len(numbered) == 1 and all(layer == first for layer in same_rules.values())
         for number, layer in [("*", first)] if is_one else same_rules.items():
             result += layer.all_rules(number)

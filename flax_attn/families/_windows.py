@@ -1,4 +1,4 @@
-"""Encoders that look at windows of an image: Swin, Swin v2 and SAM."""
+"""Image encoders with attention in windows: Swin, Swin v2 and SAM."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ SWIN = {
     **{"image_size": 224, "patch_size": 4, "embed_dim": 96, "depths": (2, 2, 6, 2)},
     **{"num_heads": (3, 6, 12, 24), "window_size": 7, "qkv_bias": True},
     "attention_probs_dropout_prob": 0.0,
-    "hidden_size": None,  # after the last stage: files have it, and the class derives it
+    "hidden_size": None,  # after the last stage; in files, but derived by the class
 }
 SWIN2 = {**SWIN, "pretrained_window_sizes": (0, 0, 0, 0)}
 SWIN_NAMES = {
@@ -35,7 +35,7 @@ SWIN2_RULES = {
 
 
 def sides(config: Config, name: str) -> tuple[int, int]:
-    """Rows and columns of a field that gives both, or one count for both."""
+    """Rows and columns from a field with two counts, or one count for both."""
     value = config[name]
     each = tuple(value) if isinstance(value, list | tuple) else (value, value)
     if len(each) != 2:
@@ -52,15 +52,15 @@ def windows(
     shifted: bool,
     **layer_kwargs: Any,
 ) -> WindowAttention:
-    """The layer of a block.
+    """Builds the layer of a block.
 
     Args:
       config: of the model.
       index: of the block.
-      house: rngs and dtypes.
-      window: its side.
-      shifted: whether the windows are moved where the block's place says so.
-      how: further arguments of the layer.
+      init: rngs and dtypes.
+      window: side of the window.
+      shifted: whether the windows are shifted in every second block.
+      layer_kwargs: further arguments of the layer.
     """
     stage, block = stage_of(config, index)
     width, heads = config.count("embed_dim") * 2**stage, entry(config, "num_attention_heads", stage)
@@ -79,12 +79,12 @@ def windows(
 
 
 def swin(config: Config, index: int, init: Mapping[str, Any]) -> WindowAttention:
-    """`attention` of SwinModel with the steps around it, over images of the config's image_size.
+    """`attention` of SwinModel with the steps around it, on images of the config's image_size.
 
-    A stage as large as one window has no shift, which depends on the image alone.
+    A stage as large as one window has no shift, so the shift depends on the image size.
 
     Raises:
-      ValueError: for a window that is larger than the image is in its stage.
+      ValueError: for a window that is larger than the image in its stage.
     """
     whole, patch, window = (
         *(sides(config, x) for x in ("image_size", "patch_size")),
@@ -102,18 +102,18 @@ def swin(config: Config, index: int, init: Mapping[str, Any]) -> WindowAttention
 
 
 def swin_rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """The table stands in a module of its own."""
+    """Renames the bias table, which has its own module in torch."""
     table = "relative_position_bias_table"
     return (Rule(f"relative_position_bias.{table} -> {table}"),)
 
 
 def swin2(config: Config, index: int, init: Mapping[str, Any]) -> WindowAttention:
-    """`attention` of Swinv2Model with the steps around it, over images of the config's image_size.
+    """`attention` of Swinv2Model with the steps around it, on images of the config's image_size.
 
-    A window is no larger than the image is high in its stage, and then has no shift.
+    A window is at most as high as the image in its stage, and then has no shift.
 
     Raises:
-      ValueError: for a stage without a row, and a pretrained window of one token.
+      ValueError: for a stage without a row, or a pretrained window of one token.
     """
     stage, window = stage_of(config, index)[0], config.count("window_size")
     rows = sides(config, "image_size")[0] // sides(config, "patch_size")[0] // 2**stage
@@ -125,7 +125,7 @@ def swin2(config: Config, index: int, init: Mapping[str, Any]) -> WindowAttentio
 
 
 def _pretrained(config: Config, stage: int) -> tuple[int, int] | None:
-    """The sides of the window that a stage was trained with; None for its own."""
+    """Sides of the window that a stage was pretrained with; None for the config's window."""
     name = "pretrained_window_sizes"
     each = config.defaults[name] if config[name] is None else config[name]
     if not isinstance(each, list | tuple) or len(each) <= stage or each[stage] in (1, True):
@@ -137,16 +137,16 @@ def _pretrained(config: Config, stage: int) -> tuple[int, int] | None:
 
 
 def swin2_rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """All has another name."""
+    """Renames all weights."""
     return tuple(
         Rule(f"{torch_name} -> {flax_name}") for torch_name, flax_name in SWIN2_RULES.items()
     )
 
 
 def sam(config: Config, index: int, init: Mapping[str, Any]) -> DecomposedRelativeAttention:
-    """`attn` of SamVisionModel: over an image in layers of global_attn_indexes, else over a window.
+    """`attn` of SamVisionModel: on an image in layers of global_attn_indexes, else on a window.
 
-    A layer of windows is called with these as images of their own: the model cuts them.
+    Layers with windows take each window as a separate image: the model splits the image.
 
     Raises:
       ValueError: without use_rel_pos.
@@ -168,7 +168,7 @@ def sam(config: Config, index: int, init: Mapping[str, Any]) -> DecomposedRelati
 
 
 def _patches(config: Config) -> int:
-    """How many patches a row of the image has."""
+    """Number of patches in a row of the image."""
     side = config.count("image_size") // config.count("patch_size")
     check_positive(**{"patches by image_size and patch_size": side})
     return side

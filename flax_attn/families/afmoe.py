@@ -1,4 +1,4 @@
-"""AFMoE: heads are normed and gated; a window and a rotary in all layers but every fourth."""
+"""AFMoE: heads normalized and gated; a window and a rotary in all layers but every fourth."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -46,7 +46,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> GatedQuery
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """The name of the gate."""
+    """Maps the gate's name."""
     return (Rule("gate_proj -> g_proj"),)
 
 

@@ -1,4 +1,4 @@
-"""Bamba: Mamba 2 in most layers, grouped queries with half a rotary in those that are listed."""
+"""Bamba: Mamba 2 in most layers, attention with half of each head rotated in listed layers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from ._decoder import by_kind, decoder_fields, grouped_query
 from ._rope import SHARE, rotary
 from ._state_space import FIELDS, RULES, head_width, mamba2
 
-HALF = 0.5  # of each head turns
+HALF = 0.5  # of each head is rotated
 DEFAULTS = {
     **decoder_fields(4096, 32, 32, kv_heads=8, positions=262_144, theta=10_000.0),
     **FIELDS,
@@ -37,7 +37,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> nnx.Module
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """Those of the state space."""
+    """Weight rules of the state space layer."""
     return () if _is_listed(config, index) else RULES
 
 

@@ -1,4 +1,4 @@
-"""BERT: an encoder, whose output projection stands in the module after the attention's.
+"""BERT: an encoder whose output projection belongs to the module after attention.
 
 The layer is `attention.self` with the `dense` of `attention.output`: the LayerNorm of the latter,
 its sum with the residual and its dropout, `hidden_dropout_prob`, stand outside.
@@ -29,7 +29,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQue
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """Names inside `attention`; its LayerNorm is left out."""
+    """Maps the names inside `attention`; skips its LayerNorm."""
     names = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
     parts = (Rule(f"self.{torch_name} -> {name}") for torch_name, name in names.items())
     return (*parts, Rule("output.dense -> o_proj"), Rule.skip("output.LayerNorm"))

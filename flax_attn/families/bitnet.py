@@ -1,4 +1,4 @@
-"""BitNet b1.58: Llama whose heads are normed together before the output.
+"""BitNet b1.58: Llama with a norm over all heads before the output projection.
 
 Its published files have a quantization_config and plain weights of the attention.
 """
@@ -40,7 +40,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQue
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """The name of the norm."""
+    """Maps the norm's name."""
     return (Rule("attn_sub_norm.weight -> o_norm.scale"),)
 
 

@@ -1,4 +1,4 @@
-"""Bloom: no positions but a bias by the place of the key; query, key and value in one weight."""
+"""Bloom: ALiBi by key position, no position embeddings; query, key and value in one weight."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,7 +30,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQue
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """`query_key_value` holds of each head its query, key and value."""
+    """`query_key_value` stores query, key and value head by head."""
     n = config.query_heads()[0]
     parts = fused("query_key_value", "(h n d) i -> n i (h d)", bias=True, h=n)
     return (*parts, Rule("dense -> o_proj"))

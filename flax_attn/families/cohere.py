@@ -1,4 +1,4 @@
-"""Cohere's Command R: neighbouring components are turned; a LayerNorm for each head if asked."""
+"""Cohere's Command R: neighbouring components are rotated; LayerNorm by head if configured."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""DeBERTa, the first: a row of the embeddings for each distance, and keys without biases.
+"""DeBERTa v1: relative position embeddings by distance, and keys without biases.
 
 The layer is `attention.self`, called as that of DeBERTa-v2: the projection of its output stands in
 `attention.output`.
@@ -32,7 +32,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> Disentangl
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """Their names; biases of queries and values stand beside the projection."""
+    """Maps names; biases of queries and values are parameters next to the projection."""
     names = {"q_bias": "query_proj.bias", "v_bias": "value_proj.bias"}
     names |= {"pos_proj": "pos_key_proj", "pos_q_proj": "pos_query_proj"}
     terms = deberta_v2.terms_of(config)

@@ -1,4 +1,4 @@
-"""DeBERTa-v2 and v3: a text's tokens and their distances, whose embeddings a layer is handed.
+"""DeBERTa-v2 and v3: disentangled attention; the caller passes the embeddings of distances.
 
 The layer is `attention.self`: the projection of its output, the sum with the residual and a norm
 stand in `attention.output`. It is called `layer(x, rel_embeddings)` with the encoder's rows, normed
@@ -66,7 +66,7 @@ def disentangled(
 
 
 def terms_of(config: Config) -> tuple[str, ...]:
-    """Which of the two terms the logits have, as a list or with bars between."""
+    """The terms of the logits, given as a list or as a string separated by bars."""
     named = config["pos_att_type"]
     named = named.lower().split("|") if isinstance(named, str) else named
     if not isinstance(named, list | tuple) or not {*map(str.strip, named)} <= {"c2p", "p2c"}:
@@ -77,7 +77,7 @@ def terms_of(config: Config) -> tuple[str, ...]:
 
 
 def count_or_none(count: Any) -> int | None:
-    """A count; None for one that is not above zero, which says that there is none."""
+    """The count, or None if it is not above zero, which means unset."""
     return count if count is not None and count > 0 else None
 
 

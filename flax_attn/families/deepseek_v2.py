@@ -1,4 +1,4 @@
-"""DeepSeek-V2: keys and values from one latent a token; neighbouring components are turned."""
+"""DeepSeek-V2: keys and values from one latent per token; neighbouring components are rotated."""
 
 from collections.abc import Mapping
 from typing import Any

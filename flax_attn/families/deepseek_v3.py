@@ -1,4 +1,4 @@
-"""DeepSeek-V3 and R1: DeepSeek-V2's attention, whose files may ask for halves in the rotary."""
+"""DeepSeek-V3 and R1: DeepSeek-V2's attention, with a configurable layout of rotary pairs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -32,7 +32,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> LatentAtte
 
 
 def layout(config: Config) -> Layout:
-    """Of the pairs that turn, by `rope_interleave`."""
+    """Layout of the rotary pairs, by `rope_interleave`."""
     return "interleaved" if config.flag("rope_interleave") else "half"
 
 

@@ -1,6 +1,6 @@
 """DeepSeek-V3.2: DeepSeek-V3's attention over the keys that an indexer chooses.
 
-GLM-5 has the same, whose indexer turns neighbouring components as the attention does.
+GLM-5 has the same, whose indexer rotates neighbouring components as the attention does.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""DiffLlama: the weights of one head less a share of those of another, and no dropout."""
+"""DiffLlama: each head's weights minus a multiple of another's, and no dropout."""
 
 from collections.abc import Mapping
 from typing import Any

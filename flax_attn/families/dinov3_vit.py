@@ -1,8 +1,8 @@
-"""DINOv3: an encoder of patches that turn by the place of their centre in the image.
+"""DINOv3: an image encoder with rotary positions by the centre of each patch.
 
 Call it `layer(x, positions=...)`, `2 *B T`: row and column of each patch's centre, from -2 pi at
 one border to 2 pi at the other, and 0 for the class token and the registers. In training the model
-moves and stretches these places, as the fields pos_embed_... say.
+shifts and rescales these positions, as the fields pos_embed_... say.
 """
 
 from collections.abc import Mapping

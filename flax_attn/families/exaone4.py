@@ -1,4 +1,4 @@
-"""EXAONE 4: heads are normed; where some layers have a window, the others have no rotary."""
+"""EXAONE 4: heads are normalized; if some layers have a window, the others have no rotary."""
 
 from collections.abc import Mapping
 from typing import Any

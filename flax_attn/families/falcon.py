@@ -1,4 +1,4 @@
-"""Falcon: three layouts of one weight, and rotary positions or a bias by the place of the key.
+"""Falcon: three layouts of the fused weight, and rotary positions or ALiBi by key position.
 
 The bias is that of `sdpa` in transformers, its default there, rounded to bfloat16 and divided by
 the root of the head's width. A whole model there with `eager` attention adds it twice.
@@ -64,7 +64,7 @@ def heads_of(config: Config) -> tuple[int, int, int]:
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """How `query_key_value` lies.
+    """Layout of `query_key_value`.
 
     The new architecture: of each key head the queries that share it, the key and the value.
     multi_query: all queries, the key and the value. Neither: of each head query, key and value.

@@ -58,7 +58,7 @@ def recurrent(config: Config, index: int, init: Mapping[str, Any]) -> nnx.Module
 
 
 def recurrent_rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """Those of the norm, where there is one."""
+    """Rules of the norm, if there is one."""
     return RULES if config.flag("mamba_rms_norm") else ()
 
 

@@ -1,4 +1,4 @@
-"""Falcon Mamba: Mamba whose steps, B and C are normed without gains."""
+"""Falcon Mamba: Mamba whose steps, B and C are normalized without gains."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Gemma: Llama with heads of a width of their own."""
+"""Gemma: Llama with a head width independent of the hidden size."""
 
 from collections.abc import Mapping
 from typing import Any

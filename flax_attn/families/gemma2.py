@@ -1,4 +1,4 @@
-"""Gemma 2: a scale of its own, logits capped, and a window in every second layer."""
+"""Gemma 2: its own scale, soft-capped logits, and a window in every second layer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,7 +30,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQue
 
 
 def capped(config: Config, init: Mapping[str, Any], mask: Mask) -> GroupedQueryAttention:
-    """The layer, whatever may look at what."""
+    """A layer with soft-capped logits and any mask."""
     has_cap = config["attn_logit_softcapping"] is not None
     score = Softcap(config.number("attn_logit_softcapping")) if has_cap else IDENTITY
     return grouped_query(

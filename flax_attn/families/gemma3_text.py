@@ -1,4 +1,4 @@
-"""Gemma 3: five layers with a window and a rotary of their own to each that sees everything."""
+"""Gemma 3: five layers with a window and another rotary for each full attention layer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -57,7 +57,7 @@ def mask(config: Config, kind: str) -> Mask:
 
 
 def gguf(config: Config, index: int) -> tuple[Rule, ...]:
-    """llama.cpp's files hold the whole gain of a norm; transformers' hold it without its one."""
+    """llama.cpp's files store a norm's gain as 1 + w, transformers' as w."""
     gains = (Rule.shifted(f"attn_{x}_norm -> {x}_norm", by=-1.0) for x in "qk")
     return (*gains, *names("q", "k", "v", "output"), Rule.skip("post_*"))
 

@@ -1,4 +1,4 @@
-"""Gemma 3n: unscaled logits, normed values, and later layers that read the keys of earlier ones.
+"""Gemma 3n: unscaled logits, normalized values, and later layers that reuse keys of earlier ones.
 
 The last `num_kv_shared_layers` make no keys and values. They are `CrossLayerAttention`s, called as
 those of Gemma 4 are.
@@ -35,7 +35,7 @@ def attention(
 
 
 def kind_of(config: Config, index: int) -> str:
-    """The type of a layer: by default every fifth sees everything."""
+    """The type of a layer: by default every fifth has full attention."""
 
     def default(index: int) -> str:
         return "sliding_attention" if (index + 1) % 5 else "full_attention"

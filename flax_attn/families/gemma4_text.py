@@ -1,7 +1,7 @@
-"""Gemma 4: wide heads of which a quarter turns where a layer sees everything, and shared keys.
+"""Gemma 4: full attention layers with wide heads, a quarter of them rotated; shared keys.
 
-Logits are unscaled and values are normed. With `attention_k_eq_v` the keys of layers that see
-everything are their values too. The last `num_kv_shared_layers` make no keys and values. They
+Logits are unscaled and values are normalized. With `attention_k_eq_v` the keys of layers that have
+full attention are their values too. The last `num_kv_shared_layers` make no keys and values. They
 are `CrossLayerAttention`s, called as `layer(x, keys_and_values=pair)`, where the pair is
 `earlier.keys_and_values_of` of the last layer of the same type that makes them.
 """
@@ -64,7 +64,7 @@ def sharing(
 
     Args:
       config: with the sizes of the layer.
-      house: rngs and dtypes.
+      init: rngs and dtypes.
       is_later: whether it reads them.
       own_values: whether its values have a projection of their own.
       parts: further arguments of the layer.
@@ -91,7 +91,7 @@ def sharing(
 
 
 def kind_of(config: Config, index: int) -> str:
-    """The type of a layer; the last one sees everything, whatever layer_types say of it."""
+    """The type of a layer; the last one always has full attention."""
     kind = config.layer_type(index, lambda i: KINDS[(i + 1) % 6 != 0], "sliding_attention")
     return KINDS[0] if index == config["num_hidden_layers"] - 1 else kind
 
@@ -125,7 +125,7 @@ def reuses(config: Config, index: int, kind_of: Callable[[Config, int], str]) ->
 def _wide(config: Config, index: int, kind: str) -> Mapping[str, Any]:
     """The width and the number of key heads where a layer has its own.
 
-    Published files have two fields for all layers that see everything, `to_dict()` has a
+    Published files have two fields for all full attention layers, `to_dict()` has a
     per_layer_config instead.
     """
     per_layer = config.entry("per_layer_config")

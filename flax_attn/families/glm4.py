@@ -1,4 +1,4 @@
-"""GLM-4: neighbouring components of half a head are turned; the output has no bias."""
+"""GLM-4: neighbouring components of half a head are rotated; the output has no bias."""
 
 from collections.abc import Mapping
 from typing import Any

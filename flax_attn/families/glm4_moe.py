@@ -1,4 +1,4 @@
-"""GLM-4.5: halves of a part of a head are turned, heads are normed if asked, no bias on the output.
+"""GLM-4.5: half of each head is rotated, RMSNorm by head if configured, no output bias.
 
 GLM-4.5V's text is the same without norms, and its tokens have three positions.
 """

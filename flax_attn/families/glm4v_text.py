@@ -1,4 +1,4 @@
-"""GLM-4.1V's text: GLM-4 with biases on query, key and value, and three positions a token."""
+"""GLM-4.1V's text: GLM-4 with biases on query, key and value, and three positions per token."""
 
 from collections.abc import Mapping
 from typing import Any

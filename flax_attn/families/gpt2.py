@@ -1,4 +1,4 @@
-"""GPT-2: one weight for query, key and value, laid inputs first, and a scale by layer if asked."""
+"""GPT-2: one weight for query, key and value, stored (in, out); scaled by layer if configured."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -38,7 +38,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQue
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
     """`c_attn` holds the columns of the query, then those of the key and of the value.
 
-    Both weights lie inputs first, which a file does not tell.
+    Both weights are stored (in, out), which a file does not show.
     """
     parts = fused("c_attn", "i (n o) -> n i o", bias=True)
     out = (Rule("c_proj.weight -> o_proj.kernel", "i o -> i o"), Rule("c_proj.bias -> o_proj.bias"))

@@ -1,4 +1,4 @@
-"""GPT-BigCode (StarCoder): GPT-2 with one key and value for all heads, unless it says otherwise."""
+"""GPT-BigCode (StarCoder): GPT-2 with multi-query attention unless configured otherwise."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""GPT-Neo: unscaled logits, and a window in every second layer unless its file says another."""
+"""GPT-Neo: unscaled logits, and a window in every second layer unless configured otherwise."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -40,7 +40,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQue
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """Names inside `attn`."""
+    """Maps the names inside `attn`."""
     parts = (Rule(f"attention.{x}_proj -> {x}_proj") for x in ("q", "k", "v"))
     return (*parts, Rule("attention.out_proj -> o_proj"))
 

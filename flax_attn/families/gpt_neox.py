@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: query, key and value head by head in one weight, and part of a head turned.
+"""GPT-NeoX and Pythia: query, key and value head by head in one weight, and part of a head rotated.
 
 A width of the rotary that is odd is rounded up, as transformers does.
 """

@@ -1,4 +1,4 @@
-"""GPT-J and CodeGen: neighbouring components of a part of a head are turned; no biases."""
+"""GPT-J and CodeGen: neighbouring components of a part of a head are rotated; no biases."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -40,12 +40,12 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQue
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """The name of the output."""
+    """Maps the output projection's name."""
     return (Rule("out_proj -> o_proj"),)
 
 
 def sharded(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
-    """The same of CodeGen, whose heads lie in four parts."""
+    """`attn` of CodeGen, whose heads are stored in four parts."""
     check_divides("4", SHARDS, config.name("num_attention_heads"), config.query_heads()[0])
     return attention(config, index, init)
 

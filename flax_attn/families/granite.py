@@ -1,4 +1,4 @@
-"""Granite: Llama with a scale of its own, which is 1 unless the config says another."""
+"""Granite: Llama with its own scale, 1 unless configured otherwise."""
 
 from collections.abc import Mapping
 from typing import Any

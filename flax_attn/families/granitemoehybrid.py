@@ -33,7 +33,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> nnx.Module
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """Those of the state space."""
+    """Weight rules of the state space layer."""
     return RULES if is_recurrent(config, index) else ()
 
 

@@ -1,4 +1,4 @@
-"""Helium: neighbouring components of a head are turned; the output has no bias."""
+"""Helium: neighbouring components of a head are rotated; the output has no bias."""
 
 from collections.abc import Mapping
 from typing import Any

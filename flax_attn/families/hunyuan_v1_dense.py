@@ -1,4 +1,4 @@
-"""Hunyuan: Llama whose heads are normed after the rotation, and whose rotary may have an alpha."""
+"""Hunyuan: Llama whose heads are normalized after rotation, and whose rotary may have an alpha."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,13 +25,13 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQue
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """Names of the norms."""
+    """Maps the norms' names."""
     names = {"query_layernorm": "q_norm", "key_layernorm": "k_norm"}
     return tuple(Rule(f"{torch_name}.weight -> {name}.scale") for torch_name, name in names.items())
 
 
 def _with_alpha(config: Config) -> Rotary:
-    """A dynamic rotary with an alpha is a plain one of another base.
+    """Replaces a dynamic rotary with alpha by a plain one with another base.
 
     Raises:
       ValueError: for an alpha of another kind, or without a head_dim, which its class needs.

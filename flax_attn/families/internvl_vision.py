@@ -1,4 +1,4 @@
-"""InternVL's encoder of images: norms of queries and keys over all heads, if it asks for them."""
+"""InternVL's image encoder: optional norms of queries and keys over all heads."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,7 +33,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQue
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """The output projection has another name."""
+    """Maps the output projection's name."""
     return (Rule("projection_layer -> o_proj"),)
 
 

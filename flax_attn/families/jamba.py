@@ -1,4 +1,4 @@
-"""Jamba: Mamba in most layers, grouped queries without positions in one of a period."""
+"""Jamba: Mamba in most layers, attention without positions in one layer per period."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -38,7 +38,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> nnx.Module
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """Those of the state space."""
+    """Weight rules of the state space layer."""
     return () if _is_attention(config, index) else SELECTIVE_RULES
 
 

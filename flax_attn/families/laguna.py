@@ -1,4 +1,4 @@
-"""Laguna: heads are normed and gated by a softplus; kinds of layers have a rotary each."""
+"""Laguna: heads normalized and gated by a softplus; one rotary for each layer type."""
 
 from collections.abc import Mapping
 from typing import Any

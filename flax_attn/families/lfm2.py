@@ -1,4 +1,4 @@
-"""LFM2: in most layers a short convolution between gates, in the others grouped queries, normed."""
+"""LFM2: gated short convolutions in most layers, normalized grouped query attention in others."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -22,7 +22,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQue
 
 
 def with_one_bias(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
-    """`self_attn` of InternLM3, whose biases are all there or none.
+    """`self_attn` of InternLM3, with all biases or none.
 
     Raises:
       ValueError: for a bias in the attention alone, or in the rest alone.
@@ -36,7 +36,7 @@ def with_one_bias(config: Config, index: int, init: Mapping[str, Any]) -> Groupe
 
 
 def gguf(config: Config, index: int) -> tuple[Rule, ...]:
-    """llama.cpp turns neighbouring components, so its rows of query and key lie in pairs."""
+    """llama.cpp rotates neighbouring components, so its query and key rows are stored in pairs."""
     n, k, _ = config.heads()
     bias = config.flag("attention_bias")
     return (*unpermuted("q", n, bias), *unpermuted("k", k, bias), *names("v", "output"))

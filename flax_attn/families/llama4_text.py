@@ -1,4 +1,4 @@
-"""Llama 4: chunks where a layer has a rotary; elsewhere all, with a temperature by position."""
+"""Llama 4: chunked attention with a rotary, or full attention with a temperature by position."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

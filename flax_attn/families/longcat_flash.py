@@ -1,4 +1,4 @@
-"""LongCat-Flash: DeepSeek-V2's attention, whose latents are magnified after their norms.
+"""LongCat-Flash: DeepSeek-V2's attention, whose latents are scaled after their norms.
 
 A layer has two of them, of the same sizes.
 """
@@ -32,7 +32,7 @@ DEFAULTS = {
     "attention_bias": False,
     "attention_dropout": 0.0,
 }
-# Its rotary is as wide as head_dim says, which is no other width than that of the turned part.
+# Its rotary is as wide as head_dim says, which is no other width than that of the rotated part.
 NAMES = {
     "num_hidden_layers": ("num_layers",),
     "head_dim": ("qk_rope_head_dim", "head_dim"),

@@ -1,4 +1,4 @@
-"""Longformer: a window for most tokens, everything for those that a call names.
+"""Longformer: a window for most tokens, global attention for tokens named in the call.
 
 The layer is `attention.self`, called `layer(x, global_tokens=...)`: the projection of its output
 stands in `attention.output`.

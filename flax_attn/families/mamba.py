@@ -1,4 +1,4 @@
-"""Mamba, whose layers are all state spaces of components that decay by themselves."""
+"""Mamba, with a selective state space, decaying per component, in every layer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -37,7 +37,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> nnx.Module
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """Where names and types do not say it."""
+    """Rules for what names and module types do not determine."""
     return SELECTIVE_RULES
 
 

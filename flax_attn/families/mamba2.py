@@ -1,4 +1,4 @@
-"""Mamba 2, whose layers are all state spaces."""
+"""Mamba 2, with a state space in every layer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -42,7 +42,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> nnx.Module
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """Where names and types do not say it."""
+    """Rules for what names and module types do not determine."""
     return RULES
 
 

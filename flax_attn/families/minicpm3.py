@@ -1,4 +1,4 @@
-"""MiniCPM3: DeepSeek-V2's attention, of which halves are turned."""
+"""MiniCPM3: DeepSeek-V2's attention, with rotary pairs of halves."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +26,7 @@ DEFAULTS = {
 
 
 def attention(config: Config, index: int, init: Mapping[str, Any]) -> LatentAttention:
-    """`self_attn` of MiniCPM3ForCausalLM; values are hidden_size / heads wide unless said."""
+    """`self_attn` of MiniCPM3ForCausalLM; values are hidden_size / heads wide unless configured."""
     n, width = config.count("num_attention_heads"), config.count("hidden_size")
     each = check_divides("num_attention_heads", n, "hidden_size", width)
     wide = config if config["v_head_dim"] is not None else config.replaced(v_head_dim=each)

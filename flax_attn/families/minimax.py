@@ -32,7 +32,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> nnx.Module
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """Lightning attention has query, key and value of each head beside each other.
+    """Lightning attention fuses query, key and value head by head.
 
     Where a file holds its tables of decays too, which follow from the config, skip them by
     `Rule.skip`: `slope_rate`, `query_decay`, `key_decay`, `diagonal_decay`.

@@ -1,4 +1,4 @@
-"""MiniMax-M2: queries and keys normed over all heads together, and part of a head turned."""
+"""MiniMax-M2: queries and keys normalized over all heads, and part of each head rotated."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +23,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQue
 
 
 def _with_share(config: Config) -> Config:
-    """The config whose share of a head that turns is what `rotary_dim` says.
+    """The config whose share of a head that rotates is what `rotary_dim` says.
 
     Raises:
       ValueError: if its rotary parameters say another.

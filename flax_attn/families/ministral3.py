@@ -1,4 +1,4 @@
-"""Ministral 3: Mistral with YaRN, whose logits grow with the query's place."""
+"""Ministral 3: Mistral with YaRN, whose logits grow with the query's position."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -21,7 +21,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQue
 
 
 def biased(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
-    """The same with biases on all four projections or none."""
+    """Mistral with biases on all four projections or none."""
     bias = config.flag("attention_bias")
     return windowed(config, init, bias=bias, rotary=rotary(config))
 
@@ -36,7 +36,7 @@ def by_kind(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQuery
 
 
 def one_in_four(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQueryAttention:
-    """`self_attn` of CwmForCausalLM, of whose layers every fourth sees everything."""
+    """`self_attn` of CwmForCausalLM, where every fourth layer has full attention."""
 
     def default(index: int) -> str:
         return "sliding_attention" if index % 4 else "full_attention"

@@ -1,4 +1,4 @@
-"""Mistral 4: DeepSeek-V3's attention with YaRN, whose logits grow with the query's place."""
+"""Mistral 4: DeepSeek-V3's attention with YaRN, whose logits grow with the query's position."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -39,7 +39,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> LatentAtte
 
 
 def _check_share(config: Config, share: Any) -> None:
-    """ValueError unless a share of a head that turns is that of its turned part."""
+    """Raises ValueError unless partial_rotary_factor matches the width of the rotated part."""
     nope, rotary_width = config.count("qk_nope_head_dim"), config.count("qk_rope_head_dim")
     if share not in (None, rotary_width / (nope + rotary_width)):
         raise ValueError(

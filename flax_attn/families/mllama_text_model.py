@@ -1,4 +1,4 @@
-"""Llama 3.2 Vision's text: Llama's attention, and in some layers a look at the image.
+"""Llama 3.2 Vision's text: Llama's attention, and cross attention to the image in some layers.
 
 Those are `CrossAttention`s, called as `layer(x, memory)`, where the memory is the image's tokens.
 """
@@ -46,12 +46,12 @@ def attention(
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """The name of the output where a layer looks at images."""
+    """Maps the output projection's name in cross attention layers."""
     return (Rule("o_proj -> out_proj"),) if crosses(config, index) else ()
 
 
 def crosses(config: Config, index: int) -> bool:
-    """Whether a layer looks at images."""
+    """Whether a layer has cross attention."""
     return index in config["cross_attention_layers"]
 
 

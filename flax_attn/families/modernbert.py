@@ -1,6 +1,6 @@
-"""ModernBERT: in two of three layers a window to both sides, with a rotary of its own.
+"""ModernBERT: two of three layers have a bidirectional window and another rotary.
 
-The decoder of the same name looks back alone, and has projections apart.
+Its decoder is causal, and has separate projections.
 """
 
 from collections.abc import Mapping
@@ -97,7 +97,7 @@ def rules(config: Config, index: int) -> tuple[Rule, ...]:
 
 
 def rules_of_decoder(config: Config, index: int) -> tuple[Rule, ...]:
-    """The output projection has another name."""
+    """Maps the output projection's name."""
     return (Rule("Wo -> o_proj"),)
 
 

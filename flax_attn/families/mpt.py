@@ -1,6 +1,6 @@
-"""MPT: a bias by the place of the key; query, key and value in one weight, clamped if asked.
+"""MPT: ALiBi by key position; query, key and value in one weight, clamped if configured.
 
-Its class reads three fields of `attn_config`; the bias is always there, whatever `alibi` says.
+Its class reads three fields of `attn_config`; ALiBi is always applied, whatever `alibi` says.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""NanoChat: pairs are turned backwards, then heads are normed without a gain."""
+"""NanoChat: pairs are rotated in reverse, then heads are normalized without a gain."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Nemotron-H: each layer is Mamba 2, grouped queries without positions, or no mixer of tokens."""
+"""Nemotron-H: each layer is Mamba 2, attention without positions, or no token mixer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -57,7 +57,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> nnx.Module
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """Those of the state space."""
+    """Weight rules of the state space layer."""
     return RULES if config["layer_types"][index] == "linear_attention" else ()
 
 

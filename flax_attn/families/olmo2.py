@@ -1,4 +1,4 @@
-"""OLMo 2: queries and keys normed over all heads together before the rotation."""
+"""OLMo 2: queries and keys normalized over all heads before rotation."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""OLMo hybrid: a delta rule that may flip signs, in every fourth layer OLMo 2's attention."""
+"""OLMo hybrid: a delta rule with negative eigenvalues, OLMo 2's attention in every fourth layer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -37,7 +37,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> nnx.Module
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """The delta rule's norm is no class of torch."""
+    """Maps the delta rule's norm, which is no class of torch."""
     return (Rule("o_norm.weight -> o_norm.scale"),) if _is_gated_delta(config, index) else ()
 
 

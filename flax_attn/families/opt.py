@@ -1,4 +1,4 @@
-"""OPT: multi-head attention without positions, which its embeddings have; biases on all or none."""
+"""OPT: multi-head attention without positions, which embeddings add; biases on all or none."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +24,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQue
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """The name of the output."""
+    """Maps the output projection's name."""
     return (Rule("out_proj -> o_proj"),)
 
 

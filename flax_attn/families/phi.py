@@ -1,4 +1,4 @@
-"""Phi-1 and Phi-2: biases everywhere, part of a head turned, a LayerNorm of all heads if asked.
+"""Phi-1 and Phi-2: biases, part of each head rotated, LayerNorm over all heads if configured.
 
 Persimmon has the same attention, with query, key and value head by head in one weight.
 """
@@ -42,7 +42,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQue
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """Names of the norms and of the output."""
+    """Maps the names of the norms and of the output projection."""
     named = (Rule(f"{x}_layernorm -> {x}_norm") for x in ("q", "k"))
     return (*(named if config.flag("qk_layernorm") else ()), Rule("dense -> o_proj"))
 

@@ -1,4 +1,4 @@
-"""Phi-3.5-MoE: Mistral with biases, whose LongRoPE has a magnitude of its own.
+"""Phi-3.5-MoE: Mistral with biases, whose LongRoPE has its own magnitude.
 
 transformers 5.23 takes the short factors at every length, and so does this layer.
 """
@@ -29,7 +29,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQue
 
 
 def _constant_rotary(config: Config) -> Rotary:
-    """Plain, or of the short factors.
+    """A plain rotary, or one scaled by the short factors.
 
     Raises:
       ValueError: for other kinds, and for magnitudes that differ by the length of the sequence.

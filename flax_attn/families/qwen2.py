@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: biases on query, key and value; a window in the upper layers if asked."""
+"""Qwen2 and Qwen2.5: biases on query, key and value; a window in the upper layers if configured."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Qwen3: queries and keys normed head by head before the rotation."""
+"""Qwen3: queries and keys normalized head by head before rotation."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +28,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQue
 
 
 def norms(config: Config, init: Mapping[str, Any]) -> dict[str, Any]:
-    """Of queries and keys, head by head."""
+    """Norms of queries and keys, head by head."""
     h, eps, dtype = config.heads()[2], config.number("rms_norm_eps"), init["param_dtype"]
     return {
         name: RMSNorm(h, eps=eps, cast="before", param_dtype=dtype) for name in ("q_norm", "k_norm")

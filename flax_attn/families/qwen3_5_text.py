@@ -1,4 +1,4 @@
-"""Qwen3.5: Qwen3-Next's layers, with three positions a token, whose pairs take turns."""
+"""Qwen3.5: Qwen3-Next's layers, with three positions per token, whose sections interleave."""
 
 from collections.abc import Mapping
 from typing import Any

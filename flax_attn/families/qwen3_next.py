@@ -1,4 +1,4 @@
-"""Qwen3-Next: in every fourth layer grouped queries with a gate, in the others a delta rule."""
+"""Qwen3-Next: gated grouped query attention in every fourth layer, a delta rule in the others."""
 
 from collections.abc import Mapping
 from typing import Any

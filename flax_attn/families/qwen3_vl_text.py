@@ -1,4 +1,4 @@
-"""Qwen3-VL's text: Qwen3 without windows, with three positions a token, whose pairs take turns."""
+"""Qwen3-VL's text: Qwen3 without windows, with three interleaved positions per token."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -38,7 +38,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> nnx.Module
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """The recurrence is a module of its own."""
+    """Maps the names inside the recurrence, which is a module in torch."""
     return (Rule("rg_lru.* -> *"),) if _is_recurrent(config, index) else ()
 
 

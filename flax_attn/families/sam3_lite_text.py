@@ -1,4 +1,4 @@
-"""SAM 3 Lite's encoder of words: SigLIP's attention, but for convolutions at both ends."""
+"""SAM 3 Lite's text encoder: SigLIP's attention, except for convolutions at both ends."""
 
 from . import siglip
 from ._config import Config, Family
@@ -12,7 +12,7 @@ DEFAULTS = {
 
 
 def missing_reason(config: Config, index: int) -> str:
-    """The first and the last layer mix tokens by convolutions, where they are asked for."""
+    """Why a layer has no attention: the first and last may be convolutions."""
     ends = (0, config.count("num_hidden_layers") - 1)
     return (
         "a convolution (use_repmixer_blocks=True)"

@@ -1,4 +1,4 @@
-"""Seed-OSS: Llama whose output has a bias by a field of its own."""
+"""Seed-OSS: Llama with a separate setting for the output bias."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""SigLIP: encoders of an image and of a text, which have the same attention."""
+"""SigLIP: image and text encoders, which have the same attention."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQue
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """The output projection has another name."""
+    """Maps the output projection's name."""
     return (Rule("out_proj -> o_proj"),)
 
 

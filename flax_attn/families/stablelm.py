@@ -1,4 +1,4 @@
-"""StableLM: part of a head turned, and a LayerNorm of each head's own if asked."""
+"""StableLM: part of a head rotated, and a separate LayerNorm for each head if configured."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -37,7 +37,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> GroupedQue
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """Each head's norm is a module of its own."""
+    """Stacks the norms, one module per head in torch."""
     return tuple(
         Rule(f"{name}_layernorm.norms.{_numbers(heads)}.weight -> {name}_norm.scale", "n h -> n h")
         for name, heads in _normed(config).items()

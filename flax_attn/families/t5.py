@@ -1,6 +1,6 @@
-"""T5: unscaled, with a bias by ranges of distances that the first layer of a stack owns.
+"""T5: unscaled, with a bias by bucketed distance that the first layer of a stack owns.
 
-Layers after the first are given it, `layer(x, bias=first.score)`, as a whole model does. Cross
+Layers after the first take it as an argument, `layer(x, bias=first.score)`, as a model does. Cross
 attention, `EncDecAttention` in its files, has none.
 """
 
@@ -39,7 +39,7 @@ def layer(
     """A layer of a config's sizes, buckets and dropout.
 
     Raises:
-      ValueError: unless the buckets reach as far as the distances that have one each.
+      ValueError: unless max distance exceeds the number of exact buckets.
     """
     n, h = config.query_heads()
     names = ("relative_attention_num_buckets", "relative_attention_max_distance")

@@ -1,4 +1,4 @@
-"""T5Gemma: Gemma 2's attention in an encoder, where it looks both ways, and in a decoder.
+"""T5Gemma: Gemma 2's attention in a bidirectional encoder and a decoder.
 
 Each of the two has a config of its own within the model's, which alone says the dropout. Cross
 attention is not served: its heads have a width of their own, and its logits a scale and a cap.

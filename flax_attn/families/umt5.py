@@ -1,4 +1,4 @@
-"""UMT5: T5 whose layers all have a bias of their own, but for cross attention, which has none."""
+"""UMT5: T5 with a bias in every layer except cross attention."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""ViT: an encoder of patches, with biases on query, key and value unless it says otherwise.
+"""ViT: an image encoder with biases on query, key and value unless configured otherwise.
 
 The names are those of the modules in transformers 5. Older files hold `attention.query`,
 `attention.key`, `attention.value` and `output.dense` in their place, and name no head_dim.

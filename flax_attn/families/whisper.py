@@ -1,4 +1,4 @@
-"""Whisper: BART's attentions with keys that have no bias."""
+"""Whisper: BART's attention without a bias on keys."""
 
 from ._parts import encoder_decoder
 

@@ -1,4 +1,4 @@
-"""XLNet: positions by Transformer-XL's shift, and a bias for tokens of another segment.
+"""XLNet: Transformer-XL's relative positions, and a bias for tokens of another segment.
 
 The layer is `rel_attn` without the sum with the residual and the norm that follow in there; it is
 called `layer(x, segments=...)`. The memory of earlier tokens and the second stream of the training
@@ -54,7 +54,7 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> RelativeSh
 
 
 def _check_positions(config: Config, is_causal: bool) -> None:
-    """ValueError for distances that are cut off, or turned around in one half of a batch."""
+    """Raises ValueError for clamped distances, or those reversed in one half of a batch."""
     if config.flag("bi_data"):
         raise ValueError("bi_data=True is not served: half of a batch is read backwards there.")
     if config["clamp_len"] is not None and config["clamp_len"] > 0:
@@ -68,7 +68,7 @@ def _check_positions(config: Config, is_causal: bool) -> None:
 
 
 def rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """Projections are arrays with an axis of heads."""
+    """Rules for projections, which are arrays with an axis of heads."""
     n = config.count("num_attention_heads")
     inner = (Rule(f"{x} -> {x}_proj.kernel", "d n h -> d (n h)", n=n) for x in "qkvr")
     outer = Rule("o -> o_proj.kernel", "d n h -> (n h) d", n=n)

@@ -149,7 +149,7 @@ def check_eval(dropout: Any, deterministic: bool | None) -> None:
     if dropout.rate and not off:
         raise ValueError(
             f"dropout={dropout.rate} is for training, and a cache is for decoding: call "
-            "layer.eval() before, or hand in deterministic=True."
+            "layer.eval() before, or pass deterministic=True."
         )
 
 

@@ -161,6 +161,6 @@ def _check_sizes(in_features: int, num_heads: int, num_kv_heads: int, head_dim: 
 def _check_order(after: bool, rotary: RotaryFn | None, *norms: NormFn | None) -> None:
     if after and (rotary is None or all(norm is None for norm in norms)):
         raise ValueError(
-            "norm_after_rotary=True says which of a norm and a rotary comes first; hand in rotary= "
+            "norm_after_rotary=True says which of a norm and a rotary comes first; pass rotary= "
             "and one of q_norm= and k_norm=, or leave it out."
         )

@@ -59,8 +59,8 @@ def tokens(
         return x, memory, indices.mask(shown), indices
     if widths[0] != widths[1] and not isinstance(cache, Memory):
         raise ValueError(
-            f"The layer looks at a memory of width {widths[1]}, and x has width {widths[0]}; give "
-            "it a memory."
+            f"The layer attends to a memory of width {widths[1]}, and x has width {widths[0]}; "
+            "pass it a Memory."
         )
     indices = token_indices(x, valid, positions, cache=cache, readers=(visible, score))
     return x, x, indices.mask(shown), indices
@@ -69,7 +69,7 @@ def tokens(
 def _check_no_cache(cache: Any) -> None:
     if cache is not None:
         raise ValueError(
-            "A memory is handed in, or remembered: layer(x, memory), or once "
+            "Pass a memory, or store it once: layer(x, memory), or once "
             "memory = layer.remember(memory) and then layer(x, cache=memory)."
         )
 

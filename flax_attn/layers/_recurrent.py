@@ -156,12 +156,12 @@ def _segments_of(mask: Any, segments: Any, x: Any, valid: Any) -> Any:
     causal = [part for part in parts if part == CAUSAL]
     if parts and (not causal or len(ids) + len(causal) < len(parts) or len(ids) > 1):
         raise ValueError(
-            "A recurrence sees the tokens before each one, and takes mask=CAUSAL, "
+            "A recurrence is causal: it takes mask=CAUSAL, "
             "CAUSAL & Segments(ids) or CAUSAL & Documents(lengths); got "
             f"{mask if isinstance(mask, Mask) else 'an array'}."
         )
     if ids and segments is not None:
-        raise ValueError("Documents are given twice, by segments= and in the mask; leave one out.")
+        raise ValueError("Documents are passed twice, by segments= and in the mask; leave one out.")
     return ids[0] if ids else segments
 
 

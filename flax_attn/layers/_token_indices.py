@@ -328,8 +328,8 @@ def _positions_differ(
         return unlike
     if unlike.any():
         raise ValueError(
-            f"{type(readers[0]).__name__} reads positions, and a cache knows its keys by their "
-            "order alone: beside a cache, positions must count the real tokens of a row. Leave "
-            "positions out, or cache each document in a row of its own."
+            f"{type(readers[0]).__name__} reads positions, and a cache stores its keys by order "
+            "only: with a cache, positions must count the non-padding tokens of a row. Leave "
+            "positions out, or cache each document in its own row."
         )
     return None

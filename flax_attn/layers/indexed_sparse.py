@@ -82,7 +82,7 @@ class IndexedSparseAttention(LatentHeads, SelfAttention):
         check_positive(index_heads=index_heads, index_dim=index_dim, top_k=top_k)
         if index_rotary is not None and index_dim < rotary_dim:
             raise ValueError(
-                "index_dim must be at least rotary_dim, whose components index_rotary turns; got "
+                "index_dim must be at least rotary_dim, whose components index_rotary rotates; got "
                 f"index_dim={index_dim}, rotary_dim={rotary_dim}."
             )
         sizes = (in_features, num_heads, kv_rank, nope_dim, rotary_dim, value_dim)

@@ -187,15 +187,15 @@ def _evaluate(mask: Any, method: str, *args: Any) -> Any:
         return getattr(mask, method)(*args)
     except TRACED as error:
         raise TypeError(
-            f"{type(mask).__name__}.{method} takes a number for known that is known only when the "
+            f"{type(mask).__name__}.{method} uses a value as static that is known only when the "
             "program runs. Write it in jax.numpy: jnp.maximum for np.maximum or max, jnp.where for "
-            "if. A mask without arrays that asks neither for b nor for n may say is_static = True."
+            "if. A mask without arrays that uses neither b nor n may set is_static = True."
         ) from error
 
 
 def _number(mask: Any, method: str, x: Any) -> int:
     if not _is_index(x) or isinstance(x, Tracer):
-        _refuse(mask, method, "whole numbers that are known before the program runs", x)
+        _refuse(mask, method, "whole numbers that are static", x)
     return int(x)
 
 
@@ -215,4 +215,4 @@ def _is_whole_array(x: Any) -> bool:
 
 
 def _refuse(mask: Any, method: str, wanted: str, answer: Any) -> None:
-    raise TypeError(f"{type(mask).__name__}.{method} must answer {wanted}; it answered {answer!r}.")
+    raise TypeError(f"{type(mask).__name__}.{method} must return {wanted}; it returned {answer!r}.")

@@ -65,7 +65,7 @@ class Sections:
     def assign(self, pairs: int) -> PairAxes:
         if sum(self.sizes) != pairs:
             raise ValueError(
-                f"sizes of Sections must sum to the {pairs} pairs that turn; got {self.sizes}."
+                f"sizes of Sections must sum to the {pairs} rotary pairs; got {self.sizes}."
             )
         place = np.arange(pairs)
         axis = np.repeat(np.arange(self.count), self.sizes)

@@ -195,7 +195,7 @@ class Rotary:
             width = 2 * len(self.scaling.values)
         if width > head_dim or width % 2:
             raise ValueError(
-                f"Rotary turns an even count of components; got {width} of width {head_dim}."
+                f"Rotary rotates an even count of components; got {width} of width {head_dim}."
             )
         return width
 
@@ -235,14 +235,12 @@ def _check_parts(rotary: Rotary) -> None:
     if not isinstance(axes, Sections | Axial | None):
         raise TypeError(f"axes must be Sections, Axial or None; got {type(axes).__name__}.")
     if scaling is not None and not isinstance(rotary.base, int | float | np.generic):
-        raise TypeError(
-            f"base must be a number beside a scaling; got {type(rotary.base).__name__}."
-        )
+        raise TypeError(f"base must be a number with a scaling; got {type(rotary.base).__name__}.")
     if not isinstance(scaling, Frequencies):
         return
     if rotary.base != Rotary.base or rotary.width is not None or isinstance(axes, Axial):
         raise ValueError(
-            "Frequencies say the rate of every pair that is turned: leave base and width out, and "
+            "Frequencies say the rate of every rotary pair: leave base and width out, and "
             f"use Sections for axes; got base={rotary.base}, width={rotary.width}, axes={axes}."
         )
 

@@ -1,10 +1,13 @@
-"""Which tensor goes where, and checkpoints: safetensors in and out, GGUF in, without torch."""
+"""Maps tensors to Params, and reads and writes checkpoints without torch.
+
+Reads safetensors, GGUF and npz files; writes safetensors.
+"""
 
 import sys
 
 from .._internal.lazy import Lazy
 
-TYPE_CHECKING = False  # what type checkers take for true; typing itself is not imported
+TYPE_CHECKING = False  # type checkers treat it as True; avoids importing typing
 if TYPE_CHECKING:
     from ..errors import CheckpointError as CheckpointError
     from .gguf_keys import gguf_config as gguf_config
@@ -24,7 +27,7 @@ _HOMES = {
     "Rule": ".rule",
     "save": ".save",
 }
-# Old public names, and what they are called now.
+# Old public names and their replacements.
 _RENAMED: dict[str, str] = {}
 
 __all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,7 +1,7 @@
-"""Tensors of a checkpoint that are no weights: tables and masks that a layer makes itself.
+"""Checkpoint tensors that are not weights: tables and masks that a layer computes itself.
 
-From `_keys_to_ignore_on_load_unexpected` of the classes in transformers 5.23, the buffers that they
-register, and those that older versions wrote into files.
+Source: `_keys_to_ignore_on_load_unexpected` of the classes in transformers 5.23, the buffers that
+they register, and those that older versions wrote into files.
 """
 
 import re
@@ -24,29 +24,29 @@ def _is_any(shape: Shape) -> bool:
     return True
 
 
-# The end of a name, and of which shape it is a buffer.
+# Suffix of a buffer's name -> predicate on its shape.
 BUFFERS: Mapping[str, Callable[[Shape], bool]] = {
     r"inv_freq|original_inv_freq": lambda shape: len(shape) == 1,
     r"(cos|sin)_cached": lambda shape: len(shape) in (2, 4),
-    r"bias|causal_mask": _is_square,  # the causal mask of GPT-2 and those after it
+    r"bias|causal_mask": _is_square,  # causal mask of GPT-2 and its successors
     r"masked_bias": lambda shape: shape in ((), (1,)),
     r"embed_positions": lambda shape: len(shape) == 2,  # sines and cosines of GPT-J
     r"slope_rate|(query|key|diagonal)_decay": lambda shape: len(shape) in (3, 4),  # MiniMax's
-    r"relative_position_index": _is_any,  # of Swin's windows
-    r"EncDecAttention\.relative_attention_bias\.weight": _is_any,  # T5 has one, and never reads it
+    r"relative_position_index": _is_any,  # Swin's windows
+    r"EncDecAttention\.relative_attention_bias\.weight": _is_any,  # in T5's files, but never read
 }
 
 
 def without_buffers(
     entries: Mapping[str, Entry], prefix: str, module: nnx.Module, rules: Sequence[Rule]
 ) -> dict[str, Entry]:
-    """The tensors without those that are known to be no weights.
+    """Returns the tensors except those known to be buffers.
 
     Args:
       entries: the layer's tensors, named without the prefix.
-      prefix: that of their names.
-      module: the layer: a name that one of its Params has is never left out.
-      rules: neither is one that a rule leaves out, or carries to such a Param.
+      prefix: prefix of their names.
+      module: the layer; tensors named like one of its Params are kept.
+      rules: tensors that a rule skips or ties, or maps to such a Param, are kept too.
     """
     full = f"{prefix}." if prefix else ""
     buffers = {name for name, x in entries.items() if _may_be_buffer(full + name, x.shape)}

@@ -1,4 +1,4 @@
-"""A checkpoint whose headers were read and checked, and whose tensors are read one by one."""
+"""A checkpoint with validated headers, whose tensors are read one at a time."""
 
 import os
 from collections.abc import Mapping
@@ -15,20 +15,19 @@ CheckpointLike = str | os.PathLike[str] | Mapping[str, np.ndarray]
 
 
 class Checkpoint:
-    """The tensors of a file, an index, a folder that holds one of them, or arrays by name.
+    """Tensors of a file, an index, a folder that holds one of them, or arrays by name.
 
     Args:
-      path: of the file, index or folder; or the arrays.
-      manifest: whether a manifest must be there (True), is not looked at (False), or is checked if
-        it is there (None).
-      allow_nonfinite: whether NaN and Inf may be in tensors that are read.
+      path: path of the file, index or folder; or the arrays.
+      manifest: True requires a manifest, False ignores it, None checks it if it exists.
+      allow_nonfinite: whether tensors may contain NaN and Inf.
 
     Attributes:
-      path: of the file or index.
-      entries: by name.
+      path: path of the file or index.
+      entries: entries by tensor name.
 
     Raises:
-      CheckpointError: for any fault of headers, index and manifest.
+      CheckpointError: for invalid headers, index or manifest.
     """
 
     def __init__(self, path: CheckpointLike, manifest: bool | None, allow_nonfinite: bool):
@@ -46,11 +45,11 @@ class Checkpoint:
         self.lines = read_manifest(self.path, self.entries) if wanted else None
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor, checked.
+        """Reads and validates one tensor.
 
         Raises:
-          CheckpointError: for NaN and Inf unless they are allowed, for a BOOL that is neither, and
-            for what the manifest does not say.
+          CheckpointError: for NaN and Inf unless they are allowed, for BOOL bytes other than 0 and
+            1, and for data that differ from the manifest.
         """
         entry = self.entries[name]
         value = read_tensor(name, entry, self.allow_nonfinite)

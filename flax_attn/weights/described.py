@@ -1,4 +1,4 @@
-"""A torch module's tensors, described so that they can be written down and read without torch."""
+"""Serialisable descriptions of a torch module's tensors, which need no torch."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -12,13 +12,13 @@ class Source:
     """One named tensor of a torch module.
 
     Attributes:
-      name: dotted, as in `state_dict`.
-      kind: the known type of the module that holds it, or "Parameter"; "buffer" for one that is
-        not a statistic of a norm.
-      shape: torch's.
-      dtype: torch's, without "torch.".
-      same_as: the first name of the same tensor, if it is tied, else "".
-      heads: how many heads what holds it says that it has, for proposals alone: not written down.
+      name: dotted name, as in `state_dict`.
+      kind: known type of the module that holds it, or "Parameter"; "buffer" for a buffer that is
+        not a norm statistic.
+      shape: torch's shape.
+      dtype: torch's dtype, without "torch.".
+      same_as: first name of the same tensor if it is tied, else "".
+      heads: head counts of the modules that hold it; used only for proposals, not serialised.
     """
 
     name: str
@@ -29,19 +29,19 @@ class Source:
     heads: tuple[int, ...] = field(default=(), compare=False)
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict."""
+        """Converts to a plain dict."""
         fields = {**asdict(self), "shape": list(self.shape)}
         del fields["heads"]
         return fields
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Source":
-        """The source that `to_json` wrote."""
+        """Creates a source from the output of `to_json`."""
         return cls(**{**fields, "shape": tuple(fields["shape"])})
 
 
 def head_counts(owner: Any) -> list[int]:
-    """The numbers of heads that an object, or its `config`, says that it has."""
+    """Returns the head counts among the attributes of an object and of its `config`."""
     namespaces = [getattr(owner, "__dict__", {})]
     namespaces.append(getattr(namespaces[0].get("config"), "__dict__", {}))
     counts = [facts.get(name) for facts in namespaces for name in HEADS]

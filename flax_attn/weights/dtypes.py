@@ -1,4 +1,4 @@
-"""The dtypes that a checkpoint may hold, and which of them hold which."""
+"""Supported checkpoint dtypes, and which of them represent each other's values."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-# Safetensors' names. Those with less than a byte for each element are not read.
+# Safetensors' names. Dtypes with less than one byte per element are not supported.
 DTYPES: dict[str, np.dtype] = {
     "BOOL": np.dtype(np.bool_),
     "U8": np.dtype(np.uint8),
@@ -26,11 +26,11 @@ DTYPES: dict[str, np.dtype] = {
     "C64": np.dtype(np.complex64),
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_CHUNK = 1 << 20  # elements looked at together, so that no second array of a tensor's size is made
+_CHUNK = 1 << 20  # elements checked at a time, so that no second array of a tensor's size is made
 
 
 def holds(wide: Any, narrow: Any) -> bool:
-    """Whether every value of one dtype is a value of the other.
+    """Whether `wide` represents every value of `narrow` exactly.
 
     >>> holds(np.float32, ml_dtypes.bfloat16), holds(np.float16, ml_dtypes.bfloat16)
     (True, False)
@@ -46,7 +46,7 @@ def holds(wide: Any, narrow: Any) -> bool:
 
 
 def all_finite(array: np.ndarray) -> bool:
-    """Whether a contiguous array holds neither NaN nor Inf; whole numbers never do."""
+    """Whether a contiguous array contains neither NaN nor Inf; True for integers."""
     if not jnp.issubdtype(array.dtype, jnp.inexact):
         return True
     flat = array.reshape(-1)
@@ -54,5 +54,5 @@ def all_finite(array: np.ndarray) -> bool:
 
 
 def overflows(before: np.ndarray, after: np.ndarray) -> bool:
-    """Whether a finite value became NaN or Inf in another dtype."""
+    """Whether a cast turned a finite value into NaN or Inf."""
     return bool((np.isfinite(before) & ~np.isfinite(after)).any())

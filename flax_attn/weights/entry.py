@@ -1,4 +1,4 @@
-"""Where one tensor of a checkpoint lies, and how it is read without the rest of its file."""
+"""Location of one tensor in a checkpoint, and reading it without the rest of its file."""
 
 import os
 import stat
@@ -22,13 +22,13 @@ MAX_TENSOR_SIZE = 2**40
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a tensor lies, as it is in memory.
+    """Location of a tensor that is stored as its bytes in memory.
 
     Attributes:
-      file: that holds it.
-      dtype: safetensors' name of the one that it is read as.
-      shape: its sizes.
-      start, size: its first byte in the file, and how many there are.
+      file: path of the file.
+      dtype: safetensors' name of the dtype that it is read as.
+      shape: shape of the tensor.
+      start, size: offset of its first byte in the file, and number of bytes.
     """
 
     file: Path
@@ -39,14 +39,14 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it has when it was read."""
+        """Number of bytes in memory."""
         return prod(self.shape) * DTYPES[self.dtype].itemsize
 
     def read(self, name: str) -> np.ndarray:
-        """Its values, a copy of their own.
+        """Reads the values into a new array.
 
         Raises:
-          CheckpointError: that calls the tensor `name`, if the file has become shorter.
+          CheckpointError: naming the tensor `name`, if the file has become shorter.
         """
         raw = np.empty(self.size, np.uint8)
         with open_regular(self.file) as file:
@@ -57,7 +57,7 @@ class Entry:
 
 @dataclass(frozen=True, eq=False)
 class InMemory(Entry):
-    """A tensor that is in memory already.
+    """A tensor in memory.
 
     Attributes:
       value: the array.
@@ -66,12 +66,12 @@ class InMemory(Entry):
     value: np.ndarray
 
     def read(self, name: str) -> np.ndarray:
-        """The array, which is not copied."""
+        """Returns the array, uncopied if it is contiguous."""
         return np.ascontiguousarray(self.value).reshape(self.shape)
 
 
 def entries_of(path: Path, values: Mapping[str, np.ndarray]) -> dict[str, Entry]:
-    """Entries of arrays by name; CheckpointError for what no checkpoint holds."""
+    """Returns entries of arrays by name; CheckpointError for invalid names and values."""
     check_count(path, len(values))
     for name, value in values.items():
         check_name(path, name if isinstance(name, str) else "")
@@ -86,7 +86,7 @@ def entries_of(path: Path, values: Mapping[str, np.ndarray]) -> dict[str, Entry]
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """A file opened for reading, unless it is a folder, a pipe or a device."""
+    """Opens a regular file for reading; CheckpointError for a folder, pipe or device."""
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISREG(mode):
@@ -101,31 +101,31 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def fill(raw: np.ndarray, file: IO[bytes], path: Path, name: str) -> None:
-    """Reads as many bytes as an array has; CheckpointError if there are fewer."""
+    """Fills an array from a file; CheckpointError if the file has fewer bytes."""
     if file.readinto(raw.data) != raw.nbytes:  # pyright: ignore[reportAttributeAccessIssue]
         raise CheckpointError(path, name, "The file ends within it.")
 
 
 def check_shape(path: Path, name: str, shape: tuple[int, ...], itemsize: int) -> None:
-    """Raises CheckpointError for a shape that no array has."""
+    """Raises CheckpointError for a shape that numpy does not support."""
     if len(shape) > MAX_AXES or not all(0 <= n <= MAX_TENSOR_SIZE for n in shape):
         why = f"Its shape must be at most {MAX_AXES} whole numbers from 0 to 2**40."
         raise CheckpointError(path, name, why)
-    if prod(max(n, 1) for n in shape) * itemsize >= 2**63:  # numpy counts so where one is 0, too
+    if prod(max(n, 1) for n in shape) * itemsize >= 2**63:  # numpy's limit, also for empty arrays
         raise CheckpointError(path, name, "Its shape has more bytes than 64 bits can count.")
 
 
 def read_tensor(name: str, entry: Entry, allow_nonfinite: bool = False) -> np.ndarray:
-    """One tensor, read without the rest of its file; a copy of its own.
+    """Reads one tensor without the rest of its file.
 
     Args:
-      name: the tensor's, for errors.
-      entry: where it lies.
-      allow_nonfinite: whether NaN and Inf may be in it.
+      name: name of the tensor, for errors.
+      entry: location of the tensor.
+      allow_nonfinite: whether it may contain NaN and Inf.
 
     Raises:
-      CheckpointError: if the file has become shorter, for NaN and Inf, and for bytes of a BOOL
-        that are neither 0 nor 1.
+      CheckpointError: if the file has become shorter, for NaN and Inf unless they are allowed, and
+        for BOOL bytes other than 0 and 1.
     """
     array = entry.read(name)
     if entry.dtype == "BOOL" and array.size and array.view(np.uint8).max() > 1:

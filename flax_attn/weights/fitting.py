@@ -1,4 +1,4 @@
-"""A checkpoint's tensors onto a layer's Params: the whole mapping, or every problem at once."""
+"""Maps a checkpoint's tensors to a layer's Params, or reports every problem at once."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -21,15 +21,15 @@ from .suggest import propose
 Cast = Literal["exact", "widen", "narrow"]
 CASTS = ("exact", "widen", "narrow")
 MAX_TENSORS = 10_000  # tensors below one prefix; a layer has a handful
-MAX_PROBLEMS = 12  # problems
-_PLAIN = re.compile(r"[\w./-]+")  # a rule reads braces, stars and arrows as its own
+MAX_PROBLEMS = 12  # problems listed in one error
+_PLAIN = re.compile(r"[\w./-]+")  # names without the braces, stars and arrows of a rule's syntax
 
 
 def under(path: object, entries: Mapping[str, Entry], prefix: str) -> dict[str, Entry]:
-    """The tensors whose names begin with a prefix and a dot, named without them.
+    """Returns the tensors below a prefix, named without the prefix and its dot.
 
     Raises:
-      CheckpointError: if there is none, or far more than a layer has.
+      CheckpointError: if there are none, or far more than a layer has.
     """
     dot = f"{prefix}." if prefix else ""
     names = [name for name in entries if name.startswith(dot)]
@@ -51,19 +51,19 @@ def fit(
     cast: Cast,
     partial: bool = False,
 ) -> list[Move | Stack]:
-    """What goes where: every tensor used once, every Param filled once, shapes and dtypes right.
+    """Returns moves that use every tensor once and fill every Param once, with checked shapes.
 
     Args:
-      path: of the checkpoint, for errors.
+      path: path of the checkpoint, for errors.
       entries: the layer's tensors, named as in its torch module.
-      module: the layer; its shapes and dtypes are looked at.
-      rules: what names and types do not say.
+      module: the layer; only its shapes and dtypes are used.
+      rules: the part of the mapping that names and types do not determine.
       read: reads a tensor, to compare those that `Rule.tied` names.
-      cast: which dtypes of a tensor may become which of a Param.
-      partial: whether Params may be filled by nothing.
+      cast: allowed dtype conversions.
+      partial: whether Params may stay unfilled.
 
     Raises:
-      CheckpointError: with every problem at once, and the rules that may be meant.
+      CheckpointError: lists every problem, and proposed rules.
     """
     sources = _sources(entries, module, rules, read)
     draft = Draft(sources, module, rules, partial=partial)
@@ -91,7 +91,7 @@ def _sources(
     rules: Sequence[Rule],
     read: Callable[[str], np.ndarray],
 ) -> list[Source]:
-    """The tensors with the kinds of the layers that they go to: a checkpoint does not tell any."""
+    """Describes the tensors; a checkpoint has no kinds, so those of the target layers are used."""
     targets: dict[str, str] = {}
     for rule in rules:
         if rule.kind == "move" and rule.layout is None:
@@ -109,7 +109,7 @@ def _sources(
 
 
 def _likely_kind(name: str, entries: Mapping[str, Entry]) -> str:
-    """What a tensor without a place would be, for proposals: a matrix `weight` is a Linear's."""
+    """Guesses the kind of an unplaced tensor for proposals: a matrix `weight` is a Linear's."""
     owner, _, role = name.rpartition(".")
     weight = entries.get(f"{owner}.weight" if owner else "weight")
     is_linear = role in ("weight", "bias") and weight is not None and len(weight.shape) == 2
@@ -119,7 +119,7 @@ def _likely_kind(name: str, entries: Mapping[str, Entry]) -> str:
 def _tied_names(
     entries: Mapping[str, Entry], rules: Sequence[Rule], read: Callable[[str], np.ndarray]
 ) -> dict[str, str]:
-    """The first name of each tensor that a rule ties to it, if the two are the same bits."""
+    """Maps each tied name to its first name, if both tensors are bitwise equal."""
     tied: dict[str, str] = {}
     for rule in rules:
         for (second,), (first,) in rule.groups(list(entries)) if rule.kind == "tied" else ():
@@ -133,7 +133,7 @@ def _tied_names(
 
 
 def _dtype_problems(draft: Draft, cast: Cast) -> list[str]:
-    """Where a tensor would have to become of another dtype than was asked for."""
+    """Describes the dtype conversions that `cast` does not allow."""
     problems = []
     for move in draft.moves:
         for target in move.targets:
@@ -147,7 +147,7 @@ def _dtype_problems(draft: Draft, cast: Cast) -> list[str]:
 
 
 def may_become(have: np.dtype, want: np.dtype, cast: Cast) -> bool:
-    """Whether values of one dtype may be given in another."""
+    """Whether `cast` allows the conversion of one dtype to another."""
     if have == want:
         return True
     if cast == "exact" or not _both(jnp.floating, have, want):

@@ -1,16 +1,16 @@
-"""What a file is that is no checkpoint, or one of another format, told by its first bytes."""
+"""Detects files that are not checkpoints, or of another format, by their first bytes."""
 
 from io import BufferedReader
 from pathlib import Path
 
 from ..errors import CheckpointError
 
-FIRST = 64  # bytes that are looked at
+FIRST = 64  # number of bytes examined
 _PAGE = (
     "It is a web page, and not the file that it shows.",
     "Fetch the file itself: where the page's link has /blob/, the file's has /resolve/.",
 )
-# By the first bytes: what it is, and what to do.
+# First bytes -> description of the file, and a hint.
 _OTHERS = {
     b"version https://git-lfs": (
         "It is a pointer of git-lfs, which says what the file is and does not hold it.",
@@ -33,12 +33,12 @@ _OWN_FORMATS = {"GGUF": (b"gguf",), "zip": (b"pk\x03\x04",), "torch": (b"pk\x03\
 
 
 def foreign(path: Path, first: bytes, kind: str = "") -> CheckpointError | None:
-    """What to raise for a file that begins so; None where it may be of the kind.
+    """Returns the error to raise for a file with these first bytes; None if it may be valid.
 
     Args:
-      path: of the file.
-      first: its first bytes, `FIRST` of them.
-      kind: "GGUF", "zip" or "torch", whose files may begin as others' may not.
+      path: path of the file.
+      first: its first `FIRST` bytes.
+      kind: expected format, "GGUF", "zip" or "torch", whose own first bytes are allowed.
     """
     if not first:
         return CheckpointError(path, None, "It is empty.", "Fetch or save it again.")
@@ -50,7 +50,7 @@ def foreign(path: Path, first: bytes, kind: str = "") -> CheckpointError | None:
 
 
 def refuse_foreign(path: Path, file: BufferedReader, kind: str = "") -> None:
-    """Raises what `foreign` gives for a file that was opened, of which no byte is taken."""
+    """Raises the error of `foreign` for an open file; leaves its position at the start."""
     error = foreign(path, file.read(FIRST), kind)
     if error is not None:
         raise error

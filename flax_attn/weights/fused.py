@@ -1,7 +1,7 @@
-"""Fused projections: which names are query, key and value, and how their parts may lie.
+"""Fused projections: which names are query, key and value, and the possible layouts.
 
-Query, key and value of one weight lie one after another, `[3, heads, width]`, or head by head,
-`[heads, 3, width]`. Shapes cannot tell which, so that `suggest` offers both where both fit.
+A fused weight stores query, key and value one after another, `[3, heads, width]`, or head by head,
+`[heads, 3, width]`. Shapes do not determine which, so `suggest` proposes both if both fit.
 """
 
 import re
@@ -14,8 +14,8 @@ from .described import head_counts
 from .known_layers import get_path
 from .layout import Size, axis_groups, sizes_of
 
-# Layouts that are tried, the likeliest first, as torch's weights have outputs or inputs first.
-# h heads have k rows each, k may be unequal parts; or g groups of heads hold h heads of each part.
+# Layouts to try, the likeliest first, by whether torch's weights have outputs or inputs first.
+# h heads have k rows each, and k may be of unequal size per part; g groups have h heads per part.
 SPLIT = {
     "out first": ("(n o) i -> n i o", "(n h k) i -> n i h k", "(n o) i -> n o i"),
     "in first": ("i (n o) -> n i o", "i (n h k) -> n i h k"),
@@ -49,7 +49,7 @@ _RUN = re.compile(r"(?:query|key|value)+")
 
 
 def role(piece: str) -> str:
-    """Which of query, key and value a piece of a name says: "q", "kv", "qkv", or "".
+    """Returns the role that a component of a name indicates: "q", "kv", "qkv", ... or "".
 
     >>> [role(name) for name in ("W_query", "k_proj", "toV", "query_key_value", "Wqkv", "dense")]
     ['q', 'k', 'v', 'qkv', 'qkv', '']
@@ -58,7 +58,7 @@ def role(piece: str) -> str:
 
 
 def _role_and_rest(piece: str) -> tuple[str, str]:
-    """The role, and what else the name says: `*_proj` of `q_proj`."""
+    """Returns the role, and the rest of the name: `*_proj` for `q_proj`."""
     role_letters, rest = "", []
     for word in re.findall(r"[a-z]+|\d+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", piece).lower()):
         letters = _LETTERS.fullmatch(word)
@@ -73,9 +73,10 @@ def _role_and_rest(piece: str) -> tuple[str, str]:
 
 
 class Roles:
-    """The roles of some names.
+    """Query, key and value roles of names.
 
-    A name plays a role if its last piece that can says so and another name beside it says another.
+    The last component of a name that indicates a role sets it; it counts only if another name under
+    the same owner has a different role.
     """
 
     def __init__(self, names: Sequence[str]):
@@ -88,7 +89,7 @@ class Roles:
         self._alone = {n for n in names if len(neighbours[owners[n]] - {""}) < 2}
 
     def may_meet(self, name: str, others: "Roles", other: str) -> bool:
-        """Whether a name may become another of the other side: a key no query, and no gate."""
+        """Whether a name may map to one of the other side: a key maps to no query and no gate."""
         own_role, torch_role = self._roles[name], others._roles[other]
         conflict = (own_role and name not in self._alone) or (
             torch_role and other not in others._alone
@@ -96,11 +97,11 @@ class Roles:
         return own_role == torch_role or not conflict
 
     def is_part(self, name: str) -> bool:
-        """Whether it is one of query, key and value, and so holds no others."""
+        """Whether a name is a single one of query, key and value."""
         return len(self._roles[name]) == 1 and name not in self._alone
 
     def whole(self, name: str) -> str:
-        """Which parts a fused name says that it holds; "" for nothing."""
+        """Returns the parts that a fused name indicates; "" if none."""
         return self._roles[name] if len(self._roles[name]) > 1 else ""
 
 
@@ -113,11 +114,11 @@ def _last_role(name: str) -> tuple[str, str]:
 
 
 def in_order(pieces: Sequence[str], whole: str) -> Iterator[list[int]]:
-    """The places of query, key and value among names that differ in these pieces, in that order.
+    """Yields the indices of query, key and value, in this order, among names of parts.
 
     Args:
-      pieces: of the parts' names.
-      whole: what the fused name says that it holds, "" where it does not say.
+      pieces: the components in which the names differ.
+      whole: the parts that the fused name indicates, "" if none.
 
     >>> list(in_order(["dense", "v_proj", "k_proj", "q_proj", "q_norm", "k_norm"], "qkv"))
     [[3, 2, 1]]
@@ -128,7 +129,7 @@ def in_order(pieces: Sequence[str], whole: str) -> Iterator[list[int]]:
         [i for i in played if roles[i][1] == rest] for rest in {roles[i][1]: 0 for i in played}
     ]
     for letters in (whole,) if whole else ("qkv", "kv"):
-        for group in (*same_rest, played):  # names of one kind first, k_proj and v_proj, then any
+        for group in (*same_rest, played):  # names with equal rest (k_proj, v_proj) first, then any
             chosen = [i for i in group if roles[i][0] in letters and roles[i][0] != letters]
             chosen.sort(key=lambda i: letters.index(roles[i][0]))
             if "".join(roles[i][0] for i in chosen) == letters:
@@ -143,13 +144,13 @@ def fits(
     by_heads: bool,
     heads: Sequence[int],
 ) -> Iterator[tuple[str, dict[str, Size]]]:
-    """Layouts that bring torch's shapes into Flax's, one of them or both several, with sizes.
+    """Yields layouts from torch's shapes to Flax's, one of them several, with the axis sizes.
 
     Args:
-      torch_shapes, flax_shapes: of what a rule moves, and of where it goes.
-      way: "out first" or "in first", as torch's weight lies.
-      by_heads: whether the parts lie head by head, or one after another.
-      heads: numbers of heads that are known.
+      torch_shapes, flax_shapes: shapes of a rule's sources and targets.
+      way: "out first" or "in first", the axis order of torch's weight.
+      by_heads: whether the parts are stored head by head, or one after another.
+      heads: candidate head counts.
     """
     if len(flax_shapes) > 1:
         known = SPLIT_BY_HEADS if by_heads else SPLIT
@@ -167,7 +168,7 @@ def _solved(
     flax_shapes: Sequence[tuple[int, ...]],
     heads: Sequence[int],
 ) -> dict[str, Size] | None:
-    """Every axis' size, a tuple where the parts differ; None if the layout does not fit."""
+    """Returns all axis sizes, a tuple where parts differ; None if the layout does not fit."""
     sides = [
         [re.findall(r"\w+", group) for group in axis_groups(side)] for side in layout.split("->")
     ]
@@ -193,7 +194,7 @@ def _solved(
 
 
 def _axis_sizes(part: list[list[str]], shape: tuple[int, ...], count: int) -> dict[str, int] | None:
-    """The sizes of a part's axes, `count` of the first of two in a bracket."""
+    """Returns the axis sizes of a part; the first of two axes in a bracket has size `count`."""
     sizes: dict[str, int] = {}
     for (first, *rest), size in zip(part, shape, strict=True):
         if rest and (count < 2 or size % count):
@@ -203,7 +204,7 @@ def _axis_sizes(part: list[list[str]], shape: tuple[int, ...], count: int) -> di
 
 
 def _one_head(groups: list[list[str]], sizes: Mapping[str, Size]) -> bool:
-    """Whether the parts lie one after another, since there is one head alone."""
+    """Whether there is a single head, so that the parts are stored one after another."""
     leads = (names[0] for names in groups if "n" in names and names[0] != "n")
     return any(sizes[name] == 1 for name in leads)
 
@@ -211,7 +212,7 @@ def _one_head(groups: list[list[str]], sizes: Mapping[str, Size]) -> bool:
 def _holds(
     groups: list[list[str]], shape: tuple[int, ...], sizes: Mapping[str, Size], parts: int
 ) -> bool:
-    """Whether all parts together have this shape, the unequal ones right after the braces' axis."""
+    """Whether the parts together have this shape; unequal sizes must follow the braces' axis."""
     unequal = [name for name, size in sizes.items() if isinstance(size, tuple)]
     if len(unequal) > 1:
         return False
@@ -225,7 +226,7 @@ def _holds(
 def _needed(
     layout: str, torch_shapes: Sequence[tuple[int, ...]], parts: int, sizes: Mapping[str, Size]
 ) -> dict[str, Size]:
-    """The sizes that a rule must be told: those of unequal parts, and what does not follow."""
+    """Returns the sizes that a rule must specify: unequal parts, and undetermined axes."""
     rule_sizes: dict[str, Size] = {k: v for k, v in sizes.items() if isinstance(v, tuple)}
     for name in ("", *(name for name in ("g", "h", "k", "o") if name in sizes)):
         rule_sizes |= {name: sizes[name]} if name else {}
@@ -239,7 +240,7 @@ def _needed(
 
 
 def heads_of(module: nnx.Module, path: str) -> list[int]:
-    """The numbers of heads that a Flax module at a path, or what holds it, says that it has."""
+    """Returns the head counts of the Flax module at a path, and of the modules that contain it."""
     pieces = path.split(".")
     owners = (get_path(module, ".".join(pieces[:i])) for i in reversed(range(len(pieces))))
     return list(dict.fromkeys(n for owner in owners for n in head_counts(owner)))

@@ -1,7 +1,7 @@
-"""Gates: in which order torch's GRU and LSTM hold them, and what names say of them.
+"""Gate order of torch's GRU and LSTM, and gates recognised by parameter names.
 
-torch has the rows of all gates in one weight, `r z n` of a GRU and `i f g o` of an LSTM; somebody's
-own module may have a Param for each, whose names say which gate it is, or do not.
+Torch stores the rows of all gates in one weight, `r z n` for a GRU and `i f g o` for an LSTM; a
+user's own module may have a Param for each, whose name may or may not indicate the gate.
 """
 
 import re
@@ -18,17 +18,17 @@ _GATE_WORDS["LSTM"] |= {"output": "o", "out": "o"}
 _INPUT = re.compile(r"[wb]?(x|i|in|inputs?|ih|i2h|xh|x2h)")
 _HIDDEN = re.compile(r"[wbu]?(h|hh|h2h|hidden|state|recurrent|rec)")
 _LETTER = re.compile(r"([wbu]?[xih]?)(\w)")  # W_ir, xr, Wxr
-_BOOKS = {"w": "ih", "u": "hh"}  # what many books call the weights, where no word says more
+_BOOKS = {"w": "ih", "u": "hh"}  # textbook names of the weights, used if no word is clearer
 _RECURRENT_ROLE = re.compile(r"(weight|bias)_(ih|hh).*")
 
 
 class Gates(NamedTuple):
-    """Names of one kind that are the gates of one weight, or one name that is all of it.
+    """Names that are the gates of one weight, or the single name of a whole weight.
 
     Attributes:
-      places: of the names, in torch's order if they tell it, else as they come.
-      rest: what the names say without their gates.
-      named: whether the names tell which gate each is.
+      places: indices of the names, in torch's gate order if the names indicate it.
+      rest: the name without the gate.
+      named: whether the names indicate the gates.
     """
 
     places: tuple[int, ...]
@@ -37,7 +37,7 @@ class Gates(NamedTuple):
 
 
 def role_of(name: str) -> tuple[str, str] | None:
-    """Weight or bias, and of the input or the hidden state; None of others.
+    """Splits a recurrent parameter's name into weight or bias, and ih or hh; None for others.
 
     >>> role_of("gru.bias_hh_l0_reverse")
     ('bias', 'hh')
@@ -47,10 +47,10 @@ def role_of(name: str) -> tuple[str, str] | None:
 
 
 def gates(names: Sequence[str], kind: str) -> list[Gates]:
-    """The names that may hold one of torch's weights: each alone, and those that are its gates.
+    """Returns the candidates for one torch weight: each name alone, and groups of its gates.
 
     Args:
-      names: in the order in which they are defined.
+      names: names in the order of their definition.
       kind: "RNN", "GRU" or "LSTM".
 
     >>> gates(["h_new", "h_reset", "h_update"], "GRU")[-1]
@@ -79,14 +79,14 @@ def gates(names: Sequence[str], kind: str) -> list[Gates]:
 
 
 def _in_torch_order(pieces: Sequence[str], kind: str) -> dict[str, list[int]]:
-    """The places of all gates in torch's order, by what else their names say."""
+    """Maps the rest of the names to the indices of all gates in torch's order."""
     every = [[_gate_named(piece, kind, last) for piece in pieces] for last in (True, False)]
     same_rest = {
         rest: [gate if r == rest else "" for gate, r in gates_and_rests]
         for gates_and_rests in every
         for _, rest in gates_and_rests
     }
-    mixed = {"*": [gate for gate, _ in every[0]]}  # "candidate" beside "reset_gate"
+    mixed = {"*": [gate for gate, _ in every[0]]}  # such as "candidate" with "reset_gate"
     for options in (same_rest, mixed):
         whole = {
             rest: [letters.index(gate) for gate in ORDER[kind]]
@@ -99,7 +99,7 @@ def _in_torch_order(pieces: Sequence[str], kind: str) -> dict[str, list[int]]:
 
 
 def _gate_named(piece: str, kind: str, last: bool) -> tuple[str, str]:
-    """The gate that the last word that can says, or the first, and what else the piece says."""
+    """Returns the gate named by the last or first matching word, and the rest of the component."""
     words = _split_words(piece)
     for i in reversed(range(len(words))) if last else range(len(words)):
         before, gate = "", _GATE_WORDS[kind].get(words[i], words[i])
@@ -111,7 +111,7 @@ def _gate_named(piece: str, kind: str, last: bool) -> tuple[str, str]:
 
 
 def side(rest: str) -> str:
-    """Whether a name without its gate says the input, "ih", or the hidden state, "hh"; or "".
+    """Returns "ih" if a name without its gate indicates the input, "hh" the hidden state, or "".
 
     >>> [side(name) for name in ("gru.x.*.kernel", "gru.hidden_*.bias", "gru.W_i*", "gru.a.kernel")]
     ['ih', 'hh', 'ih', '']
@@ -130,7 +130,7 @@ def side(rest: str) -> str:
 
 
 def shared(names: Iterable[str], others: Iterable[str]) -> int:
-    """How many first pieces one of the names has in common with one of the others, at most."""
+    """Returns the longest common prefix, in components, of any two names from both groups."""
     pairs = ((one.split("."), two.split(".")) for one in names for two in list(others))
     return max((_first_pieces(one, two) for one, two in pairs), default=0)
 

@@ -1,12 +1,11 @@
 """GGUF files: a strict reader of the header, and of one tensor at a time.
 
-A header is: magic, version, two counts; then keys, each with the type of its value; then of each
-tensor name, sizes (the innermost axis first), type and offset. The data follow, each tensor at a
+A header contains: magic, version, two counts; then keys, each with the type of its value; then, for
+each tensor, name, sizes (innermost axis first), type and offset. The data follow, each tensor at a
 multiple of `general.alignment`. Numbers are little-endian; a string is its length and its bytes.
 
 Source: the format's description in https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The
-package `gguf` accepts odd files that this reader refuses; it is asked for the values of blocks
-alone.
+package `gguf` accepts malformed files that this reader rejects; it is used only to dequantise.
 """
 
 import os
@@ -37,12 +36,12 @@ _NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, _BOOL, 10, 11, 12), "BbHhIifBQqd", str
 
 
 class Type(NamedTuple):
-    """How a tensor's elements lie in the file.
+    """Storage format of a tensor's elements.
 
     Attributes:
-      name: ggml's.
-      dtype: safetensors' name of the one that it is read as.
-      elements, size: of a block, and its bytes; one element where there are no blocks.
+      name: ggml's name.
+      dtype: safetensors' name of the dtype that it is read as.
+      elements, size: elements and bytes per block; one element if there are no blocks.
     """
 
     name: str
@@ -55,7 +54,7 @@ def _blocks(name: str, elements: int, size: int) -> Type:
     return Type(name, "F32", elements, size)
 
 
-# ggml's numbers. Those of which `gguf.quants.dequantize` knows no values are not read.
+# By ggml's type number. Types that `gguf.quants.dequantize` does not support are not read.
 TYPES: dict[int, Type] = {
     0: Type("F32", "F32", 1, 4),
     1: Type("F16", "F16", 1, 2),
@@ -89,21 +88,21 @@ TYPES: dict[int, Type] = {
     39: _blocks("MXFP4", 32, 17),
     40: _blocks("NVFP4", 64, 36),
 }
-BLOCK_ELEMENTS = 1 << 18  # elements of blocks that are dequantised together
+BLOCK_ELEMENTS = 1 << 18  # number of elements dequantised at a time
 
 
 @dataclass(frozen=True)
 class Blocks(Entry):
-    """A tensor in blocks, which are read as float32.
+    """A tensor quantised in blocks, read as float32.
 
     Attributes:
-      type: of the blocks.
+      type: type of the blocks.
     """
 
     type: Type
 
     def read(self, name: str) -> np.ndarray:
-        """Its values, a copy of their own.
+        """Reads and dequantises the values.
 
         Raises:
           CheckpointError: if the file has become shorter, or the package gguf is missing.
@@ -118,13 +117,13 @@ class Blocks(Entry):
                 count = min(BLOCK_ELEMENTS, flat.size - i)
                 part = raw[: count // self.type.elements * self.type.size]
                 fill(part, file, self.file, name)
-                with np.errstate(all="ignore"):  # NaN and Inf are looked for in the result
+                with np.errstate(all="ignore"):  # the caller checks the result for NaN and Inf
                     flat[i : i + count] = dequantize(part)
         return values
 
 
 def _dequantizer(path: Path, name: str, type: Type) -> Callable[[np.ndarray], np.ndarray]:
-    """From bytes of blocks to float32."""
+    """Returns a function from the bytes of blocks to float32 values."""
     try:
         from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
@@ -137,10 +136,10 @@ def _dequantizer(path: Path, name: str, type: Type) -> Callable[[np.ndarray], np
 
 
 class Gguf(NamedTuple):
-    """What a header says.
+    """Contents of a header.
 
     Attributes:
-      keys: values by key; None in place of a long array.
+      keys: values by key; None for a long array.
       entries: tensors by name.
     """
 
@@ -149,14 +148,14 @@ class Gguf(NamedTuple):
 
 
 def read_gguf(path: Path, *, listed: int = MAX_LISTED) -> Gguf:
-    """The header of a file.
+    """Reads the header of a file.
 
     Args:
-      path: of the file.
-      listed: the longest array that is kept; None stands for the others. A vocabulary is long.
+      path: path of the file.
+      listed: maximum length of arrays to keep; longer ones, such as vocabularies, become None.
 
     Raises:
-      CheckpointError: for a header that is not exactly as the format has it.
+      CheckpointError: for a header that violates the format.
     """
     with open_regular(path) as file:
         refuse_foreign(path, file, "GGUF")
@@ -177,15 +176,15 @@ def read_gguf(path: Path, *, listed: int = MAX_LISTED) -> Gguf:
 
 
 class _Header:
-    """A header, read from its first byte on and never beyond its end.
+    """A header, read sequentially and never beyond its maximum size.
 
     Attributes:
-      at: how many bytes were read.
+      at: number of bytes read.
     """
 
     def __init__(self, path: Path, file: BufferedReader, most: int, listed: int):
         self.path, self.file, self.most, self.listed, self.at = path, file, most, listed, 0
-        self.left = 0  # keys that were announced and not yet read
+        self.left = 0  # number of keys, set by `counts`
 
     def fault(self, why: str, hint: str = "") -> CheckpointError:
         return CheckpointError(self.path, None, why, hint)
@@ -203,7 +202,7 @@ class _Header:
         return struct.unpack(f"<{code}", self.take(struct.calcsize(code)))[0]
 
     def text(self, what: str, most: int) -> str:
-        """A string of at most so many bytes."""
+        """Reads a string of at most `most` bytes."""
         length = self.number("Q")
         if length > most:
             raise self.fault(f"{what} of {length} bytes is too long; at most {most} are read.")
@@ -213,7 +212,7 @@ class _Header:
             raise self.fault(f"{what} is not UTF-8.") from None
 
     def counts(self) -> int:
-        """How many tensors there are; the magic and the version are looked at."""
+        """Checks magic and version; returns the number of tensors."""
         if self.take(4) != b"GGUF":
             raise self.fault("A GGUF file begins with the letters GGUF.")
         version = self.number("I")
@@ -228,7 +227,7 @@ class _Header:
         return tensors
 
     def keys(self) -> dict[str, Any]:
-        """Every value by its key."""
+        """Reads all values by key."""
         values: dict[str, Any] = {}
         for _ in range(self.left):
             key = self.text("A key", MAX_KEY_BYTES)
@@ -247,19 +246,19 @@ class _Header:
         return self.numbers(key, kind, 1).item()
 
     def array(self, key: str, kind: int, count: int) -> tuple[Any, ...] | None:
-        """The values of an array; None if there are many."""
+        """Reads an array; returns None if it is longer than `listed`."""
         if kind != _STRING:
             values = self.numbers(key, kind, count)
             return tuple(values.tolist()) if count <= self.listed else None
         if count <= self.listed:
             label = f"A value of {quoted(key)}"
             return tuple(self.text(label, self.most) for _ in range(count))
-        for _ in range(count):  # ends with the header at the latest
+        for _ in range(count):  # `take` raises at the end of the header, whatever the count
             self.take(self.number("Q"))
         return None
 
     def numbers(self, key: str, kind: int, count: int) -> np.ndarray:
-        """Numbers, or True and False."""
+        """Reads numbers or booleans."""
         if kind not in _NUMBERS:
             raise self.fault(f"A value of {quoted(key)} has type {kind}, which is not read.")
         code = np.dtype(f"<{_NUMBERS[kind]}")
@@ -271,7 +270,7 @@ class _Header:
         return values.astype(bool)
 
     def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
-        """Name, shape with the innermost axis last, number of the type, offset."""
+        """Reads name, shape (innermost axis last), type number and offset."""
         name = self.text("A tensor's name", 4 * MAX_KEY_BYTES)
         check_name(self.path, name)
         axes = self.number("I")
@@ -313,7 +312,7 @@ def _entry(path: Path, name: str, shape: tuple[int, ...], number: int, start: in
 def _check_contiguous(
     path: Path, entries: Mapping[str, Entry], begin: int, total: int, alignment: int
 ) -> None:
-    """Raises CheckpointError unless the tensors lie one after another and fill the file."""
+    """Raises CheckpointError unless the tensors are contiguous and fill the file."""
     at = end = begin
     for name, entry in sorted(entries.items(), key=lambda x: (x[1].start, x[1].size)):
         if entry.start != at:

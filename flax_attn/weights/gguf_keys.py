@@ -1,4 +1,4 @@
-"""From the keys of a GGUF file to the config.json of its model.
+"""Converts the keys of a GGUF file to the config.json of its model.
 
 Source: the keys in https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and what llama.cpp's
 `convert_hf_to_gguf.py` writes for a config.
@@ -17,7 +17,7 @@ from .entry import read_tensor
 from .gguf import Gguf, read_gguf
 
 _FREQS = "rope_freqs.weight"
-# Of the scaling that Llama 3.1 to 3.3 have; a file holds its result alone.
+# Rotary scaling of Llama 3.1 to 3.3; a file contains only the resulting frequencies.
 _LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
@@ -26,21 +26,21 @@ _LLAMA3 = {
 
 
 def gguf_config(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What the `config.json` of a GGUF file's model says, as `families` reads it.
+    """Returns the `config.json` of a GGUF file's model, as `families` reads it.
 
-    Served are the architectures llama and gemma3. What the file does not have is not invented:
-    `vocab_size` is that of the embeddings, `tie_word_embeddings` whether there is no other output.
-    A float32 is given as the shortest number that it is: 1e-05.
+    Supports the architectures llama and gemma3. Values come only from the file: `vocab_size` is
+    the number of embeddings, `tie_word_embeddings` whether there is no separate output matrix. A
+    float32 is returned as its shortest decimal: 1e-05.
 
     Args:
-      path: of the file.
+      path: path of the file.
 
     Returns:
-      A dict with `model_type` and sizes, rotary parameters and the epsilon of the norms.
+      A dict with `model_type`, sizes, rotary parameters and the epsilon of the norms.
 
     Raises:
-      CheckpointError: for a file that `load` would not read, another architecture, a key that is
-        missing, of another type, or not known here, and for rotary frequencies that no config says.
+      CheckpointError: for a file that `load` cannot read, another architecture, a key that is
+        missing, unknown or of another type, and rotary frequencies that no config describes.
 
     Source: the keys that llama.cpp's converter writes.
 
@@ -61,7 +61,7 @@ def gguf_config(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 class _Keys:
-    """The keys of a file; which of them were asked for is remembered."""
+    """The keys of a file; tracks which of them were read."""
 
     def __init__(self, path: Path, header: Gguf):
         self.path, self.header = path, header
@@ -84,12 +84,13 @@ class _Keys:
             raise self.fault(f"It has keys that are not known here: {names}.")
 
     def count(self, key: str, missing: int | None = None) -> int:
-        """A whole number of at least 1; CheckpointError if it is missing and nothing stands in."""
+        """Returns a positive integer; CheckpointError if the key and the default are missing."""
         return self._value(key, int, missing)
 
     def number(self, key: str, missing: float | None = None) -> float:
-        """A number above zero."""
+        """Returns a positive float."""
         value = self._value(key, float, missing)
+        # The shortest decimal of the stored float32, as config.json has it.
         return float(str(np.float32(value))) if np.float32(value) == value else value
 
     def _value(self, key: str, kind: type, missing: Any) -> Any:
@@ -100,7 +101,7 @@ class _Keys:
         return value
 
     def divided(self, whole: str, size: int, part: str, by: int) -> int:
-        """`size // by`; CheckpointError, naming both keys, unless `by` divides it."""
+        """Returns `size // by`; CheckpointError, naming both keys, unless `by` divides it."""
         if size % by:
             dot = self.architecture
             raise self.fault(f"{dot}.{part}, {by}, must divide {dot}.{whole}, {size}.")
@@ -111,7 +112,7 @@ class _Keys:
 
 
 def _decoder(keys: _Keys) -> dict[str, Any]:
-    """What both architectures have."""
+    """Returns the config entries common to both architectures."""
     heads, width = keys.count("attention.head_count"), keys.count("embedding_length")
     key_heads = keys.count("attention.head_count_kv", heads)
     widths = ["attention.key_length", "attention.value_length", "rope.dimension_count"]
@@ -121,7 +122,7 @@ def _decoder(keys: _Keys) -> dict[str, Any]:
     }
     keys.divided("attention.head_count", heads, "attention.head_count_kv", key_heads)
     if len(head_dims) > 1:
-        raise keys.fault(f"{', '.join(widths)} must be equal, since heads are turned whole.")
+        raise keys.fault(f"{', '.join(widths)} must be equal, since whole heads are rotated.")
     embedding = keys.header.entries.get("token_embd.weight")
     rows = None if embedding is None else embedding.shape[0]
     return {
@@ -141,9 +142,9 @@ def _decoder(keys: _Keys) -> dict[str, Any]:
 
 
 def _scaling(keys: _Keys) -> dict[str, Any] | None:
-    """`rope_scaling` of the keys."""
+    """Returns the config's `rope_scaling`."""
     kind = keys.left.pop("rope.scaling.type", "none")
-    keys.left.pop("rope.scaling.finetuned", None)  # says what was trained, not what is computed
+    keys.left.pop("rope.scaling.finetuned", None)  # describes training, does not affect results
     if kind == "none":
         return None
     if kind not in ("linear", "yarn"):
@@ -168,11 +169,11 @@ def _llama(keys: _Keys) -> dict[str, Any]:
 
 
 def _llama3(keys: _Keys, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The scaling of Llama 3, if the divisors of the frequencies are those that it makes."""
+    """Returns Llama 3's scaling, if the file's frequency divisors match it."""
     divisors = read_tensor(_FREQS, keys.header.entries[_FREQS]).astype(np.float64)
     low, high, length = _LLAMA3.values()
     fractions = np.arange(0, config["head_dim"], 2) / config["head_dim"]
-    waves = length / (2 * pi * config["rope_theta"] ** fractions)  # in a sequence of the training
+    waves = length / (2 * pi * config["rope_theta"] ** fractions)  # periods per training sequence
     factor = float(divisors.max(initial=0))
     if divisors.shape == waves.shape and factor >= 1:
         smooth = np.clip((waves - low) / (high - low), 0, 1)
@@ -188,7 +189,7 @@ def _gemma3(keys: _Keys) -> dict[str, Any]:
     config["rope_local_base_freq"] = keys.number("rope.freq_base_swa", 10_000.0)
     config["sliding_window"] = keys.count("attention.sliding_window")
     config["sliding_window_pattern"] = keys.count("attention.sliding_window_pattern", 6)
-    # llama.cpp, too, knows the model of 27 billion by its 62 layers.
+    # The 27B model scales queries differently; like llama.cpp, recognise it by its 62 layers.
     config["query_pre_attn_scalar"] = config["head_dim"]
     if config["num_hidden_layers"] == 62:
         sizes = "embedding_length", config["hidden_size"]

@@ -1,7 +1,7 @@
-"""Layers of one kind and shape whose names do not tell which is which: paired in order.
+"""Pairs layers of equal kind and shape by their order if names do not distinguish them.
 
-Both sides define their layers in the order in which they are called, nearly always. Names that are
-alike say more, so the order is asked only where no name is clearly nearer than all others.
+Both sides nearly always define layers in the order in which they are called. Similar names are more
+reliable, so the order is used only if no name is clearly more similar than all others.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,19 +9,19 @@ from typing import Any
 
 from flax import nnx
 
-MIN_MARGIN = 0.1  # by how much the likest name must be nearer than the next
+MIN_MARGIN = 0.1  # minimum margin of the most similar name over the next
 
-Likeness = Mapping[tuple[str, str], float]  # of a name of torch's and one of Flax's that fit
+Likeness = Mapping[tuple[str, str], float]  # (torch's name, Flax's name) that fit -> similarity
 
 
 def paired_in_order(
     likeness: Likeness, torch_names: Iterable[str], flax_names: Iterable[str]
 ) -> dict[str, str]:
-    """Torch's names and Flax's, of those that fit each other as well and that no name tells apart.
+    """Pairs torch's names with Flax's by order, within groups that names do not distinguish.
 
     Args:
-      likeness: of every two names that fit.
-      theirs, ours: all names, in the order in which they are defined.
+      likeness: similarity of all pairs of names that fit.
+      torch_names, flax_names: all names, in the order of their definition.
 
     >>> both = [("a.norm", "one"), ("a.norm", "two"), ("norm", "one"), ("norm", "two")]
     >>> paired_in_order(dict.fromkeys(both, 0.2), ["a.norm", "norm"], ["one", "two"])
@@ -45,7 +45,7 @@ def paired_in_order(
 
 
 def _is_unambiguous(likeness: Likeness, names: list[str], layers: frozenset[str]) -> bool:
-    """Whether each name is clearly the likest of one layer, each of another."""
+    """Whether each name is clearly most similar to one layer, each to a different one."""
     nearest = {name: max(layers, key=lambda it: likeness[name, it]) for name in names}
     return len({*nearest.values()}) == len(names) and all(
         likeness[name, nearest_names]
@@ -55,7 +55,7 @@ def _is_unambiguous(likeness: Likeness, names: list[str], layers: frozenset[str]
 
 
 def defined(module: nnx.Module, what: type = nnx.Module) -> list[str]:
-    """The path of every module, or of what else is asked for, in the order they were made in."""
+    """Returns the paths of all nodes of type `what`, in the order of their creation."""
     paths: list[str] = []
 
     def walk(node: Any, path: str, above: tuple[int, ...]) -> None:

@@ -1,8 +1,8 @@
-"""The known pairs: a torch module's type, a Flax module's, and how each value lies in either.
+"""Known pairs of torch and Flax layers, with the target and layout of each parameter.
 
-`PAIRS[kind][flax class]` says for each of torch's names where its values lie and in which layout.
-nnx has no Bilinear and no whole GRU or LSTM: a Bilinear's `weight` goes to a Param of that name as
-it is, and the layers of a GRU, LSTM or RNN go to cells, or to Params of one's own, by a `Rule`.
+`PAIRS[kind][flax class]` maps each of torch's parameter names to its targets and layout. nnx has no
+Bilinear and no multi-layer GRU or LSTM: a Bilinear's `weight` maps to a Param of that name, and the
+layers of a GRU, LSTM or RNN map to cells, or to Params of a user's module, by a `Rule`.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ NORMS = ("LayerNorm", "RMSNorm", "GroupNorm", "InstanceNorm", "BatchNorm")
 
 
 class Place(NamedTuple):
-    """Where a tensor lies below the Flax module, and its layout (None: as it is)."""
+    """Targets of a tensor relative to the Flax module, and its layout (None: unchanged)."""
 
     targets: tuple[str, ...]
     layout: str | None = None
@@ -54,7 +54,7 @@ _GATES = {
     "bias_ih": _to("ii.bias if_.bias ig.bias io.bias", "(n o) -> n o"),
     "bias_hh": _to("hi.bias hf.bias hg.bias ho.bias", "(n o) -> n o"),
 }
-# nn.MultiheadAttention -> three Linear layers of these names; its out_proj is one by itself.
+# nn.MultiheadAttention -> three Linear layers of these names; its out_proj is a Linear itself.
 _THREE = {
     "in_proj_weight": _to("q_proj.kernel k_proj.kernel v_proj.kernel", "(n o) i -> n i o"),
     "in_proj_bias": _to("q_proj.bias k_proj.bias v_proj.bias", "(n o) -> n o"),
@@ -63,7 +63,7 @@ _THREE = {
 
 
 def _general(layer: nnx.LinearGeneral, out_first: bool = True) -> Roles:
-    """Empty if the axes are permuted or batched: no known layout."""
+    """Returns the roles of a LinearGeneral; empty if its axes are permuted or batched."""
     if layer.batch_axis or list(layer.axis) != sorted(layer.axis):
         return {}
     ins = {f"i{k}": size for k, size in enumerate(layer.in_features)}
@@ -75,7 +75,8 @@ def _general(layer: nnx.LinearGeneral, out_first: bool = True) -> Roles:
 
 
 def _conv_transpose(layer: nnx.ConvTranspose) -> Roles:
-    """torch's is the gradient of a convolution, so its kernel is mirrored; nnx's only if asked."""
+    """Returns the roles of a ConvTranspose; the kernel is flipped unless `transpose_kernel`."""
+    # Torch computes the gradient of a convolution, which nnx does only with `transpose_kernel`.
     layout = "i o ... -> ... o i" if layer.transpose_kernel else "i o ... -> ~... i o"
     return {"weight": _to("kernel", layout), **_BIAS}
 
@@ -117,7 +118,7 @@ LAYERS = tuple({cls for classes in PAIRS.values() for cls in classes} - {nnx.Mod
 
 
 def place(kind: str, role: str, layer: Any) -> Place | None:
-    """Where torch's `role` of a module of type `kind` lies in the Flax module `layer`, if known."""
+    """Returns the place of `role` of a torch module `kind` in a Flax layer; None if unknown."""
     kind = cell_of(kind, role)
     for cls, roles in PAIRS.get(kind, {}).items():
         if isinstance(layer, cls) or (kind in NORMS[:2] and _is_foreign_norm(layer)):
@@ -126,9 +127,9 @@ def place(kind: str, role: str, layer: Any) -> Place | None:
 
 
 def _is_foreign_norm(layer: Any) -> bool:
-    """Whether somebody's own module is a norm: it has a gain, called as nnx calls it, and no more.
+    """Whether a user's own module looks like a norm: a `scale`, at most a `bias`, nothing else.
 
-    Which norm it computes is for the comparison to show.
+    The comparison shows whether it computes the same norm.
     """
     is_foreign = isinstance(layer, nnx.Module) and not isinstance(layer, LAYERS)
     state = set(flax_state(layer)) if is_foreign else set()
@@ -136,10 +137,10 @@ def _is_foreign_norm(layer: Any) -> bool:
 
 
 def roles_of(layer: Any) -> tuple[str, Roles]:
-    """The kind of torch module that a Flax layer stands for, and its roles; "" where none is known.
+    """Returns the torch kind that corresponds to a Flax layer, and its roles; "" if unknown.
 
-    nnx has one Linear for torch's Linear and for transformers' Conv1D, whose matrices lie the other
-    way: it counts as the former.
+    nnx.Linear corresponds to torch's Linear and to transformers' Conv1D, whose matrices are
+    transposed; it is reported as Linear.
     """
     for kind, classes in PAIRS.items():
         for cls, roles in classes.items():
@@ -152,7 +153,7 @@ def roles_of(layer: Any) -> tuple[str, Roles]:
 
 
 def kind_of(layer: Any, role: str) -> str:
-    """The kind of the torch module that a tensor belongs to, by the Flax module that it goes to."""
+    """Returns the torch kind of a tensor from the Flax layer and role that it maps to."""
     kind, roles = roles_of(layer)
     if role in roles:
         return kind
@@ -161,7 +162,7 @@ def kind_of(layer: Any, role: str) -> str:
 
 
 def becomes(kind: str, role: str) -> tuple[type, str] | None:
-    """The Flax layer that a `kind` is known to become, and the name that `role` has there."""
+    """Returns the Flax layer that corresponds to `kind`, and the name of `role` there."""
     for cls, roles in PAIRS.get(kind, {}).items():
         if callable(roles):
             return (cls, {"weight": "kernel"}.get(role, role)) if role in _LINEAR else None
@@ -170,17 +171,17 @@ def becomes(kind: str, role: str) -> tuple[type, str] | None:
 
 
 def cell_of(kind: str, role: str) -> str:
-    """A whole recurrent network's values go to cells once a rule has called them by a cell's."""
+    """Returns the cell's kind if a rule gave a recurrent network's tensor a cell's name."""
     return f"{kind}Cell" if kind in RECURRENT and role in _DENSE else kind
 
 
 def refusal(source: Source, layer: Any, path: str, module: nnx.Module) -> str | None:
-    """Why a tensor of a known type has no place, and what would work; None: nothing known.
+    """Explains why a tensor of a known type cannot be mapped, and what to do; None if unknown.
 
     Args:
       source: the torch tensor.
       layer: the Flax module at its owner's path, or None.
-      path: where it was to go.
+      path: the intended target.
       module: the whole Flax module.
     """
     kind, name = source.kind, source.name
@@ -203,7 +204,7 @@ def refusal(source: Source, layer: Any, path: str, module: nnx.Module) -> str | 
 
 
 def _no_network(kind: str, owner: str, module: nnx.Module) -> str:
-    """What to say of a whole GRU, LSTM or RNN: of nnx's cells, or of somebody's own Params."""
+    """Explains how to map a whole GRU, LSTM or RNN to nnx's cells, or to a user's own Params."""
     dot = f"{owner}." if owner else ""
     what = f"{owner or 'the module'} is a torch {kind}, and"
     cells = tuple(PAIRS[f"{kind}Cell"])
@@ -224,7 +225,7 @@ def _no_network(kind: str, owner: str, module: nnx.Module) -> str:
 
 
 def no_groups(source: Source, layer: Any) -> str | None:
-    """Why a grouped transposed convolution cannot be carried."""
+    """Explains why a grouped transposed convolution cannot be mapped; None for other layers."""
     if not isinstance(layer, nnx.ConvTranspose) or source.kind != "ConvTranspose":
         return None
     if len(source.shape) < 2 or layer.out_features in (source.shape[1], 0):
@@ -239,7 +240,8 @@ def no_groups(source: Source, layer: Any) -> str | None:
 
 
 def _no_bias(name: str, layer: Any) -> str | None:
-    """torch's cells have two biases, nnx's one: their sum could not be taken apart again."""
+    """Explains why a second bias of a recurrent cell cannot be mapped; None for other tensors."""
+    # Torch's cells have two biases, nnx's one: their sum could not be split again.
     role = name.rpartition(".")[2].partition("_l")[0]
     if role not in ("bias_ih", "bias_hh") or not isinstance(layer, nnx.RNNCellBase):
         return None
@@ -255,21 +257,21 @@ def _no_bias(name: str, layer: Any) -> str | None:
 
 
 def a(thing: Any) -> str:
-    """A type's name with its article, of a type, a name or a thing."""
+    """Returns a type's name with its article, for a type, a name or an object."""
     name = thing if isinstance(thing, str) else getattr(thing, "__name__", type(thing).__name__)
     return f"{'an' if name[0] in 'AEIOU' or name.startswith('RMS') else 'a'} {name}"
 
 
 def flax_params(module: nnx.Module) -> dict[str, nnx.Param]:
-    """Every `nnx.Param` by dotted path; a shared one under each of its paths."""
+    """Returns every `nnx.Param` by dotted path; a shared one under each of its paths."""
     return {path: x for path, x in flax_state(module).items() if isinstance(x, nnx.Param)}
 
 
 def flax_state(module: nnx.Module) -> dict[str, nnx.Variable]:
-    """Every `nnx.Param` and `nnx.BatchStat` by dotted path; a shared one by each of its paths.
+    """Returns `nnx.Param`s and `nnx.BatchStat`s by dotted path; shared ones under each path.
 
-    And every other variable that holds an array, since a tensor that torch does not train may lie
-    there; random keys, their counts and intermediate results are left out.
+    Includes every other variable that contains an array, since a tensor that torch does not train
+    may map to it; random keys, their counts and intermediate results are excluded.
     """
     variables: dict[str, nnx.Variable] = {}
 
@@ -285,7 +287,7 @@ def flax_state(module: nnx.Module) -> dict[str, nnx.Variable]:
 
 
 def _may_be_filled(node: Any) -> bool:
-    """Whether a variable that is neither Param nor statistic holds an array of numbers."""
+    """Whether another variable contains a numeric array, so that a tensor may map to it."""
     if not isinstance(node, nnx.Variable) or isinstance(node, nnx.RngState | nnx.Intermediate):
         return False
     value = node.get_value()
@@ -293,7 +295,7 @@ def _may_be_filled(node: Any) -> bool:
 
 
 def get_path(module: nnx.Module, path: str) -> Any:
-    """What lies at a dotted path, or None."""
+    """Returns the node at a dotted path, or None."""
     node: Any = module
     for piece in path.split(".") if path else ():
         node = _children(node).get(piece)
@@ -301,7 +303,7 @@ def get_path(module: nnx.Module, path: str) -> Any:
 
 
 def flax_path(module: nnx.Module, path: str) -> str:
-    """A path as torch says it, told in Flax's: `nnx.Sequential` holds its parts in `layers`.
+    """Converts torch's path to Flax's: `nnx.Sequential` stores its parts in `layers`.
 
     >>> net = nnx.Sequential(nnx.Linear(3, 2, rngs=nnx.Rngs(0)))
     >>> flax_path(net, "0.kernel")
@@ -319,7 +321,7 @@ def flax_path(module: nnx.Module, path: str) -> str:
 
 
 def unstacked(module: nnx.Module, path: str) -> tuple[str, int | None]:
-    """A path without the number of a layer, and the number, where Flax has the layers stacked.
+    """Returns the path without the layer number, and the number, where Flax stacks the layers.
 
     >>> stack = nnx.vmap(lambda key: nnx.Linear(3, 2, rngs=nnx.Rngs(key)))
     >>> net = nnx.Sequential(nnx.relu)
@@ -338,7 +340,7 @@ def unstacked(module: nnx.Module, path: str) -> tuple[str, int | None]:
 
 
 def _is_stack(node: Any, rest: list[str]) -> bool:
-    """Whether a module may be several layers in one, of which each has what `rest` begins with."""
+    """Whether a module may be a stack of layers that contain the first component of `rest`."""
     counted = isinstance(node, nnx.List | nnx.Dict | nnx.Sequential)
     return (
         isinstance(node, nnx.Module)
@@ -349,7 +351,7 @@ def _is_stack(node: Any, rest: list[str]) -> bool:
 
 
 def _children(node: Any) -> dict[str, Any]:
-    """The named parts of a module, list or dict; its attributes in order of their names."""
+    """Returns the children of a module, list or dict by name, attributes sorted by name."""
     if isinstance(node, nnx.List | nnx.Dict | nnx.Module):
         return {k: v for k, v in sorted(vars(node).items()) if not k.startswith("_pytree__")}
     if isinstance(node, list | tuple):

@@ -1,4 +1,4 @@
-"""Layouts: what an einops pattern of a rule does to arrays, and the sizes of its axes."""
+"""Layouts: applies the einops pattern of a rule to arrays, and infers its axis sizes."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from einops import rearrange
 
-Size = int | tuple[int, ...]  # of an axis, or of each part of an axis whose parts are unequal
+Size = int | tuple[int, ...]  # size of an axis, or of each part along it if they differ
 
 
 def lay_out(
@@ -35,7 +35,7 @@ def lay_out(
 def _lay_out_parts(
     arrays: list[np.ndarray], layout: str, parts: int, sizes: Mapping[str, Size]
 ) -> list[np.ndarray]:
-    """`lay_out` where the parts are unequal along one axis: each is laid out by itself."""
+    """Applies `lay_out` to each part alone, for parts of unequal size along one axis."""
     axis, each, inner = _parts(layout, len(arrays), sizes)
     left, right = layout.split("->")
     if len(arrays) == 1:
@@ -59,7 +59,7 @@ def _lay_out_parts(
 def _parts(
     layout: str, arrays: int, sizes: Mapping[str, Size]
 ) -> tuple[str, list[dict[str, int]], str]:
-    """The axis of unequal parts, the sizes of every part, and the layout of one part alone."""
+    """Returns the axis of unequal parts, the sizes of every part, and the layout of one part."""
     axis, each = next((k, v) for k, v in sizes.items() if isinstance(v, tuple))
     braces = layout.split("->")[0 if arrays > 1 else 1].split()[0]
     others = {k: v for k, v in sizes.items() if isinstance(v, int) and k != braces}
@@ -68,18 +68,18 @@ def _parts(
 
 
 def _at(x: np.ndarray, where: int, *sizes: int) -> np.ndarray:
-    """`x` with one axis opened into several."""
+    """Splits one axis of `x` into several."""
     return x.reshape(*x.shape[:where], *sizes, *x.shape[where + 1 :])
 
 
 def _merged(x: np.ndarray, where: int) -> np.ndarray:
-    """`x` with three axes made one."""
+    """Merges three axes of `x`, from `where` on."""
     one = int(np.prod(x.shape[where : where + 3], dtype=int))
     return x.reshape(*x.shape[:where], one, *x.shape[where + 3 :])
 
 
 def _bracket(side: str, axis: str, rank: int, sizes: Mapping[str, Size]) -> tuple[int, int, int]:
-    """Which axis of an array holds the unequal parts; how many lie before and after them there."""
+    """Returns the array axis of the unequal parts, and the sizes before and after them in it."""
     groups = [axes_of(group) for group in axis_groups(expand(side, rank))]
     where = next(i for i, names in enumerate(groups) if axis in names)
     at = groups[where].index(axis)
@@ -92,13 +92,13 @@ def _product(names: list[str], sizes: Mapping[str, Size]) -> int:
 
 
 def backwards(layout: str) -> str:
-    """The layout that undoes `layout`."""
+    """Returns the inverse of a layout."""
     left, _, right = layout.partition("->")
     return f"{right.strip()} -> {left.strip()}"
 
 
 def expand(layout: str, rank: int) -> str:
-    """`layout` with `...` spelt out for an array of `rank` axes.
+    """Expands the `...` of a layout for an array of `rank` axes.
 
     >>> expand("i o ... -> ~... i o", 4)
     'i o etc0 etc1 -> ~etc0 ~etc1 i o'
@@ -114,16 +114,16 @@ def expand(layout: str, rank: int) -> str:
 def sizes_of(
     layout: str, shapes: Sequence[tuple[int, ...]], parts: int, fixed: Mapping[str, Size]
 ) -> dict[str, Size]:
-    """The size of every axis of a layout, from the shapes of the arrays that it is applied to.
+    """Returns the size of every axis of a layout, from the shapes of its input arrays.
 
     Args:
-      layout: of a rule.
-      shapes: of one array, or of all arrays of the braces.
-      parts: how many arrays it becomes.
-      fixed: sizes that are known.
+      layout: a rule's layout.
+      shapes: shape of one array, or of all arrays in the braces.
+      parts: number of output arrays.
+      fixed: known sizes.
 
     Raises:
-      ValueError: with the sizes there are, if they do not fit.
+      ValueError: listing the sizes, if they do not fit.
 
     >>> sizes_of("(n o) i -> n i o", [(40, 18)], 3, {"o": (24, 8, 8)})
     {'o': (24, 8, 8), 'i': 18}
@@ -162,7 +162,7 @@ def _misfit(layout: str, shapes: Sequence[tuple[int, ...]], fixed: Mapping[str, 
 def axis_sizes(
     layout: str, shape: tuple[int, ...], parts: int, fixed: dict[str, int]
 ) -> dict[str, int]:
-    """The size of every axis of a layout, from the shape of what it is applied to."""
+    """Returns the size of every axis of a layout, from the shape of its single input."""
     left, _, right = (side.strip() for side in expand(layout, len(shape)).partition("->"))
     known = dict(fixed)
     if parts > 1:
@@ -180,12 +180,12 @@ def axis_sizes(
 
 
 def axis_groups(side: str) -> list[str]:
-    """`"(n o) i"` as `["(n o)", "i"]`."""
+    """Splits `"(n o) i"` into `["(n o)", "i"]`."""
     return re.findall(r"\([^)]*\)|\S+", side)
 
 
 def axes_of(side: str) -> list[str]:
-    """The names of a side's axes in order; `...` counts as one, 1 as none."""
+    """Returns the axis names of a side in order; `...` counts as one, 1 as none."""
     return [name for name in re.findall(r"\w+|\.\.\.", side) if name != "1"]
 
 

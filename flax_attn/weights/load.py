@@ -1,7 +1,7 @@
-"""`load` and `load_stacked`: a layer's weights from a checkpoint, by the checkpoint's names.
+"""`load` and `load_stacked`: load a layer's weights from a checkpoint, by its tensor names.
 
 Source: https://github.com/huggingface/safetensors; the index is the one that transformers'
-`save_pretrained` writes beside shards.
+`save_pretrained` writes next to shards.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,9 +44,9 @@ def load(
 
     This needs neither torch nor pickle. Every tensor below the prefix is used once, and every Param
     is filled once. The layer changes only after headers, mapping and data were checked. Only the
-    layer's own tensors are read, so loading one layer of a large file is cheap. Buffers that models
-    of transformers write into files, such as `rotary_emb.inv_freq` and GPT-2's `attn.bias`, are no
-    weights and are left out.
+    layer's own tensors are read, so loading one layer of a large file is cheap. Buffers that
+    transformers' models write into files, such as `rotary_emb.inv_freq` and GPT-2's `attn.bias`,
+    are not weights and are ignored.
 
     A checkpoint has names, shapes and dtypes, but no module types: the `weight` of an `nnx.Linear`
     is read as torch's `[out, in]`. If it is `[in, out]`, as in GPT-2's files, add a rule:
@@ -61,31 +61,31 @@ def load(
     Args:
       layer: its Params and statistics are replaced. It may be abstract, from `nnx.eval_shape`,
         so that no initial values are drawn.
-      path: of a `.safetensors`, `.gguf` or `.npz` file, of an index `.json`, or of a folder that
-        holds `model.safetensors` or `model.safetensors.index.json`; or numpy arrays by name, as
+      path: path of a `.safetensors`, `.gguf` or `.npz` file, an index `.json`, or a folder with
+        `model.safetensors` or `model.safetensors.index.json`; or numpy arrays by name, as
         `read_torch` returns them.
       prefix: the start of the names of the layer's tensors: "model.layers.3.self_attn", in a
         GGUF file "blk.3".
       rules: the part of the mapping that does not follow from names and types, from names
         without the prefix to Flax's.
-      sharding: where the arrays go, one for all or by Flax's dotted path; each device gets its own
-        slice. None: where the layer's arrays are.
-      cast: "exact" refuses another dtype, "widen" takes one whose values the layer's dtype holds,
-        "narrow" also rounds, and refuses what would overflow.
-      allow_nonfinite: whether NaN and Inf may be in the tensors.
+      sharding: sharding of the arrays, one for all or by Flax's dotted path; each device gets its
+        own slice. None keeps the sharding of the layer's arrays.
+      cast: "exact" rejects other dtypes, "widen" accepts those whose values the layer's dtype
+        represents, "narrow" also rounds, and rejects overflow.
+      allow_nonfinite: whether the tensors may contain NaN and Inf.
       max_bytes: the limit for all of the layer's tensors in memory; None for no limit.
       manifest: True requires the manifest that `save` writes, False ignores it, None checks it
         if it exists.
-      partial: whether a Param that the file does not have keeps its value, as those of an adapter
-        that you added; every tensor of the file must still have a place. Load before you wrap a
-        projection in an adapter, or name the new place: `Rule("q_proj -> q_proj.base_module")`.
+      partial: whether Params that are not in the file keep their values, such as those of an
+        adapter; every tensor of the file must still have a target. Load before wrapping a
+        projection in an adapter, or name the new path: `Rule("q_proj -> q_proj.base_module")`.
 
     Returns:
       With `partial`, the paths of the Params that were kept; else None.
 
     Raises:
-      CheckpointError: if the checkpoint has a fault or does not fit the layer.
-      ValueError: for an unknown `cast`, and for shardings of unknown paths or that do not divide.
+      CheckpointError: if the checkpoint is invalid or does not fit the layer.
+      ValueError: for an unknown `cast`, and shardings of unknown paths or that do not divide axes.
       TypeError: if the layer is not an `nnx.Module`.
 
     Source: https://github.com/huggingface/safetensors and https://github.com/ggml-org/ggml; the
@@ -126,20 +126,20 @@ def load_stacked(
     """Fills layers that were stacked for a scan: `layers.kernel[l] = weight_l.T`, ...
 
     Shapes: L tensors `[out, in]` -> kernel `[L, in, out]`; every Param has the axis L first, as
-    `nnx.vmap` over a constructor makes it.
+    created by `nnx.vmap` over a constructor.
 
     Args:
       layers: their Params are replaced.
-      path, rules, sharding, cast, allow_nonfinite, max_bytes, manifest: as in `load`; `sharding` is
-        that of the stacked arrays.
-      prefix: the start of the names of a layer's tensors; {} stands for its number.
-      indices: the numbers in the checkpoint, one for each of the L layers; None is 0 ... L - 1, and
-        then the checkpoint must not have a layer L.
+      path, rules, sharding, cast, allow_nonfinite, max_bytes, manifest: as in `load`; `sharding`
+        applies to the stacked arrays.
+      prefix: the start of the names of a layer's tensors; {} is replaced by its number.
+      indices: layer numbers in the checkpoint, one for each of the L layers; None is 0 ... L - 1,
+        and then the checkpoint must not contain a layer L.
 
     Raises:
-      CheckpointError: as `load`, and if layers have other tensors than the first one.
+      CheckpointError: as `load`, and if the tensors of a layer differ from those of the first.
       ValueError: as `load`, for a prefix without {}, Params without a common first axis, and a
-        number of indices that differs from that of the layers.
+        number of indices other than L.
       TypeError: as `load`.
 
     Source: as `load`.
@@ -179,7 +179,7 @@ def load_stacked(
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """What `load` was asked."""
+    """Options of `load`."""
 
     rules: tuple[Rule, ...]
     sharding: Shardings
@@ -221,7 +221,7 @@ def _sharding_of(path: str, options: LoadOptions) -> Sharding | None:
 def _moves(
     checkpoint: Checkpoint, prefix: str, module: nnx.Module, options: LoadOptions, times: int = 1
 ) -> list[Move | Stack]:
-    """What goes where, each checked against the checkpoint's headers."""
+    """Returns the moves, checked against the checkpoint's headers and `max_bytes`."""
     entries = under(checkpoint.path, checkpoint.entries, prefix)
     entries = without_buffers(entries, prefix, module, options.rules)
     read = _reader(checkpoint, prefix)
@@ -236,7 +236,7 @@ def _moves(
 
 
 def _unfilled_paths(layer: nnx.Module, moves: Sequence[Move | Stack]) -> list[str]:
-    """The paths of Params and statistics that no tensor has filled."""
+    """Returns the paths of Params and statistics that no tensor filled."""
     state = flax_state(layer)
     filled = {id(state[target]) for move in moves for target in move.targets}
     return [
@@ -294,12 +294,12 @@ def _cast(
 
 
 def _array(value: np.ndarray, current: Any, sharding: Sharding | None) -> jax.Array:
-    """A jax array where it was asked to be, else where the layer's is."""
+    """Creates a jax array with the given sharding, else with that of the layer's array."""
     if sharding is None and (
         getattr(current, "committed", False) or not isinstance(current, jax.Array)
     ):
         sharding = getattr(current, "sharding", None)
-    with jax.enable_x64(True):  # or a float64 value would be halved without a word
+    with jax.enable_x64(True):  # otherwise float64 values would silently become float32
         if sharding is None:
             return jnp.asarray(value)
         shape = value.shape
@@ -307,7 +307,7 @@ def _array(value: np.ndarray, current: Any, sharding: Sharding | None) -> jax.Ar
 
 
 def _count(layers: nnx.Module) -> int:
-    """How many layers are stacked, by the first axis of every Param."""
+    """Returns the number of stacked layers, the size of the first axis of every Param."""
     shapes = {path: tuple(x.get_value().shape) for path, x in flax_state(layers).items()}
     counts = {shape[:1] for shape in shapes.values()}
     if len(counts) != 1 or counts == {()} or counts == {(0,)}:
@@ -317,7 +317,7 @@ def _count(layers: nnx.Module) -> int:
 
 
 def _first_layer(layers: nnx.Module) -> nnx.Module:
-    """One of the stacked layers, abstract: its names, shapes and dtypes."""
+    """Returns one of the stacked layers as an abstract module: names, shapes and dtypes."""
     graph, state = nnx.split(layers)
 
     def one(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A manifest beside a checkpoint: dtype, shape and SHA-256 of each tensor, which find bit flips."""
+"""A manifest next to a checkpoint: dtype, shape and SHA-256 of each tensor, to find bit flips."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ _LINE = re.compile(r"\S+ \[[\d, ]*\] [0-9a-f]{64}")
 
 
 def manifest_path(path: Path) -> Path:
-    """Where the manifest of a file or an index lies.
+    """Returns the path of the manifest of a file or an index.
 
     >>> manifest_path(Path("model.safetensors")).name
     'model.safetensors.sha256.json'
@@ -28,10 +28,10 @@ def manifest_path(path: Path) -> Path:
 
 
 def read_manifest(path: Path, entries: Mapping[str, Entry]) -> dict[str, str]:
-    """The line of each tensor in the manifest of a checkpoint.
+    """Reads the manifest line of each tensor of a checkpoint.
 
     Raises:
-      CheckpointError: unless it has a line of every tensor there, and of no other.
+      CheckpointError: unless it has exactly one valid line per tensor.
     """
     path = manifest_path(path)
     with open_regular(path) as file:
@@ -47,13 +47,13 @@ def read_manifest(path: Path, entries: Mapping[str, Entry]) -> dict[str, str]:
 
 
 def write_manifest(path: Path, values: Mapping[str, np.ndarray]) -> None:
-    """Writes the manifest of tensors that were saved at `path`."""
+    """Writes the manifest of the tensors saved at `path`."""
     lines = {name: line_of(NAMES[value.dtype], value) for name, value in values.items()}
     with replacing(manifest_path(path)) as file:
         file.write(json.dumps(lines, indent=1, ensure_ascii=False).encode())
 
 
 def line_of(dtype: str, value: np.ndarray) -> str:
-    """What a manifest says of a tensor."""
+    """Returns the manifest line of a tensor."""
     data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
     return f"{dtype} {[*value.shape]} {hashlib.sha256(data.data).hexdigest()}"

@@ -1,4 +1,4 @@
-"""Which torch tensor goes where in Flax: by type and name, never by shape, and strict."""
+"""Maps torch tensors to Flax Params strictly by type and name, never by shape."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -33,14 +33,14 @@ from .rule import Rule
 
 
 class Draft:
-    """A mapping in the making.
+    """An attempted mapping, with its problems.
 
-    With `partial`, Params may be filled by nothing, and rules may find no tensor.
+    With `partial`, Params may stay unfilled, and rules may match no tensor.
 
     Attributes:
-      moves, constants, skipped, tied: of the plan, if there are no problems.
+      moves, constants, skipped, tied: contents of the plan, if there are no problems.
       problems: sentences.
-      unplaced: names of torch tensors that found no place.
+      unplaced: names of torch tensors without a target.
       unfilled: paths of Flax's Params and statistics that no tensor fills.
     """
 
@@ -80,7 +80,7 @@ class Draft:
         self._carry_ties_once()
 
     def also(self, rule: Rule) -> "Draft":
-        """The same with one more rule, its sentences without nearest names."""
+        """Returns a draft with one more rule, whose problems do not suggest nearest names."""
         rules = [*self.rules, rule]
         sources = list(self.sources.values())
         return Draft(sources, self.module, rules, False, self.parts, self.partial)
@@ -113,7 +113,7 @@ class Draft:
                 self._add(move, paths[0][1])
 
     def _fits(self, rule: Rule, sources: Sequence[str], targets: Sequence[str]) -> bool:
-        """Whether tensors of these shapes can have a rule's layout."""
+        """Whether a rule's layout fits the shapes of these tensors."""
         if rule.layout is None:
             return True
         shapes = [self.sources[name].shape for name in sources]
@@ -124,7 +124,7 @@ class Draft:
         return True
 
     def _is_tap_rule(self, rule: Rule) -> bool:
-        """Whether a rule pairs taps alone: points inside attention, or modules without tensors."""
+        """Whether a rule maps only taps: points inside attention, or modules without tensors."""
         if rule.kind != "move" or rule.layout is not None:
             return False
         source, target = rule.sides
@@ -139,13 +139,13 @@ class Draft:
         return bool(groups) and all(map(self._has_no_tensors, (to for _, (to, *_) in groups)))
 
     def _has_no_tensors(self, path: str) -> bool:
-        """Whether Flax has a module at a path that holds no tensors."""
+        """Whether the Flax module at a path exists and has no tensors."""
         path = flax_path(self.module, path)
         is_module = isinstance(get_path(self.module, path), nnx.Module)
         return is_module and not any(name.startswith(f"{path}.") for name in self.state)
 
     def _is_constant_buffer(self, rule: Rule, name: str, path: str) -> bool:
-        """A buffer of a module that moves is still a constant, unless Flax has it too."""
+        """Whether a name is a buffer, matched by a rule for its module, that Flax does not have."""
         moves = rule.kind == "move" and self.sources[name].kind == "buffer"
         named = name.count(".") == rule.sides[0].count(".")
         return moves and not named and flax_path(self.module, path) not in self.state
@@ -159,7 +159,7 @@ class Draft:
         self.tied.append(second)
 
     def _carry(self, name: str, path: str, shift: float = 0.0) -> None:
-        """Carries one tensor by its type to a path."""
+        """Adds the move of one tensor to a path, laid out by its type."""
         self.done.add(name)
         path, number = unstacked(self.module, flax_path(self.module, path))
         move = self._typed(name, path)
@@ -167,7 +167,7 @@ class Draft:
             self._add(replace(move, shift=shift), number)
 
     def _add(self, move: Move, number: int | None) -> None:
-        """A move of one layer of several that Flax has stacked waits for the others."""
+        """Adds a move; a single layer of a stack is collected until all layers are known."""
         if number is None:
             return self._move(move)
         layers = self.stacks.setdefault(move.targets, {})
@@ -178,7 +178,7 @@ class Draft:
         return None
 
     def _typed(self, name: str, full_path: str) -> Move | None:
-        """One tensor to where its type has it in the Flax module at the path's owner."""
+        """Returns the move of a tensor according to its type and the Flax module at the path."""
         source = self.sources[name]
         owner, role, layer, kind = self._owner(full_path, source.kind)
         if full_path in self.state:
@@ -206,8 +206,8 @@ class Draft:
         return Move((name,), (target,), None)
 
     def _owner(self, path: str, kind: str) -> tuple[str, str, Any, str]:
-        """A tensor's Flax owner's path, its role there, the owner, and the kind it goes by."""
-        # nn.MultiheadAttention's output projection is a part of nnx.MultiHeadAttention.
+        """Returns the path of a tensor's Flax owner, its role there, the owner, and its kind."""
+        # The output projection of nn.MultiheadAttention belongs to nnx.MultiHeadAttention itself.
         owner, _, role = path.rpartition(".")
         above, _, last = owner.rpartition(".")
         layer, parent = get_path(self.module, owner), get_path(self.module, above)
@@ -216,7 +216,7 @@ class Draft:
         return owner, role, layer, kind
 
     def _carry_onto(self, name: str, path: str, layer: Any) -> Move | None:
-        """One tensor onto the value at this very path, laid out as the two types ask."""
+        """Returns the move of a tensor to an existing Flax path, laid out by both types."""
         source, (owner, _, leaf) = self.sources[name], path.rpartition(".")
         known = place(source.kind, name.rpartition(".")[2], layer)
         if known is not None and known.targets == (leaf,):
@@ -276,7 +276,7 @@ class Draft:
         return self.sources[name].same_as or name
 
     def _check_filled(self) -> list[str]:
-        """Every Param filled by one tensor, every tensor in one Param: ties agree on both sides."""
+        """Checks that tensors and Params correspond one to one; returns the unfilled paths."""
         fillers: dict[int, dict[tuple[str, ...], str]] = {}
         places: dict[str, dict[tuple[int, ...], str]] = {}
         for move in self.moves:
@@ -326,14 +326,14 @@ class Draft:
     def _same_role_names(
         self, name: str, shape: tuple[int, ...], shapes: dict[str, tuple[int, ...]]
     ) -> list[str]:
-        """The names of tensors of a name's role, a bias or none; of them those of its sizes."""
+        """Returns names that agree in being a bias or not, those of the same sizes if any."""
         if not self.suggests:
             return []
         same = [other for other in shapes if ("bias" in _leaf(other)) == ("bias" in _leaf(name))]
         return [other for other in same if sorted(shapes[other]) == sorted(shape)] or same
 
     def _carry_ties_once(self) -> None:
-        """One move for a tied tensor, under torch's first name."""
+        """Merges the moves of tied tensors into one, under torch's first name."""
         first_moves: dict[tuple[str, ...], Move | Stack] = {}
         for move in self.moves:
             self.tied += [name for name in move.sources if self.sources[name].same_as]
@@ -345,16 +345,17 @@ class Draft:
 
 
 def nearest(name: str, names: Iterable[str], first: Iterable[str] = ()) -> str:
-    """The names most like one, or the first ones; of many, those that share most letter pairs.
+    """Returns up to three names most similar to `name`, or the first ones if none is similar.
 
     Args:
-      first: names that come before all others, if they are at all like it.
+      first: names listed before all others, if they are similar at all.
     """
     candidates = [*_close(name, list(first)), *(_close(name, names := list(names)) or names[:3])]
     return some(list(dict.fromkeys(candidates))[:3])
 
 
 def _close(name: str, names: list[str]) -> list[str]:
+    # `get_close_matches` is slow: only the names that share most letter pairs are compared.
     likely = sorted(names, key=lambda other: -len(_letters(name) & _letters(other)))[:12]
     return get_close_matches(name, likely, 3, 0.3)
 
@@ -369,5 +370,5 @@ def _letters(name: str) -> frozenset[str]:
 
 
 def some(names: Iterable[str]) -> str:
-    """The first six names."""
+    """Lists the first six names."""
     return listed(names, 6) or "none"

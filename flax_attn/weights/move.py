@@ -1,4 +1,4 @@
-"""A step of a mapping: torch tensors, the Flax Params that they fill, and their layout."""
+"""One step of a mapping: torch tensors, the Flax Params they fill, and the layout."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,9 +12,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Move:
-    """Some torch tensors, some Flax Params or statistics, and their layout (None: as it is).
+    """Torch tensors, the Flax Params or statistics they fill, and the layout (None: unchanged).
 
-    `shift` is added on the way to Flax.
+    `shift` is added to the values in the direction from torch to Flax.
     """
 
     sources: tuple[str, ...]
@@ -24,27 +24,27 @@ class Move:
     shift: float = 0.0
 
     def forward(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Flax's arrays from torch's."""
+        """Converts torch's arrays to Flax's."""
         return self._carry(values, self.sources, self.targets, self.layout, self.shift)
 
     def back(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Torch's arrays from Flax's."""
+        """Converts Flax's arrays to torch's."""
         layout = None if self.layout is None else backwards(self.layout)
         return self._carry(values, self.targets, self.sources, layout, -self.shift)
 
     def renamed(self, name: Callable[[str], str]) -> "Move":
-        """The same of torch's tensors under other names."""
+        """Returns the same move for renamed torch tensors."""
         return replace(self, sources=tuple(map(name, self.sources)))
 
     def fitted(self, shapes: Mapping[str, Shape], wants: Mapping[str, Shape]) -> "Move":
-        """The same with the size of every axis.
+        """Returns the move with the sizes of all axes.
 
         Args:
-          shapes, wants: of torch's tensors, and of Flax's.
+          shapes, wants: shapes of torch's tensors, and of Flax's.
 
         Raises:
-          ValueError: with a sentence, if the layout does not fit torch's shapes.
-          Misfit: if it gives Flax other shapes than it has.
+          ValueError: if the layout does not fit torch's shapes.
+          Misfit: if the resulting shapes are not Flax's.
         """
         parts = [shapes[name] for name in self.sources]
         sizes = dict(self.sizes)
@@ -66,7 +66,7 @@ class Move:
 
 
 class Misfit(Exception):
-    """Torch's tensors have a layout, and Flax's have another shape than it gives."""
+    """Raised if a move's result does not have the shape of its Flax target."""
 
     def __init__(self, sources: tuple[str, ...], shapes: list[Shape], path: str, got, want):
         super().__init__(
@@ -77,7 +77,7 @@ class Misfit(Exception):
 
 @dataclass(frozen=True)
 class Stack:
-    """The moves of layers that torch counts and nnx stacks, onto the first axis of its Params."""
+    """Moves of torch's separate layers, stacked along the first axis of nnx's Params."""
 
     layers: tuple[Move, ...]
 
@@ -94,12 +94,12 @@ class Stack:
         return self.layers[0].layout
 
     def forward(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Flax's arrays from torch's."""
+        """Converts torch's arrays to Flax's."""
         rearranged = [layer.forward(values) for layer in self.layers]
         return {path: np.stack([each[path] for each in rearranged]) for path in self.targets}
 
     def back(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Torch's arrays from Flax's."""
+        """Converts Flax's arrays to torch's."""
         each = (
             layer.back({path: values[path][i] for path in self.targets})
             for i, layer in enumerate(self.layers)
@@ -107,11 +107,11 @@ class Stack:
         return {name: x for arrays in each for name, x in arrays.items()}
 
     def renamed(self, name: Callable[[str], str]) -> "Stack":
-        """The same of torch's tensors under other names."""
+        """Returns the same move for renamed torch tensors."""
         return Stack(tuple(layer.renamed(name) for layer in self.layers))
 
     def fitted(self, shapes: Mapping[str, Shape], wants: Mapping[str, Shape]) -> "Stack":
-        """As `Move.fitted`; the first axis of what Flax has is the layers'."""
+        """Same as `Move.fitted`; the first axis of Flax's Params is the layers'."""
         for path in self.targets:
             if wants[path][:1] != (len(self.layers),):
                 raise Misfit(

@@ -1,7 +1,7 @@
-"""`.npz` files of numpy: a strict reader of the zip's directory and of every array's header.
+"""Strict reader of numpy's `.npz` files: the zip's directory, and the header of every array.
 
-Each member `name.npy` is a header, in which stand dtype, order and shape, and the array's bytes.
-Pickled objects are never read.
+Each member `name.npy` contains a header with dtype, order and shape, and the array's bytes. Pickled
+objects are never read.
 
 Source: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html; Python's `zipfile`
 reads the archive.
@@ -25,7 +25,7 @@ from .foreign import refuse_foreign
 from .strict_json import check_count, check_name
 
 _MAGIC = b"\x93NUMPY"
-MAX_HEADER_BYTES = 10_000  # numpy, too, refuses more
+MAX_HEADER_BYTES = 10_000  # numpy's own limit
 _HEADER = re.compile(
     r"\{'descr': '([^']{1,9})', 'fortran_order': (True|False), "
     r"'shape': \((|\d{1,19},|\d{1,19}(?:, \d{1,19})+)\), \} *\n"
@@ -36,21 +36,21 @@ _DEFLATED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 @dataclass(frozen=True)
 class Member(Entry):
-    """A tensor in a zip archive; `start` counts from the first byte of its member.
+    """A tensor in a zip archive; `start` is relative to its member.
 
     Attributes:
-      member: its name in the archive.
-      fortran: whether the first axis is the innermost.
+      member: name of the member in the archive.
+      fortran: whether the array is in Fortran order.
     """
 
     member: str
     fortran: bool
 
     def read(self, name: str) -> np.ndarray:
-        """Its values, a copy of their own.
+        """Reads the values into a new array.
 
         Raises:
-          CheckpointError: if the archive is not what it was, or its sum of the data is another.
+          CheckpointError: if the archive changed, or the checksum of the data is wrong.
         """
         raw = np.empty(self.size, np.uint8)
         with _archive(self.file, name) as archive, archive.open(self.member) as file:
@@ -64,7 +64,7 @@ class Member(Entry):
 
 @contextmanager
 def _archive(path: Path, name: str | None = None) -> Iterator[zipfile.ZipFile]:
-    """An open archive; whatever `zipfile` raises becomes a CheckpointError."""
+    """Opens an archive; any exception of `zipfile` becomes a CheckpointError."""
     try:
         with open_regular(path) as file:
             refuse_foreign(path, file, "zip")
@@ -72,16 +72,16 @@ def _archive(path: Path, name: str | None = None) -> Iterator[zipfile.ZipFile]:
                 yield archive
     except CheckpointError:
         raise
-    except Exception as error:  # of many types, for what zipfile did not expect
+    except Exception as error:  # zipfile raises many types for malformed archives
         why = f"Its zip archive cannot be read: {quoted(str(error))}."
         raise CheckpointError(path, name, why) from None
 
 
 def read_npz(path: Path) -> dict[str, Entry]:
-    """Every array of a file by name, from the directory and the headers alone.
+    """Returns the entries of all arrays by name; reads only the directory and the headers.
 
     Raises:
-      CheckpointError: for an archive that is not exactly as `numpy.savez` writes it.
+      CheckpointError: for an archive that `numpy.savez` would not write.
     """
     with _archive(path) as archive:
         members = archive.infolist()

@@ -1,10 +1,10 @@
-"""Weights that torch computes from others: parametrizations, and weight norm as it was before."""
+"""Weights that torch computes from others: parametrizations, and the old weight norm."""
 
 OLD = {"weight_g": "weight_norm", "weight_v": "weight_norm", "weight_orig": "spectral_norm"}
 
 
 def not_removed(name: str) -> str | None:
-    """Why a part from which a weight is computed has no place, and what would work; None of others.
+    """Explains why a part of a computed weight has no target, and what to do; None for others.
 
     >>> not_removed("conv.weight") is None
     True

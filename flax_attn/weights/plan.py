@@ -1,4 +1,4 @@
-"""`make_plan`: which torch tensor fills which Flax Param, or all problems in one error."""
+"""`make_plan`: maps torch tensors to Flax Params, or reports all problems in one error."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ from .suggest import ALTERNATIVES, by_order, propose, unknown_gates
 
 @dataclass(frozen=True)
 class Plan:
-    """The whole mapping of a torch module onto a Flax module.
+    """The complete mapping of a torch module to a Flax module.
 
     Attributes:
       moves: the tensors to copy.
       constants: buffers that Flax computes itself; they are not copied.
-      skipped: tensors left out by `Rule.skip`.
-      tied: torch's second names of tensors that are carried once.
+      skipped: tensors excluded by `Rule.skip`.
+      tied: further torch names of tensors that are copied once.
 
     >>> Plan((), ("mask",), (), ()).constants
     ('mask',)
@@ -34,12 +34,12 @@ class Plan:
     tied: tuple[str, ...]
 
     def forward(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Flax's arrays by path, from torch's by name; of some tensors alone, as of gradients."""
+        """Converts torch's arrays by name to Flax's by path; works for subsets, as of gradients."""
         moves = [move for move in self.moves if not values.keys().isdisjoint(move.sources)]
         return {k: v for move in moves for k, v in move.forward(values).items()}
 
     def back(self, values: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Torch's arrays by name, from Flax's by path; of some of them alone."""
+        """Converts Flax's arrays by path to torch's by name; works for subsets."""
         moves = [move for move in self.moves if not values.keys().isdisjoint(move.targets)]
         return {k: v for move in moves for k, v in move.back(values).items()}
 
@@ -54,7 +54,7 @@ class Plan:
 
 
 def _source_names(move: Move | Stack) -> str:
-    """Torch's names; of stacked layers the first's and the last's."""
+    """Returns torch's names; for stacked layers, those of the first and the last."""
     if isinstance(move, Stack) and len(move.layers) > 2:
         first, last = (", ".join(layer.sources) for layer in (move.layers[0], move.layers[-1]))
         return f"{first} ... {last}"
@@ -67,15 +67,15 @@ def make_plan(
     rules: Sequence[Rule] = (),
     parts: Sequence[str] | None = None,
 ) -> Plan:
-    """The mapping of described torch tensors onto a Flax module.
+    """Maps described torch tensors to a Flax module.
 
     Args:
-      parts: the paths of all submodules of torch's, those without tensors too, if they are known.
+      parts: paths of all torch submodules, including those without tensors, if known.
 
     Raises:
-      ParityError: with every problem at once: tensors without a place, Params that no tensor
-        fills or that are filled twice, shapes that differ, rules that match nothing, ties on one
-        side only. It also lists proposed rules.
+      ParityError: lists every problem: tensors without a target, Params that no tensor fills or
+        that are filled twice, different shapes, rules that match nothing, ties on one side only.
+        It also lists proposed rules.
     """
     draft = Draft(sources, module, rules, parts=parts)
     if draft.problems:

@@ -1,4 +1,4 @@
-"""Rules: each maps torch's names and layout to Flax's, and can be reversed."""
+"""Rules: each maps torch's names and layout to Flax's, and is reversible."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,24 +20,24 @@ _TOKEN = re.compile(r"[()]|~?(?:\.\.\.|[^\W\d_]\w*|\b1\b)")
 class Rule:
     """`"torch names -> flax names"` and, if the values change, an einops layout.
 
-    Names may hold `*` (anything without a dot, as many on each side) and one `{a,b,c}` on a side:
-    its arrays are stacked on, or split from, the layout's first axis. A name may also be the name
-    of a module: everything in it moves, each value by its type. Without a layout a value is carried
-    as its type asks where the types are a known pair, and as it is elsewhere, and braces on both
-    sides are that many rules: `"attn.{q,k} -> {query,key}"`. Where Flax has layers stacked, as
-    `nnx.vmap` makes them, a rule names one by its number all the same: `"h.*.fc -> layers.*.up"`.
+    Names may contain `*` (anything without a dot, equally many on each side) and one `{a,b,c}` per
+    side: its arrays are stacked on, or split from, the layout's first axis. A name may also be that
+    of a module: all its values are moved, each by its type. Without a layout, values of known pairs
+    of types are converted accordingly, others are copied unchanged, and braces on both sides expand
+    to one rule each: `"attn.{q,k} -> {query,key}"`. If Flax stacks layers, as created by
+    `nnx.vmap`, a rule still names each layer by its number: `"h.*.fc -> layers.*.up"`.
 
-    A layout is reversible: every axis once on each side. `...` stands for any number of axes, and
-    `~axis` on one side alone for an axis whose order is reversed.
+    A layout is reversible: every axis occurs once on each side. `...` matches any number of axes;
+    `~axis`, on one side only, reverses the order along an axis.
 
-    The arrays of braces may be unequal along one axis, whose sizes are then a tuple. Where all are
-    one array, that axis stands in a bracket right after the braces' axis: `(n o)`. What stands
-    before the two repeats them, what stands after is the unit in which the sizes count.
+    The arrays of braces may differ in size along one axis, whose sizes are then a tuple. In the
+    layout of the single array, that axis directly follows the braces' axis in parentheses: `(n o)`.
+    Axes before the two repeat them; axes after them are the unit of the sizes.
 
     Args:
       names: torch's names, an arrow, Flax's names.
       layout: an einops pattern such as `"o i -> i o"`; it must be reversible.
-      sizes: axes that do not follow from the layout, such as `h=12`, and the sizes of unequal
+      sizes: axis sizes that the shapes do not determine, such as `h=12`, and the sizes of unequal
         parts, such as `o=(24, 8, 8)`.
 
     Raises:
@@ -49,8 +49,8 @@ class Rule:
     Rule("h.*.c_attn.weight -> blocks.*.{q,k,v}.kernel", "d (n h k) -> n d h k", h=4)
 
     Grouped-query attention with a fused projection, 24 rows for the query and 8 each for key and
-    value; Falcon's, where each of k groups holds 3 query heads, a key and a value, of 4 rows each;
-    and DeepSeek's `kv_b_proj`, where each head holds 6 rows for the key and 5 for the value:
+    value; Falcon's, where each of k groups has 3 query heads, a key and a value, of 4 rows each;
+    and DeepSeek's `kv_b_proj`, where each head has 6 rows for the key and 5 for the value:
 
     >>> print(Rule("qkv.weight -> {q,k,v}.kernel", "(n o) i -> n i o", o=(24, 8, 8)))
     Rule("qkv.weight -> {q,k,v}.kernel", "(n o) i -> n i o", o=(24, 8, 8))
@@ -89,7 +89,7 @@ class Rule:
 
     @classmethod
     def skip(cls, names: str) -> "Rule":
-        """Leaves out the torch tensors of these names; the report lists them."""
+        """Returns a rule that skips the torch tensors of these names; the report lists them."""
         if "->" in names or not names.strip():
             raise ParityError(f"Rule.skip takes torch's name alone; got {names!r}.")
         return cls._of(names, "skip")
@@ -98,9 +98,9 @@ class Rule:
     def optional(
         cls, names: str, layout: str | None = None, **sizes: int | Sequence[int]
     ) -> "Rule":
-        """The same as `Rule(...)`, but for one of several ways in which files have a tensor.
+        """Returns a `Rule(...)` for one of several ways in which files store a tensor.
 
-        It may match nothing, and tensors whose shapes its layout does not fit are left to others.
+        It may match nothing, and ignores tensors whose shapes its layout does not fit.
 
         >>> print(Rule.optional("attention.query -> q_proj"))
         Rule.optional("attention.query -> q_proj")
@@ -109,7 +109,10 @@ class Rule:
 
     @classmethod
     def tied(cls, names: str) -> "Rule":
-        """`"second -> first"`: two names of one torch tensor, which Flax holds once."""
+        """Returns a rule for two names of one torch tensor, which Flax has once.
+
+        `names` reads `"second -> first"`.
+        """
         if names.count("->") != 1 or not all(side.strip() for side in names.split("->")):
             raise ParityError(f'Rule.tied reads "second -> first"; got {names!r}.')
         _check_stars(names)
@@ -117,7 +120,7 @@ class Rule:
 
     @classmethod
     def shifted(cls, names: str, by: float) -> "Rule":
-        """`"torch -> flax"`, `by` added to every value: -1 where a file holds `1 + gain`."""
+        """Returns a rule that adds `by` to every value: -1 if a file stores `1 + gain`."""
         rule = cls(names)
         if isinstance(by, bool) or not isinstance(by, int | float) or not np.isfinite(by):
             raise ParityError(f"Rule.shifted adds a finite number; got {by!r}.")
@@ -144,9 +147,9 @@ class Rule:
         return left.strip(), right.strip()
 
     def groups(self, names: list[str]) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-        """Which of `names` belong together, and the Flax names they go to.
+        """Returns groups of matching `names`, each with the Flax names it maps to.
 
-        A name counts if it is the left side or lies in a module of that name.
+        A name matches if it is the left side, or is inside a module of that name.
         """
         left, right = map(spread, (self.names,) * 2 if self.kind == "skip" else self.sides)
         together = self.layout is not None or self.kind == "skip"
@@ -161,13 +164,13 @@ class Rule:
         return list(groups.items())
 
     def made_optional(self) -> "Rule":
-        """The same, but it may match nothing."""
+        """Returns a copy that may match nothing."""
         rule = copy(self)
         object.__setattr__(rule, "may_miss", True)
         return rule
 
     def inside(self, source: str, target: str) -> "Rule":
-        """The same of a module that torch has at `source` and Flax at `target`.
+        """Returns the rule for a submodule, at `source` in torch and at `target` in Flax.
 
         >>> print(Rule.skip("norm").inside("h.*", "blocks.*"))
         Rule.skip("h.*.norm")
@@ -189,7 +192,7 @@ class Rule:
 
 
 def spread(names: str) -> list[str]:
-    """`"a.{b,c}"` as `["a.b", "a.c"]`."""
+    """Expands braces: `"a.{b,c}"` becomes `["a.b", "a.c"]`."""
     parts = [part.split(",") if i % 2 else [part] for i, part in enumerate(_BRACES.split(names))]
     return ["".join(piece.strip() for piece in pieces) for pieces in product(*parts)]
 
@@ -211,7 +214,7 @@ def _check_stars(names: str) -> None:
 
 
 def check_layout(layout: str | None, names: str, sizes: Mapping[str, Size]) -> None:
-    """Raises ParityError unless a layout can be read and undone, and knows its sizes."""
+    """Raises ParityError unless a layout is valid, reversible and has axes of these sizes."""
     if layout is None:
         if sizes:
             raise ParityError(f"Sizes belong to a layout, which {names!r} lacks; got {sizes}.")
@@ -247,7 +250,7 @@ def _is_size(value: object) -> bool:
 
 
 def _check_parts(layout: str, names: str, sizes: Mapping[str, Size]) -> None:
-    """Raises ParityError if an axis of unequal parts has no place for them, or another number."""
+    """Raises ParityError if sizes of unequal parts do not fit the layout or the braces."""
     ragged = {k: v for k, v in sizes.items() if isinstance(v, tuple)}
     if not ragged:
         return
@@ -278,5 +281,5 @@ def _check_parts(layout: str, names: str, sizes: Mapping[str, Size]) -> None:
 
 
 def _unreadable(side: str) -> bool:
-    flat = re.sub(r"\([^()]*\)", "", side)  # what is left holds no bracket, or they do not match
+    flat = re.sub(r"\([^()]*\)", "", side)  # any parenthesis left is unmatched
     return bool(_TOKEN.sub("", side).strip() or re.search(r"[()]", flat))

@@ -1,7 +1,7 @@
 """Safetensors files: a strict reader of the header, of one tensor at a time, and a writer.
 
-Source: the format's description at https://github.com/huggingface/safetensors. This reader refuses
-odd files that the reference implementation accepts.
+Source: the format's description at https://github.com/huggingface/safetensors. This reader rejects
+malformed files that the reference implementation accepts.
 """
 
 import json
@@ -24,19 +24,19 @@ _KEYS = {"dtype", "shape", "data_offsets"}
 
 
 def read_header(path: Path) -> dict[str, Entry]:
-    """Every tensor of a file by name, from its header alone.
+    """Returns the entries of a file by tensor name; reads only its header.
 
     Raises:
-      CheckpointError: for a header that is not exactly as the format has it.
+      CheckpointError: for a header that violates the format.
     """
     return read_described(path)[0]
 
 
 def read_described(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
-    """Every tensor of a file by name, and what is written about the file, from its header alone.
+    """Returns the entries of a file by tensor name, and its metadata; reads only its header.
 
     Raises:
-      CheckpointError: for a header that is not exactly as the format has it.
+      CheckpointError: for a header that violates the format.
     """
     with open_regular(path) as file:
         total = os.fstat(file.fileno()).st_size
@@ -44,7 +44,7 @@ def read_described(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
         length, most = int.from_bytes(first, "little"), min(MAX_HEADER_BYTES, total - 8)
         fits = 2 <= length <= most
         raw = file.read(length if fits else FIRST)
-    if not fits or not raw.startswith(b"{"):  # a length may be what another format begins with
+    if not fits or not raw.startswith(b"{"):  # another format's first bytes may look like a length
         error = foreign(path, first + raw) or _no_header(path, total, length, most)
         if error is not None:
             raise error
@@ -61,7 +61,7 @@ def read_described(path: Path) -> tuple[dict[str, Entry], dict[str, str]]:
 
 
 def _no_header(path: Path, total: int, length: int, most: int) -> CheckpointError | None:
-    """What to raise where the first bytes are no header's length."""
+    """Returns the error to raise if the first bytes are not a valid header length, else None."""
     if 2 <= length <= most:
         return None
     if most < 2:
@@ -72,7 +72,7 @@ def _no_header(path: Path, total: int, length: int, most: int) -> CheckpointErro
 
 
 def _unpadded(path: Path, raw: bytes) -> bytes:
-    """A header may be padded by spaces, and by nothing else."""
+    """Removes the padding of a header, which may be spaces only."""
     raw = raw.rstrip(b" ")
     if not raw.endswith(b"}"):
         raise CheckpointError(path, None, "The header must end in '}' and spaces.")
@@ -110,12 +110,12 @@ def _entry(path: Path, name: str, fields: Any, begin: int, total: int) -> Entry:
 
 
 def _are_counts(values: Any, most: int) -> bool:
-    """Whether it is a list of whole numbers from 0 to `most`; true and 1.0 are none."""
+    """Whether `values` is a list of integers from 0 to `most`, without booleans and floats."""
     return isinstance(values, list) and all(type(x) is int and 0 <= x <= most for x in values)
 
 
 def _check_contiguous(path: Path, entries: Mapping[str, Entry], begin: int, total: int) -> None:
-    """Raises CheckpointError unless the tensors lie one after another and fill the file."""
+    """Raises CheckpointError unless the tensors are contiguous and fill the file."""
     at = begin
     for name, entry in sorted(entries.items(), key=lambda x: (x[1].start, x[1].size)):
         if entry.start != at:
@@ -129,10 +129,10 @@ def _check_contiguous(path: Path, entries: Mapping[str, Entry], begin: int, tota
 def write_file(
     path: Path, values: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Writes tensors to one file, which replaces another of its name only when it is whole."""
+    """Writes tensors to one file atomically."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     end = 0
-    order = sorted(values, key=lambda name: -values[name].dtype.itemsize)  # keeps each aligned
+    order = sorted(values, key=lambda name: -values[name].dtype.itemsize)  # keeps data aligned
     for name in order:
         value = values[name]
         offsets = [end, end := end + value.nbytes]

@@ -1,4 +1,4 @@
-"""`save`: a layer's weights as safetensors under the names of its torch module."""
+"""`save`: saves a layer's weights as safetensors under the names of its torch module."""
 
 import json
 import os
@@ -40,21 +40,21 @@ def save(
     Shapes: a Linear's kernel `[in, out]` -> `[out, in]`, as in torch; others likewise.
 
     Args:
-      layer: not changed; this process must be able to read all of its arrays.
-      path: of the file; with `max_shard_bytes` of a folder, made if it is not there, which gets
+      layer: not modified; this process must be able to read all of its arrays.
+      path: path of the file; with `max_shard_bytes`, of a folder, created if missing, for
         `model-00001-of-0000N.safetensors`, ... and `model.safetensors.index.json`.
       prefix: the start of every name, such as "model.layers.3.self_attn".
-      rules: as `load` is given them, from torch's names to Flax's; those that skip or tie change
-        nothing here, and a file written here does not need them.
-      max_shard_bytes: the limit for the tensors of a shard, unless it holds only one.
-      manifest: whether a manifest with the SHA-256 of every tensor is written beside the file or
+      rules: the rules passed to `load`, from torch's names to Flax's; skips and ties have no effect
+        here, and are not needed to load the file.
+      max_shard_bytes: the limit for the tensors of a shard, unless it has only one.
+      manifest: whether to write a manifest with the SHA-256 of every tensor next to the file or
         index; `load` checks it.
 
     Raises:
-      ValueError: if `load` could not read it back with these rules, for a dtype that safetensors
-        does not have, for a rule that shifts, for a folder that holds other `.safetensors` files,
-        and a max_shard_bytes below 1.
-      TypeError: for a layer that is no `nnx.Module`.
+      ValueError: if `load` could not read the file with these rules, for a dtype that safetensors
+        does not support, a rule that shifts, a folder with other `.safetensors` files, and a
+        max_shard_bytes below 1.
+      TypeError: if the layer is not an `nnx.Module`.
 
     Source: https://github.com/huggingface/safetensors; the index is that of transformers.
 
@@ -84,11 +84,11 @@ def save(
     if manifest:
         write_manifest(where, values)
     else:
-        manifest_path(where).unlink(missing_ok=True)  # that of the file which was replaced
+        manifest_path(where).unlink(missing_ok=True)  # a replaced file's manifest is outdated
 
 
 def _torch_values(layer: nnx.Module, where: Path, rules: Sequence[Rule]) -> dict[str, np.ndarray]:
-    """Torch's arrays by name; that `load` would give back the same bits is checked."""
+    """Returns torch's arrays by name; checks that loading them gives bitwise equal values."""
     state, names = {}, set()
     for path, variable in flax_state(layer).items():
         if id(variable) not in names and isinstance(variable, nnx.Param | nnx.BatchStat):
@@ -117,7 +117,7 @@ def _torch_values(layer: nnx.Module, where: Path, rules: Sequence[Rule]) -> dict
 
 
 def _moves(layer: nnx.Module, state: dict[str, np.ndarray], rules: Sequence[Rule]) -> list[Move]:
-    """What goes to every Param: by the rules' layouts, then by their names, then by type."""
+    """Returns the move of every Param: by the rules' layouts, then their names, then its type."""
     moves, left = [], list(state)
     for rule in rules:
         if rule.layout is None:
@@ -127,7 +127,7 @@ def _moves(layer: nnx.Module, state: dict[str, np.ndarray], rules: Sequence[Rule
         back = Rule(f"{target} -> {source}", layout, **dict(rule.sizes))
         for paths, names in back.groups(left):
             if not {*paths} <= {*left}:
-                continue  # which `fit` then says in a sentence
+                continue  # `fit` reports it
             shapes = [state[path].shape for path in paths]
             sizes = sizes_of(layout, shapes, len(names), dict(rule.sizes))
             moves.append(Move(names, paths, rule.layout, sizes))
@@ -137,7 +137,7 @@ def _moves(layer: nnx.Module, state: dict[str, np.ndarray], rules: Sequence[Rule
 
 
 def _by_type(layer: nnx.Module, path: str, renames: Sequence[Rule]) -> Move:
-    """The tensor that a Param is of in torch, under the name that the rules give it."""
+    """Returns the move of a Param by its layer's type, under the torch name that rules give."""
     owner, _, leaf = path.rpartition(".")
     kind_roles = roles_of(get_path(layer, owner))[1]
     dot = f"{owner}." if owner else ""
@@ -153,7 +153,7 @@ def _by_type(layer: nnx.Module, path: str, renames: Sequence[Rule]) -> Move:
 
 
 def _renamed(name: str, renames: Sequence[Rule]) -> str:
-    """The torch name of which a rule says that it goes to this one."""
+    """Returns the torch name that a rule maps to this name; the name itself if there is none."""
     for rule in renames:
         source, target = rule.sides
         for _, (other,) in Rule(f"{target} -> {source}").groups([name]):
@@ -162,7 +162,7 @@ def _renamed(name: str, renames: Sequence[Rule]) -> str:
 
 
 def _write_shards(folder: Path, values: dict[str, np.ndarray], most: int) -> Path:
-    """Writes shards and, last of all, their index; returns its path."""
+    """Writes shards and finally their index; returns the path of the index."""
     if most < 1:
         raise ValueError(f"max_shard_bytes must be 1 or more; got {most}.")
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Checkpoints of one file or many: which tensor lies in which, checked against every header."""
+"""Checkpoints of one or several files; a shard index is checked against every header."""
 
 import os
 import re
@@ -19,10 +19,10 @@ _BLOB = re.compile(r"[0-9a-f]{40,64}")
 
 
 def find(path: Path) -> Path:
-    """The file or index that is meant: a folder must hold one of the two.
+    """Returns the path of the file or index; a folder must contain exactly one of them.
 
     Raises:
-      CheckpointError: for a folder with neither, or with both.
+      CheckpointError: for a folder with neither or both.
     """
     if not path.is_dir():
         return path
@@ -35,15 +35,15 @@ def find(path: Path) -> Path:
 
 
 def read_entries(path: Path) -> dict[str, Entry]:
-    """Every tensor of a file, or of all shards of an index, by name.
+    """Returns the entries of a file, or of all shards of an index, by tensor name.
 
     Args:
       path: a file that ends in `.gguf` or `.npz`, an index that ends in `.json`, or else a
         `.safetensors` file.
 
     Raises:
-      CheckpointError: for an index that is not exactly as published ones are, shards outside its
-        folder, and shards that do not hold exactly the tensors that the index says they hold.
+      CheckpointError: for an index of another structure than published ones, shards outside its
+        folder, and shards whose tensors differ from those listed in the index.
     """
     if path.suffix == ".gguf":
         return read_gguf(path).entries
@@ -66,7 +66,7 @@ def read_entries(path: Path) -> dict[str, Entry]:
 
 
 def _weight_map(path: Path) -> dict[str, str]:
-    """The shard of each name."""
+    """Returns the shard of each tensor name."""
     with open_regular(path) as file:
         refuse_foreign(path, file)
         raw = file.read(MAX_HEADER_BYTES + 1)
@@ -89,7 +89,10 @@ def _weight_map(path: Path) -> dict[str, str]:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """A file of a folder, whose real place is in the folder too, or in the hub cache's blobs."""
+    """Returns the path of a file in a folder, unless it links out of it.
+
+    Links into the blobs of Hugging Face's cache are allowed.
+    """
     real, home = Path(os.path.realpath(folder / name)), Path(os.path.realpath(folder))
     blobs = home.parent.parent / "blobs"
     cached = home.parent.name == "snapshots" and real.parent == blobs

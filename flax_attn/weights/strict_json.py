@@ -1,4 +1,4 @@
-"""JSON from untrusted files: each key once, finite numbers, shallow, strict UTF-8."""
+"""Strict JSON for untrusted files: unique keys, finite numbers, limited nesting, valid UTF-8."""
 
 import json
 from pathlib import Path
@@ -11,10 +11,10 @@ MAX_NAME_LENGTH = 512
 
 
 def parse(path: Path, raw: bytes) -> dict[str, Any]:
-    """The object that bytes spell.
+    """Parses bytes as a JSON object.
 
     Raises:
-      CheckpointError: unless they are one JSON object from the first byte on, each key there once.
+      CheckpointError: unless they are one JSON object from the first byte on, with unique keys.
     """
     if not raw.startswith(b"{"):
         raise CheckpointError(path, None, f"JSON must begin with '{{'; it begins {raw[:1]!r}.")
@@ -30,7 +30,7 @@ def parse(path: Path, raw: bytes) -> dict[str, Any]:
 
 
 def check_name(path: Path, name: str) -> None:
-    """Raises CheckpointError unless a tensor may have this name."""
+    """Raises CheckpointError for an invalid tensor name."""
     if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
         raise CheckpointError(
             path, name, f"A tensor's name has 1 to {MAX_NAME_LENGTH} printable characters."

@@ -1,4 +1,4 @@
-"""Suggestions: proposed rules where names and types do not determine the mapping.
+"""Proposes rules where names and types do not determine the mapping.
 
 A proposal is never applied: the shape of a square matrix does not show whether it is transposed.
 """
@@ -20,11 +20,11 @@ from .mapping import Draft
 from .parametrized import not_removed
 from .rule import Rule
 
-MAX_PROPOSALS = 12  # proposals; more would not be read
-CERTAIN = 2.0  # more than any likeness of names
-MAX_NAMES = 60  # names looked at one by one
-# Layouts that are tried, the likeliest first: torch's weights have outputs first; plain Parameters
-# and transformers' Conv1D have inputs first.
+MAX_PROPOSALS = 12  # more would not be read
+CERTAIN = 2.0  # greater than any name similarity
+MAX_NAMES = 60  # limit on names that are tried one by one
+# Layouts to try, the likeliest first: torch's weights have outputs first; plain Parameters and
+# transformers' Conv1D have inputs first.
 ONE_TO_ONE = {
     "out first": ("o i -> i o", "o i ... -> ... i o", "(h k) i -> i h k", "o (h k) -> h k o"),
     "in first": ("i (h k) -> i h k", "(h k) o -> h k o", "i o -> o i"),
@@ -40,7 +40,7 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def propose(draft: Draft) -> list[Rule]:
-    """Proposed rules for the tensors that a draft of a mapping has not placed."""
+    """Returns proposed rules for the tensors that a draft has not placed."""
     rules: list[Rule] = []
     while len(rules) < MAX_PROPOSALS:
         for rule in _candidates(draft):
@@ -54,7 +54,7 @@ def propose(draft: Draft) -> list[Rule]:
 
 
 def _other_order(draft: Draft, rule: Rule) -> list[Rule]:
-    """The rule of the same names for parts that lie head by head, where that fits too."""
+    """Returns the same rule for parts stored head by head, if that fits too."""
     if rule.layout is None or "{" not in rule.names:
         return []
     sources, targets = rule.groups(draft.unplaced)[0]
@@ -84,7 +84,7 @@ def _candidates(draft: Draft) -> Iterator[Rule]:
 
 
 def _ties(draft: Draft) -> Iterator[Rule]:
-    """A second name of a tensor that Flax holds once."""
+    """Yields `Rule.tied` for further names of tensors that Flax has once."""
     for name in draft.unplaced:
         first = draft.sources[name].same_as
         if first and first not in draft.unplaced:
@@ -92,7 +92,7 @@ def _ties(draft: Draft) -> Iterator[Rule]:
 
 
 def _cells(draft: Draft) -> Iterator[Rule]:
-    """The layers of a GRU, LSTM or RNN onto cells, in order."""
+    """Yields rules from the layers of a GRU, LSTM or RNN to cells, in order."""
     names = [name for name in draft.unplaced if draft.sources[name].kind in RECURRENT]
     cells = list(dict.fromkeys(_owner(_owner(path)) for path in draft.unfilled))
     for name in names:
@@ -104,7 +104,7 @@ def _cells(draft: Draft) -> Iterator[Rule]:
 
 
 def _recurrent(draft: Draft, stars: bool) -> Iterator[Rule]:
-    """The weights of a GRU, LSTM or RNN onto somebody's own Params, gates in torch's order."""
+    """Yields rules from recurrent weights to a user's own Params, gates in torch's order."""
     for mine in _names((name for name in draft.unplaced if _gates_of(draft, name)), stars):
         of = _placed_of(draft, mine.first)
         made = [path for path in defined(draft.module, nnx.Variable) if path in draft.state]
@@ -130,14 +130,14 @@ def _recurrent(draft: Draft, stars: bool) -> Iterator[Rule]:
 
 
 def _gates_of(draft: Draft, name: str) -> str:
-    """RNN, GRU or LSTM where a tensor is a weight or bias of one's gates, else ""."""
+    """Returns "RNN", "GRU" or "LSTM" for a weight or bias of its gates, else ""."""
     source = draft.sources.get(name)
     kind = source.kind.removesuffix("Cell") if source else ""
     return kind if kind in ORDER and role_of(name) else ""
 
 
 def _placed_of(draft: Draft, name: str) -> dict[str, list[str]]:
-    """Where the other tensors of the same network lie already, by "ih" and "hh"."""
+    """Returns the targets of the network's tensors placed so far, by "ih" and "hh"."""
     owner, placed = _owner(name), {"ih": [], "hh": []}
     for move in draft.moves:
         for source in move.sources:
@@ -150,7 +150,7 @@ def _placed_of(draft: Draft, name: str) -> dict[str, list[str]]:
 def _onto_gates(
     draft: Draft, name: str, paths: list[str]
 ) -> tuple[str | None, dict[str, Size]] | None:
-    """The layout of one of torch's weights onto its gates, or onto one Param; None if none fits."""
+    """Returns the layout from a torch weight to its gates or one Param; None if none fits."""
     rank = len(draft.sources[name].shape)
     if any(len(_shape(draft, path)) != rank for path in paths):
         return None
@@ -163,7 +163,7 @@ def _onto_gates(
 def _rank(
     name: str, each: Gates, paths: list[str], of: dict[str, list[str]], has_side: bool
 ) -> tuple[float, ...] | None:
-    """How near names are to a weight, nearest first; None where they belong to the other side."""
+    """Returns a sort key, the best match first; None for names of the other of "ih" and "hh"."""
     role, mine = role_of(name) or ("", "")
     other = "hh" if mine == "ih" else "ih"
     own_score, other_score = shared(paths, of[mine]), shared(paths, of[other])
@@ -177,7 +177,7 @@ def _rank(
 
 
 def unknown_gates(draft: Draft, rules: Iterable[Rule]) -> list[str]:
-    """A sentence for each kind of proposed rules whose names do not tell their gates."""
+    """Returns a sentence for each kind of proposed rules whose names do not indicate gates."""
     unnamed: dict[str, list[str]] = {}
     for rule in rules:
         sources, targets = next(iter(rule.groups(draft.unplaced)), ([""], []))
@@ -196,7 +196,7 @@ def unknown_gates(draft: Draft, rules: Iterable[Rule]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Name:
-    """Names that differ in their numbers alone: `h.*.fc`, the first, and the numbers of each."""
+    """Names that differ only in numbers: the pattern `h.*.fc`, the first name, all numbers."""
 
     text: str
     first: str
@@ -232,7 +232,7 @@ def _likeliest(candidates: Iterable[tuple[float, Rule]]) -> Iterator[Rule]:
 
 
 def _modules(draft: Draft, stars: bool) -> Iterator[Rule]:
-    """Modules whose values all find their place in one Flax module of the type they become."""
+    """Yields rules from modules to Flax modules of a matching type that take all their values."""
     likeness = _fitting(draft, stars)
     pairs = _in_order(draft, likeness, stars)
     return _likeliest(
@@ -243,9 +243,9 @@ def _modules(draft: Draft, stars: bool) -> Iterator[Rule]:
 
 
 def _fitting(draft: Draft, stars: bool) -> dict[tuple[str, str], float]:
-    """Torch's modules and Flax's that could be each other, and how alike their names are."""
+    """Returns pairs of torch and Flax modules that fit, with their name similarity."""
     owners = [_owner(path) for path in draft.unfilled]
-    layers = _names([*owners, *map(_owner, owners)], stars)  # cells and attention hold layers
+    layers = _names([*owners, *map(_owner, owners)], stars)  # cells and attention contain layers
     roles, torch_roles = _roles(draft.sources), _roles(draft.state)
     likeness = {}
     for mine in _names((_owner(name) for name in draft.unplaced), stars):
@@ -259,7 +259,7 @@ def _fitting(draft: Draft, stars: bool) -> dict[tuple[str, str], float]:
 
 
 def _in_order(draft: Draft, likeness: Likeness, stars: bool) -> dict[str, str]:
-    """Pairs of layers that names do not tell apart, by their order on both sides."""
+    """Pairs layers that names do not distinguish, by their order on both sides."""
     if not likeness:
         return {}
     sides = [*map(_owner, draft.sources)], defined(draft.module)
@@ -268,7 +268,7 @@ def _in_order(draft: Draft, likeness: Likeness, stars: bool) -> dict[str, str]:
 
 
 def by_order(draft: Draft, rules: Iterable[Rule]) -> list[str]:
-    """Flax's names in proposed rules that follow the order of the layers, since no name tells."""
+    """Returns Flax's names in proposed rules that rely only on the order of the layers."""
     pairs = {}
     for stars in (False, True):
         pairs |= _in_order(draft, _fitting(draft, stars), stars)
@@ -276,13 +276,13 @@ def by_order(draft: Draft, rules: Iterable[Rule]) -> list[str]:
 
 
 def _roles(names: Iterable[str]) -> Roles:
-    """The roles of names, and of all that holds them."""
+    """Returns the roles of names and of all their prefixes."""
     pieces = (name.split(".") for name in names)
     return Roles([*dict.fromkeys(".".join(p[:i]) for p in pieces for i in range(len(p) + 1))])
 
 
 def _fits(draft: Draft, name: str, owner: str) -> bool:
-    """Whether a tensor has a known place, in its shape, in the Flax module at `owner`."""
+    """Whether a tensor has a known target of its shape in the Flax module at `owner`."""
     source = draft.sources[name]
     known = place(source.kind, name.rpartition(".")[2], get_path(draft.module, owner))
     paths = [f"{owner}.{target}" for target in known.targets] if known else []
@@ -295,7 +295,7 @@ def _fits(draft: Draft, name: str, owner: str) -> bool:
 
 
 def _values(draft: Draft, stars: bool) -> Iterator[Rule]:
-    """One tensor onto one Param, one onto several, several onto one."""
+    """Yields rules from one tensor to one or several Params, or from several to one."""
     left = [name for name in draft.unplaced if not _gates_of(draft, name)]
     flax_names, torch_names = _names(left, stars), _names(draft.unfilled, stars)
     roles, others = _roles(draft.sources), _roles(draft.state)
@@ -322,7 +322,7 @@ def _values(draft: Draft, stars: bool) -> Iterator[Rule]:
 
 
 def _is_whole(name: _Name) -> bool:
-    """Whether a tensor is a weight, and no part from which torch computes one."""
+    """Whether a tensor is not a part from which torch computes a weight."""
     return not_removed(name.first) is None
 
 
@@ -331,13 +331,13 @@ def _same_leaf(one: _Name, two: _Name) -> bool:
 
 
 def _other_norm(draft: Draft, mine: _Name, it: _Name) -> bool:
-    """Whether a norm would go to another norm of nnx's, which is another function."""
+    """Whether a norm would map to a different norm of nnx."""
     kind, layer = draft.sources[mine.first].kind, get_path(draft.module, _owner(it.first))
     return kind in NORMS and type(layer).__name__ in NORMS and type(layer).__name__ != kind
 
 
 def _groups(names: list[_Name], roles: Roles, fused: _Name) -> Iterator[list[_Name]]:
-    """Names that differ in one piece, which `fused` may hold: query, key and value, or all."""
+    """Yields groups of names that differ in one component, which `fused` may consist of."""
     whole = roles.whole(fused.first)
     if roles.is_part(fused.first):
         return
@@ -363,7 +363,7 @@ def _groups(names: list[_Name], roles: Roles, fused: _Name) -> Iterator[list[_Na
 
 
 def _joined(names: list[_Name]) -> str:
-    """`a.{b,c}.d` of `a.b.d` and `a.c.d`."""
+    """Joins `a.b.d` and `a.c.d` to `a.{b,c}.d`."""
     pieces = zip(*(name.text.split(".") for name in names), strict=True)
     return ".".join(
         piece[0] if len({*piece}) == 1 else "{" + ",".join(piece) + "}" for piece in pieces
@@ -373,7 +373,7 @@ def _joined(names: list[_Name]) -> str:
 def _layout(
     draft: Draft, sources: list[_Name], targets: list[_Name]
 ) -> tuple[str | None, dict[str, Size]] | None:
-    """The likeliest layout that fits, with the sizes it must be told; None if none does."""
+    """Returns the likeliest layout that fits, and the sizes to specify; None if none fits."""
     if len(sources) != len(targets):
         names = [name.first for name in sources], [name.first for name in targets]
         for by_heads in (False, True):
@@ -395,7 +395,7 @@ def _layout(
 
 
 def _around_ones(shape: tuple[int, ...], want: tuple[int, ...]) -> list[str]:
-    """The layout of shapes that differ in their axes of size 1 alone: `1 a 1 -> a`; or none."""
+    """Returns the layout `1 a 1 -> a` of shapes that differ only in axes of size 1, if they do."""
     sides = []
     for of in (shape, want):
         letters = iter(ascii_lowercase)
@@ -407,7 +407,7 @@ def _around_ones(shape: tuple[int, ...], want: tuple[int, ...]) -> list[str]:
 def _fused(
     draft: Draft, sources: Sequence[str], targets: Sequence[str], by_heads: bool
 ) -> Iterator[tuple[str, dict[str, Size]]]:
-    """Layouts of one tensor onto several Params, or of several onto one, that fit."""
+    """Yields layouts that fit from one tensor to several Params, or from several to one."""
     paths = [flax_path(draft.module, path) for path in targets]
     heads = [*heads_of(draft.module, paths[0]), *draft.sources[sources[0]].heads]
     shapes = [draft.sources[name].shape for name in sources]
@@ -426,7 +426,7 @@ def _shape(draft: Draft, path: str) -> tuple[int, ...]:
 
 
 def _stacked(shapes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """The shape of all of them stacked; None if they differ."""
+    """Returns the shape of the stacked arrays; None if their shapes differ."""
     if len({*shapes}) > 1:
         return None
     return shapes[0] if len(shapes) == 1 else (len(shapes), *shapes[0])
@@ -435,7 +435,7 @@ def _stacked(shapes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
 def _sizes_both_ways(
     layout: str, shape: tuple[int, ...], want: tuple[int, ...], fixed: dict[str, int]
 ) -> dict[str, int] | None:
-    """Every axis' size where a layout brings one shape into the other; None where it does not."""
+    """Returns all axis sizes if a layout converts one shape to the other, else None."""
     try:
         sizes = dict(fixed)
         for side, of in ((layout, shape), (backwards(layout), want)):

@@ -1,4 +1,4 @@
-"""`read_torch`: the tensors of a file that `torch.save` wrote, which is a pickle."""
+"""`read_torch`: reads the tensors of a file written by `torch.save`, which is a pickle."""
 
 import os
 import re
@@ -18,18 +18,18 @@ _BY_NAME = {dtype.name: dtype for dtype in DTYPES.values()}
 
 
 def read_torch(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """The arrays of a `.pt` or `.bin` file by name, all of them, for `load(layer, arrays)`.
+    """Reads all arrays of a `.pt` or `.bin` file by name, for `load(layer, arrays)`.
 
     **This is not safe for untrusted files.** Such a file is a pickle, which is a program.
     `torch.load(weights_only=True)` restricts it, but was bypassed before. Read only files that you
-    trust, or ask for safetensors.
+    trust, or use safetensors.
 
     Args:
-      path: of the file: a state_dict, tensors by name and nothing else.
+      path: path of the file, which must contain a state_dict and nothing else.
 
     Raises:
-      CheckpointError: if torch is missing or older than 2.10, if it does not read the file, and
-        if an entry is not a dense tensor with a name.
+      CheckpointError: if torch is missing or older than 2.10, if it cannot read the file, or if
+        an entry is not a dense tensor with a name.
 
     Source: https://docs.pytorch.org/docs/stable/notes/serialization.html
 
@@ -45,7 +45,7 @@ def read_torch(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         refuse_foreign(path, file, "torch")
         try:
             tensors = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:  # of many types: a pickle may be anything
+        except Exception as error:  # a pickle may raise any type
             why = f"torch.load refuses it: {quoted(str(error).partition('. ')[0])}."
             raise CheckpointError(path, None, why) from error
     if not isinstance(tensors, dict) or not all(isinstance(name, str) for name in tensors):

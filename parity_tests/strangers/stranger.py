@@ -61,7 +61,7 @@ def padded(lengths: list[int], longest: int) -> np.ndarray:
 
 
 def causal(length: int) -> np.ndarray:
-    """True where a query may look, `T T`."""
+    """True where a query may attend, `T T`."""
     return np.tril(np.ones((length, length), bool))
 
 

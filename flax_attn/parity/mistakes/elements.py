@@ -180,7 +180,7 @@ def _condition(op: Operation, named: Named) -> Mistakes:
     for place, where in ((1, "where it holds"), (2, "where it does not")):
         yield f"a condition left out: everywhere what torch has {where}", _operand(place)
     yield (
-        "a condition turned round, its two sides exchanged",
+        "a condition inverted, its two sides exchanged",
         lambda f, a, k: torch.where(a[0], a[2], a[1]),
     )
 

@@ -2,7 +2,7 @@
 
 A CPU multiplies at full precision whatever is requested, so lost precision does not show in its
 results; the jaxpr shows it. The bodies of `jit`, `scan`, `cond`, `remat`, custom derivatives and so
-on are searched too; a custom backward pass only if the jaxpr is that of a gradient.
+on are searched too; a custom backward pass only in the jaxpr of a gradient.
 """
 
 import os

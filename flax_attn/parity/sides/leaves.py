@@ -45,7 +45,7 @@ def parts(value: Any) -> Parts | None:
 
 
 def _read(value: Any, name: str) -> Any:
-    """Returns a field; None if it is missing or reading it fails, as in per-layer configs."""
+    """Returns a field; None if it is missing or reading it raises an error."""
     try:
         return getattr(value, name, None)
     except Exception:

@@ -109,7 +109,7 @@ class Live:
         return self._run(dtype, narrowed(self.values, dtype), keeps, "float64")
 
     def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> Iterator[Run]:
-        # Indices and comparisons must be those of an unmoved run, which is recorded first.
+        # Indices and comparisons must be those of a run without noise, which is recorded first.
         values, quiet = narrowed(self.values, dtype), RoundingMove(None)
         self._run(dtype, values, keeps, moved=quiet)
         for seed in range(NOISY):

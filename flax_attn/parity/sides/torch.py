@@ -36,8 +36,8 @@ def run_torch(
     """Runs a copy of `module` in `dtype` with these weights on the CPU.
 
     Float64 runs lift float32, and with `all_narrow` bfloat16 and float16 too. `moved` adds rounding
-    noise to every operation's result, `changes` replaces some results. Dropout repeats the masks
-    `keeps`; None draws masks from numpy's frozen generator with the request's seed.
+    noise to results, `changes` replaces some. Dropout repeats the masks `keeps`; None draws masks
+    from numpy's frozen generator with the request's seed.
 
     Raises:
       ParityError: if torch draws other dropout masks than `keeps`, in number or shape, or if the
@@ -54,14 +54,11 @@ def run_torch(
             for name, x in inputs.items()
             if is_inexact(x) and not request.is_constant(name)
         }
-        # The module gets clones: changes in place are detected, and fail on leaves with gradients.
-        copies = {name: x.clone() for name, x in inputs.items()}
+        copies = {name: x.clone() for name, x in inputs.items()}  # to detect in-place changes
         args, kwargs = request.fill(copies)
         recorder = _Recorder(module, keeps, request, dtype, weights)
-        with (
-            recorder.record_points(all_narrow, moved, changes),
-            torch.set_grad_enabled(request.grads),
-        ):
+        recording = recorder.record_points(all_narrow, moved, changes)
+        with recording, torch.set_grad_enabled(request.grads):
             out = call(module, *args, **kwargs)
             recorder.finish()
             _check_unchanged(inputs, copies)
@@ -246,8 +243,8 @@ class _Recorder:
         self, all_narrow: bool, moved: RoundingMove | None, changes: Changes | None
     ) -> Iterator[None]:
         with ExitStack() as stack:
-            # The mode entered last handles an operation first: `_on_op` sees results that are
-            # already lifted, moved and changed.
+            # The mode entered last handles an operation first: `_on_op` sees results to which
+            # lifting, noise and changes are already applied.
             if changes is not None:
                 stack.enter_context(changes.mode(self.module, lambda: (self.path or [""])[-1]))
                 stack.enter_context(changes.functions(lambda: (self.path or [""])[-1]))
@@ -260,7 +257,7 @@ class _Recorder:
                     stack.callback(handle.remove)
             stack.enter_context(dispatch_mode(self._on_op))
             stack.enter_context(record_sdpa(self.points))
-            # Autograd holds the hooks, and the hooks hold the points: without this all tensors leak.
+            # Autograd's hooks keep `points` alive, which would leak every recorded tensor.
             stack.callback(self.points.clear)
             yield
 
@@ -388,7 +385,7 @@ class _Recorder:
 
     def _on_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs and records an operation; a Bernoulli draw returns the dropout mask instead."""
-        # Every dropout, also of a user's own class, draws by one of these two operations.
+        # `F.dropout` on the CPU draws by `bernoulli_`, most hand-written dropouts by either.
         name = func.overloadpacket.__name__
         if name in ("bernoulli_", "bernoulli"):
             # `torch.bernoulli(p)` takes a tensor of probabilities in place of a rate.

@@ -1,12 +1,12 @@
-"""A torch run kept in float64 where its code asks for float32.
+"""Keeps a torch run in float64 where its code requests float32.
 
 Many torch classes hard-code float32: `x.float()`, `softmax(..., dtype=torch.float32)`, `arange(...,
-dtype=torch.float32)`. A module of them, moved to float64, still computes in float32 inside, and no
-port can agree with it beyond 5e-8. Lifted, it is the float64 function that it stands for.
+dtype=torch.float32)`. Such a module, moved to float64, still computes in float32 inside, and no
+port can agree with it to better than 5e-8. Lifted, it computes the same function in float64.
 
-A cast to bfloat16 or float16 is another matter: an author who asks for float32 wants more digits
-than the model has, one who asks for 16 bits wants fewer, in every dtype the model runs in. Such
-rounding is part of the function, so it stays, and a note names its line.
+Casts to bfloat16 or float16 are different: float32 is requested for more precision than the model
+has, 16 bits for less, in every dtype the model runs in. Such rounding is part of the function, so
+it is kept, and a note names its line.
 """
 
 import os
@@ -19,32 +19,31 @@ from typing import Any
 
 from .torch_dispatch import dispatch_mode
 
-# These take a dtype to look at bits or to answer a question, not to compute in it.
+# These take a dtype to reinterpret bits or to answer a query, not to compute in it.
 PASSED_THROUGH = ("view", "promote_types", "can_cast", "set_default_dtype")
-# These read Python numbers, which would be rounded before the dispatcher sees them.
+# These read Python numbers, which are rounded before the dispatcher is called.
 READERS = ("tensor", "as_tensor", "asarray", "scalar_tensor", "new_tensor")
 
-# What is said of a line that rounds to 16 bits.
+# Note on a line that rounds to 16 bits.
 ROUNDED = "torch's own rounding, part of the function: the port must round here too"
 
 
 @contextmanager
 def lifted(all_narrow: bool = False) -> Iterator[list[str]]:
-    """Every float32 that torch code asks for meanwhile is float64, every complex64 complex128.
+    """Replaces every float32 that torch code requests by float64, and complex64 by complex128.
 
-    Casts, factories and reductions with a dtype, integers made floats; the default dtype is float64
-    meanwhile. What asks for bfloat16 or float16 is rounded as it asks. Weights and inputs are not
-    touched: move the module and its inputs to float64 first. Other dispatch modes may be active
-    around it or inside it.
+    Affects casts, factories and reductions with a dtype, and integers converted to floats; the
+    default dtype becomes float64. Requests for bfloat16 or float16 round as usual. Weights and
+    inputs are not converted: move the module and its inputs to float64 first. Other dispatch modes
+    may be active outside or inside.
 
     Args:
-      all_narrow: whether bfloat16 and float16 are lifted as well. So the truth of a narrow dtype is
-        made, since torch's error against it holds its roundings, at whichever elements they fall.
+      all_narrow: whether to lift bfloat16 and float16 too. The truth of a narrow dtype is computed
+        in this way, so that torch's error against it includes all of torch's rounding.
 
     Yields:
-      One sentence for each source line that was lifted, growing as the code runs; for each line
-      that rounds to 16 bits; and for each line that stayed float32 since what it computes with was
-      float32 before.
+      A list that grows by one sentence for each source line that was lifted, that rounds to 16
+      bits, or that stayed float32 because its inputs were float32 before.
 
     Example (needs torch):
 
@@ -66,7 +65,7 @@ def lifted(all_narrow: bool = False) -> Iterator[list[str]]:
 
 
 class _Notes:
-    """The sentences, one for each source line; and the torch function that is being called."""
+    """Collects one sentence per source line, and tracks the torch functions being called."""
 
     def __init__(self) -> None:
         self.sentences: list[str] = []
@@ -75,6 +74,7 @@ class _Notes:
 
     def add(self, name: str, dtype: Any, what: str) -> None:
         place = _place()
+        # The outermost function is the one that the user's line calls.
         name = self.calls[0] if self.calls else name.strip("_").replace("to_copy", "cast")
         if (place, what) not in self.reported:
             self.reported.add((place, what))
@@ -82,7 +82,7 @@ class _Notes:
 
 
 def _modes(notes: _Notes, wide: dict[Any, Any]) -> tuple[Any, Any]:
-    """One mode that knows torch functions by the names they are called by, one that lifts."""
+    """Returns a function mode, which tracks names and lifts `READERS`, and a dispatch mode."""
     from torch.overrides import TorchFunctionMode
 
     def to_float64(name: str, args: Any, kwargs: Any) -> tuple[Any, dict]:
@@ -121,7 +121,8 @@ def _modes(notes: _Notes, wide: dict[Any, Any]) -> tuple[Any, Any]:
 
 
 def _computes_nothing(func: Any, name: str, args: tuple[Any, ...], out: Any) -> bool:
-    """Views and copies; but a cast in inference mode, which calls itself a view, does round."""
+    """Whether an operation is a view or copy; a cast in inference mode counts as computing."""
+    # In inference mode a cast is marked as a view, although it rounds: its dtype shows it.
     if not func.is_view:
         return name in ("detach", "clone", "lift_fresh", "empty_like")
     first = out[0] if isinstance(out, tuple | list) else out
@@ -129,9 +130,9 @@ def _computes_nothing(func: Any, name: str, args: tuple[Any, ...], out: Any) -> 
 
 
 def _note_narrow(notes: _Notes, name: str, out: Any, wide: dict) -> None:
-    """A sentence where a result is narrow all the same.
+    """Adds a note for a result that is narrow in spite of lifting.
 
-    Of 16 bits only the forward pass is told: behind it autograd casts without being asked.
+    Of 16-bit results only those of the forward pass count: autograd inserts casts of its own.
     """
     import torch
 
@@ -144,7 +145,7 @@ def _note_narrow(notes: _Notes, name: str, out: Any, wide: dict) -> None:
 
 
 def _called_by_autograd() -> bool:
-    """Whether the engine of gradients runs, and no line of a person's inside it."""
+    """Whether autograd's engine called the operation, without a user line in between."""
     frame = sys._getframe(1)
     while frame is not None and _is_plumbing(frame.f_code):
         if frame.f_code.co_name == "_engine_run_backward":
@@ -160,7 +161,7 @@ def _is_dtype(x: Any) -> bool:
 
 
 def _wide(all_narrow: bool) -> dict[Any, Any]:
-    """What each dtype that is lifted becomes."""
+    """Maps each lifted dtype to its replacement."""
     import torch
 
     dtypes = {torch.float32: torch.float64, torch.complex64: torch.complex128}
@@ -171,7 +172,7 @@ def _wide(all_narrow: bool) -> dict[Any, Any]:
 
 
 def _place() -> str:
-    """ "file.py:line" of the innermost Python line that is not torch's or this package's own."""
+    """Returns "file.py:line" of the innermost line outside torch and this package."""
 
     frame = sys._getframe(1)
     while frame is not None and _is_plumbing(frame.f_code):
@@ -185,6 +186,7 @@ def _is_plumbing(code: CodeType) -> bool:
     if code.co_name in ("__torch_dispatch__", "__torch_function__"):
         return True
     paths = sysconfig.get_paths()
+    # Torch may be inside the standard library's folder, in site-packages: it is a root of its own.
     roots = (os.path.dirname(os.path.dirname(__file__)), torch.__path__[0], paths["stdlib"])
     inside = next((root for root in roots if code.co_filename.startswith(root + os.sep)), None)
     return inside is not None and "site-packages" not in code.co_filename.removeprefix(inside)

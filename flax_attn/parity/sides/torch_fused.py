@@ -1,8 +1,8 @@
-"""The points inside `F.scaled_dot_product_attention`, computed from what a call of it is given.
+"""Points inside `F.scaled_dot_product_attention`, recomputed from its arguments.
 
-Torch's fused kernels show no scores and no weights, and its plain path puts the root of the scale
-on queries and keys. What comes out stays torch's own; beside it the formula is computed step by
-step, and behind it, from the gradient that arrives at the output, the gradients of its steps.
+Torch's fused kernels expose neither scores nor weights, and its math path multiplies queries and
+keys by the root of the scale. The call returns torch's own output; the formula is evaluated step by
+step next to it, and its gradients are computed from the gradient that arrives at the output.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,10 +16,10 @@ FLAT = ("query", "key", "value", "context")
 
 @contextmanager
 def record_sdpa(points: Points) -> Iterator[None]:
-    """Meanwhile every call of `F.scaled_dot_product_attention` is noted in `points`.
+    """Records every call of `F.scaled_dot_product_attention` in `points` inside the block.
 
-    Torch's own code calls it by its name in `torch.nn.functional`, inside functions where a mode
-    does not see it; other code may hold the function itself, which a mode alone sees.
+    Torch's own code looks it up in `torch.nn.functional`, inside functions that a function mode
+    does not intercept; other code may hold a reference to it, which only a mode intercepts.
     """
     import torch
     from torch.overrides import TorchFunctionMode
@@ -46,7 +46,7 @@ def record_sdpa(points: Points) -> Iterator[None]:
 
 
 class SdpaSteps(NamedTuple):
-    """Every point of one call, `*B N T ...`, and what was done to the product of query and key."""
+    """All points of one call, `*B N T ...`, and the steps from query-key product to scores."""
 
     query: Any
     key: Any
@@ -58,7 +58,7 @@ class SdpaSteps(NamedTuple):
 
 
 class _SdpaArguments(NamedTuple):
-    """The arguments of a call beside queries, keys and values."""
+    """Arguments of a call other than query, key and value."""
 
     attn_mask: Any = None
     dropout_p: float = 0.0
@@ -72,6 +72,8 @@ def _record_call(
 ) -> Any:
     import torch
 
+    # Torch's kernel may run products and softmax of its own, which must not be recorded as points;
+    # only the dropout mask that it draws is needed.
     points.drawn = None
     with _detached(points):
         out = original(query, key, value, *args, **kwargs)
@@ -81,6 +83,7 @@ def _record_call(
             operands = _broadcast(*(x.detach() for x in (query, key, value)))
             made = _steps(operands, sdpa, keep)._replace(context=out.detach())
     names = _note(points, made)
+    # The gradient arrives during the module's backward pass, after this call has returned.
     if out.requires_grad:
         out.register_hook(
             lambda behind: _point_gradients(points, names, operands, sdpa, keep, behind)
@@ -98,7 +101,7 @@ def _detached(points: Points) -> Iterator[None]:
 
 
 def _broadcast(query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
-    """Queries, keys and values with a head of keys for each head of queries."""
+    """Repeats key and value heads to one per query head, and broadcasts the batch axes."""
     import torch
 
     if query.ndim > 2 and key.shape[-3] != query.shape[-3] and key.shape[-3] > 1:
@@ -110,7 +113,7 @@ def _broadcast(query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
 
 
 def _steps(operands: tuple[Any, Any, Any], sdpa: _SdpaArguments, keep: Any) -> SdpaSteps:
-    """The formula, step by step; a row that sees nothing has weights of zero."""
+    """Evaluates attention step by step; fully masked rows have weights of zero."""
     import torch
 
     query, key, value = operands
@@ -127,6 +130,7 @@ def _steps(operands: tuple[Any, Any, Any], sdpa: _SdpaArguments, keep: Any) -> S
     elif mask is not None:
         scores = scores + mask.detach()
         done.append(("add", 0, (None, mask.detach()), shape))
+    # Filled before the softmax as well: a NaN there would turn the gradients into NaN.
     nothing = (scores == -torch.inf).all(dim=-1, keepdim=True)
     weights = torch.softmax(scores.masked_fill(nothing, 0.0), -1).masked_fill(nothing, 0.0)
     dropped = weights if keep is None else weights * keep.reshape(shape) / (1 - sdpa.dropout_p)
@@ -134,11 +138,12 @@ def _steps(operands: tuple[Any, Any, Any], sdpa: _SdpaArguments, keep: Any) -> S
 
 
 def _flat(x: Any) -> Any:
+    # `(B N) T H`, as in the batched products of attention that is written out.
     return x.reshape(-1, *x.shape[-2:])
 
 
 def _note(points: Points, made: SdpaSteps) -> dict[str, str]:
-    """Notes every point; returns their names."""
+    """Records all points; returns their names."""
     flat = {name: _flat(getattr(made, name)) for name in FLAT}
     product = {name: flat[name] for name in ("query", "key")}
     names = {name: points.note(name, x, {}) for name, x in product.items()}
@@ -159,9 +164,10 @@ def _point_gradients(
     keep: Any,
     behind: Any,
 ) -> None:
-    """The gradients of every point, by autograd through the formula."""
+    """Records the gradients of all points, by autograd through the formula."""
     import torch
 
+    # New leaves keep this graph apart from the module's; hooks run with gradients disabled.
     with _detached(points), torch.enable_grad():
         leaves = tuple(x.detach().requires_grad_() for x in operands)
         made = _steps(leaves, sdpa, keep)

@@ -1,11 +1,10 @@
-"""Torch's own rounding noise: Monte Carlo arithmetic in a run of the original.
+"""Estimates torch's rounding error by Monte Carlo arithmetic in runs of the torch module.
 
-Every operation's floating result is moved at random by at most one unit in the last place, forward
-and backward, so that the spread of a few runs tells how far this input can be known at all. The
-result of a sum of many terms is moved by a unit of what was added, unsigned, since each addition
-rounds. What is decided on the way (an index, a comparison, a number rounded to a whole one) is that
-of a run in which nothing moves, or a number just below three would be the index two, and the
-original another function.
+Every operation's floating result is changed at random by at most one unit in the last place,
+forward and backward, so that the spread of a few runs shows how accurate any result can be for this
+input. Sums are changed by a unit of the sum of absolute terms, since each addition rounds. Discrete
+results (indices, comparisons, numbers rounded to integers) are those of an unchanged run: otherwise
+a number just below three could become index two, and the module a different function.
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from .torch_dispatch import dispatch_mode
 
 RUNS = 3
 
-# Operations that move numbers about and round nothing.
+# Operations that copy, select or fill values without rounding.
 EXACT = {
     *("clone", "copy_", "detach", "contiguous", "_to_copy", "lift_fresh", "alias", "empty_like"),
     *("empty", "zeros", "zeros_like", "ones", "ones_like", "full", "full_like", "fill_", "zero_"),
@@ -34,6 +33,7 @@ EXACT = {
     ),
     *("_reshape_copy", "new_empty_strided", "empty_strided", "_conj_physical", "view_as_real_copy"),
 }
+# Matrix products, and the index of their first operand.
 PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "mv": 0, "dot": 0}
 SUMS = {"sum", "mean"}
 
@@ -43,11 +43,11 @@ STEPS = {"floor", "ceil", "round", "trunc", "frac", "sign", "sgn", "heaviside", 
 
 @dataclass(frozen=True)
 class RoundingMove:
-    """How a run is moved.
+    """Rounding noise of a run.
 
     Attributes:
-      seed: of the numbers by which; None for the quiet run that decides for the others.
-      decided: what was decided in the quiet run, in order.
+      seed: seed of the noise; None for the unchanged run, which records discrete results.
+      decided: discrete results of the unchanged run, in order.
     """
 
     seed: int | None
@@ -55,7 +55,7 @@ class RoundingMove:
 
 
 def noise(settings: RoundingMove, dtype: str) -> Any:
-    """A dispatch mode under which every operation's result is moved by up to a unit of `dtype`."""
+    """Returns a dispatch mode that changes every result by up to one unit of `dtype`."""
     import torch
 
     drawn = torch.Generator().manual_seed(settings.seed or 0)
@@ -101,7 +101,7 @@ def _rounds(x: Any) -> bool:
 
 
 def _terms(name: str, args: Any, kwargs: Any, func: Any) -> Any:
-    """Of a sum or a product the sum of the sizes of its terms; None for other operations."""
+    """Returns the sum of absolute terms of a sum or product; None for other operations."""
     first = PRODUCTS.get(name)
     if first is not None:
         return func(*map(_size, args), **kwargs)
@@ -111,7 +111,7 @@ def _terms(name: str, args: Any, kwargs: Any, func: Any) -> Any:
 
 
 def _memory(args: Any) -> set[int]:
-    """Where the arguments lie: a result that lies there too is one of them as it was."""
+    """Storage addresses of the arguments: a result at one of them is an unchanged argument."""
     import torch
 
     flat = (x for arg in args for x in (arg if isinstance(arg, tuple | list) else (arg,)))

@@ -1,13 +1,13 @@
-"""The named points inside attention, seen from below torch, without edits.
+"""Finds the named points inside attention in torch's operations, without changing the module.
 
-Around every softmax; and around whatever else stands between a product of two activations and the
-product of its result with a third: a sigmoid, an entmax, a softmax written by hand.
+They surround every softmax, and any other normaliser between a product of two activations and the
+product of its result with a third: a sigmoid, an entmax, a softmax written out.
 """
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-# Operations that keep a value's place: what goes in and what comes out are one array to us.
+# Elementwise operations, whose result is treated as the same array as their operand.
 ELEMENTWISE = {
     *("mul", "div", "add", "sub", "rsub", "neg", "masked_fill", "where", "tanh", "clone"),
     *("_to_copy", "copy_", "mul_", "div_", "add_", "sub_", "masked_fill_", "tanh_", "neg_"),
@@ -17,10 +17,10 @@ SOFTMAX = ("_softmax", "_safe_softmax")
 
 
 class Product(NamedTuple):
-    """A matrix product: its two operands, and what was done to its elements since.
+    """A matrix product: its operands, and the elementwise steps applied to it since.
 
-    `free` tells whether both operands are activations; `value` is what it is now, and `before` what
-    it was before its last step.
+    `free` is whether both operands are activations; `value` is the current value, and `before` the
+    value before the last step.
     """
 
     left: Any
@@ -32,9 +32,9 @@ class Product(NamedTuple):
 
 
 class Normalised(NamedTuple):
-    """What came of a product by more than steps on each element: the scores that it was then.
+    """Result of non-elementwise operations on a product; `scores` is the value before them.
 
-    `weights` is what it was before dropout, if there was any.
+    `weights` is the value before dropout, if any.
     """
 
     product: Product
@@ -43,7 +43,7 @@ class Normalised(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """What a softmax gave: the paths of its scores and weights."""
+    """Result of a softmax: names of its scores and weights, shape, and fully masked rows."""
 
     scores: str
     weights: str
@@ -52,10 +52,10 @@ class Weights(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """An operand of one of attention's two products, by which its gradients are recognised.
+    """An operand of one of attention's two products, used to recognise gradients.
 
-    Behind a product `left @ right` autograd multiplies what arrives with `right`, transposed, which
-    is the gradient of `left`, and `left`, transposed, with what arrives, the gradient of `right`.
+    For `left @ right` with gradient `g`, autograd computes `g @ right.mT`, the gradient of `left`,
+    and `left.mT @ g`, the gradient of `right`.
     """
 
     left: bool
@@ -65,13 +65,13 @@ class Operand(NamedTuple):
 
 
 class Points:
-    """Follows products to the softmax and weights to their product, by the memory they live in.
+    """Tracks products to the softmax, and weights to their product, by storage address.
 
     Args:
-      note: called with a point's name, its value, what it follows from and by which steps; returns
-        the name under which it was noted.
+      note: called with a point's name, its value, the points it is computed from, and the steps;
+        returns the name under which it was recorded.
       note_gradient: called with that name and a gradient.
-      fixed: parameters and buffers, which are no activations, nor is what comes of them alone.
+      fixed: parameters and buffers; these, and values computed only from them, are not activations.
     """
 
     def __init__(
@@ -81,36 +81,38 @@ class Points:
         fixed: Iterable[Any] = (),
     ):
         self.note, self.note_gradient = note, note_gradient
+        # Keyed by address: torch passes a new Python tensor for each view of the same storage.
         self.known: dict[int, Any] = {}
         self.fixed = {_address(x) for x in fixed}
         self.noise: set[int] = set()
         self.drawn: Any = None
-        self.references: list[Any] = []  # so that no memory is given out a second time
+        self.references: list[Any] = []  # keeps tensors alive, so that no address is reused
         self.operands: dict[int, Operand] = {}
         self.backward = False
         self.muted = False
 
     def clear(self) -> None:
-        """Lets every tensor go: autograd's hooks hold this, and what holds them is never freed."""
+        """Releases every tensor: autograd's hooks reference this object in an unfreed cycle."""
         for references in (self.known, self.operands, self.references):
             references.clear()
         self.drawn = None
 
     def before_op(self, name: str, args: tuple[Any, ...]) -> None:
-        """One operation that is yet to come: what it overwrites is kept."""
+        """Handles an operation before it runs: a value it overwrites is cloned."""
         inside = name.endswith("_") and name not in ELEMENTWISE and not self.muted
         made = self._of(args[0]) if inside and args and hasattr(args[0], "numel") else None
         if isinstance(made, Product):
             self._remember(args[0], made._replace(value=made.value.clone()))
 
     def after_dropout(self, keep: Any) -> None:
-        """A mask of dropout, while it is still zeros and ones."""
+        """Records a dropout mask, while it is still zeros and ones."""
+        # Cloned, since `F.dropout` then scales the mask in place.
         self.noise.add(_address(keep))
         self.references.append(keep)
         self.drawn = keep.clone()
 
     def after_op(self, name: str, args: tuple[Any, ...], out: Any) -> None:
-        """One operation below autograd."""
+        """Handles an operation below autograd after it ran."""
         if self.muted:
             return
         if name in SOFTMAX:
@@ -128,7 +130,7 @@ class Points:
             self._other(name, args, out)
 
     def _other(self, name: str, args: tuple[Any, ...], out: Any) -> None:
-        """What is neither product nor softmax: a step on every element, or a normaliser's part."""
+        """Handles any other operation: an elementwise step, or part of a normaliser."""
         inputs, made = list(_tensors(args)), list(_tensors((out,)))
         if inputs and all(_address(x) in self.fixed for x in inputs):
             self.fixed.update(map(_address, made))
@@ -140,6 +142,7 @@ class Points:
         if name in ELEMENTWISE and len(made) == 1 and self._step(name, args, made[0], known):
             return
         _, record = next((k for k in known if not isinstance(k[1], Weights)), (None, None))
+        # A result in its input's memory is a view, unless the operation works in place.
         views = {_address(x) for x in inputs} if not name.endswith("_") else set()
         if isinstance(record, Product):
             record = Normalised(record, record.value)
@@ -148,13 +151,14 @@ class Points:
                 self._remember(x, record)
 
     def _step(self, name: str, args: tuple[Any, ...], out: Any, known: list[Any]) -> bool:
-        """Whether a step keeps the value's place; then its result is remembered."""
+        """Whether an operation is an elementwise step on a tracked value; records its result."""
         import torch
 
         for place, x in enumerate(args):
             record = self._of(x) if torch.is_tensor(x) and x.numel() == out.numel() else None
             if record is None:
                 continue
+            # A value combined with another that stems from the same product is a normaliser.
             others = [y for y in known if y[0] is not x and _origin(y[1]) is _origin(record)]
             if isinstance(record, Product):
                 if others:
@@ -179,8 +183,9 @@ class Points:
             self.references.append(tensor)
 
     def _softmax(self, scores: Any, weights: Any, axis: int) -> None:
-        """Torch's softmax of a row that is all -inf is NaN by definition, not by the module: noted
-        as zeros; what the module makes of that row shows in its output."""
+        """Records scores and weights; weights of rows that are all -inf are recorded as zeros."""
+        # Torch's softmax of such a row is NaN by definition; how the module handles it shows in its
+        # output.
         made = self._of(scores)
         follows, steps = self._operands(made, scores) if isinstance(made, Product) else ({}, ())
         if isinstance(made, Normalised) and _with_sink(made, scores):
@@ -198,7 +203,7 @@ class Points:
             self.note_gradient(made.scores, out.masked_fill(made.nothing, 0.0))
 
     def _operands(self, made: Product, scores: Any) -> tuple[dict[str, Any], tuple[Any, ...]]:
-        """Query and key of scores, noted, and what was done to their product."""
+        """Records query and key of scores; returns them and the steps applied to their product."""
         if not _fits(made, scores):
             return {}, ()
         follows = {"query": made.left, "key": made.right.mT}
@@ -208,6 +213,7 @@ class Points:
 
     def _product(self, left: Any, right: Any, out: Any) -> None:
         made = self._of(left)
+        # A tanh just before the second product is the normaliser, not a soft cap of the scores.
         if isinstance(made, Product) and made.steps and made.steps[-1][0].startswith("tanh"):
             made = Normalised(made._replace(steps=made.steps[:-1]), made.before)
         if isinstance(made, Weights) and left.shape[-2:] == made.shape[-2:]:
@@ -221,14 +227,14 @@ class Points:
             self._remember(out, Product(left, right, free=free, value=out))
 
     def _is_weighted_sum(self, made: Normalised, left: Any, right: Any) -> bool:
-        """Whether this is the second product of an attention."""
+        """Whether this is the second product of an attention with a custom normaliser."""
         same_size = (
             left.shape[-2:] == made.scores.shape[-2:] and left.numel() == made.scores.numel()
         )
         return made.product.free and same_size and _address(right) not in self.fixed
 
     def _custom_normaliser_points(self, made: Normalised, left: Any, right: Any, out: Any) -> None:
-        """The points of an attention whose normaliser is no softmax of torch's."""
+        """Records the points of an attention whose normaliser is not torch's softmax."""
         follows, steps = self._operands(made.product, made.scores)
         self.note("scores", made.scores, follows, steps)
         weights = left if made.weights is None else made.weights
@@ -240,17 +246,19 @@ class Points:
     def _watch_operands(
         self, left: Any, right: Any, one: str, two: str, result: str | None
     ) -> None:
-        """Both operands of a product, so that backward products tell their gradients."""
+        """Remembers both operands of a product to recognise their gradients later."""
         keys = _address(left), _address(right)
+        # Operands in one storage, as of `x @ x.mT`, could not be told apart.
         if keys[0] != keys[1] and left.numel() and right.numel():
             self.operands[keys[0]] = Operand(True, two, result, tuple(left.shape))
             self.operands[keys[1]] = Operand(False, one, result, tuple(right.shape))
             self.references += [left, right]
 
     def _backward_product(self, one: Any, two: Any, out: Any) -> None:
-        """A product of the backward pass: with an operand of attention it is a gradient."""
+        """Records gradients from a backward product with an operand of attention."""
         first, second = self.operands.get(_address(one)), self.operands.get(_address(two))
         if first and first.left and tuple(one.shape) == _transpose(first.shape):
+            # The key was recorded as `right.mT`; only the product of scores has no result here.
             key = first.result is None
             self.note_gradient(first.other, out.mT if key else out)
         if second and not second.left and tuple(two.shape) == _transpose(second.shape):
@@ -260,7 +268,7 @@ class Points:
                 self.note_gradient(second.result, one)
 
     def _fused(self, args: tuple[Any, ...], out: Any) -> None:
-        """Torch's fused attention, which shows no softmax: what goes in and what comes out."""
+        """Records arguments and output of torch's fused attention, which runs no softmax."""
         flat = [x.reshape(-1, *x.shape[-2:]) for x in (*args[:3], out[0])]
         follows = dict(zip(("query", "key", "value"), flat, strict=False))
         for point, value in follows.items():
@@ -274,13 +282,13 @@ def _fits(made: Product, scores: Any) -> bool:
 
 
 def _with_sink(made: Normalised, scores: Any) -> bool:
-    """Whether a column more was put beside the scores of a product."""
+    """Whether a column was appended to the scores of a product."""
     before, after = tuple(made.scores.shape), tuple(scores.shape)
     return after == (*before[:-1], before[-1] + 1)
 
 
 def _origin(record: Any) -> Any:
-    """The first operand of the product that something came of."""
+    """Returns the left operand of the product that a record stems from."""
     product = record.product if isinstance(record, Normalised) else record
     return product.left if isinstance(product, Product) else product
 
@@ -290,7 +298,7 @@ def _address(tensor: Any) -> int:
 
 
 def _tensors(values: Iterable[Any]) -> Iterator[Any]:
-    """The tensors in what an operation was given or gave."""
+    """Yields the tensors in an operation's arguments or results, also inside sequences."""
     import torch
 
     for value in values:

@@ -78,7 +78,7 @@ def narrowed(logits, b, n, q, k):
 
 
 GRID = "(2, 6, 5, 9)"
-POLARITY = ["True means 'may look'", "score=Additive(array)", "torch.nn.MultiheadAttention"]
+POLARITY = ["True means 'may attend'", "score=Additive(array)", "torch.nn.MultiheadAttention"]
 WRONG_RULES = {
     "float mask": (lambda: {"mask": jnp.ones((T, S))}, TypeError, [*POLARITY, "got float32"]),
     "integer mask": (lambda: {"mask": np.ones((T, S), int)}, TypeError, [*POLARITY, "got int64"]),

@@ -116,7 +116,7 @@ REFUSED = [
     ({"query": np.ones((T, H))}, ValueError, "query must have the axes (batch, length, heads, wi"),
     ({"key": np.ones((1, B, S, K, H))}, ValueError, "key must have the axes"),
     ({"value": np.ones((S, H))}, ValueError, "value must have the axes"),
-    ({"mask": np.ones((T, S))}, TypeError, "mask must be boolean, True where a query may look"),
+    ({"mask": np.ones((T, S))}, TypeError, "mask must be boolean, True where a query may attend"),
     ({"mask": np.ones((S, T), bool)}, ValueError, "mask must broadcast"),
     ({"bias": np.ones((T, S), bool)}, TypeError, "bias must hold real numbers; got bool"),
     ({"bias": np.ones((T, S), complex)}, TypeError, "bias must hold real numbers; got complex"),

@@ -208,11 +208,11 @@ def test_the_plain_formula_is_left_small_requests_and_listeners():
     rules = Rules()
     for queries, keys in ((128, 127), (1, 100), (127, 128)):
         told = blockwise.passed_over(*shapes(queries, keys), rules)
-        assert told == f"a simpler way is as fast for {queries} x {keys} weights"
+        assert told == f"the plain formula is as fast for {queries} x {keys} weights"
     assert blockwise.passed_over(*shapes(128, 128), rules) is None
     assert blockwise.passed_over(*shapes(1, 2000, 64), rules) is None
     with taps.listen():
-        assert blockwise.passed_over(*shapes(128, 128), rules) == "somebody listens to the weights"
+        assert blockwise.passed_over(*shapes(128, 128), rules) == "listen() needs the weights"
 
 
 def test_one_jitted_program_for_one_plan():

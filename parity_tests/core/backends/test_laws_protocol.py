@@ -51,12 +51,12 @@ def shapes(queries: int, keys: int, width: int = 4, dtype: str = "float32") -> l
 def test_small_requests_and_listeners_are_left_to_the_plain_formula():
     for queries, keys in ((256, 256), (1, 1000), (16, 4096)):
         told = passed_over(*shapes(queries, keys), Rules())
-        assert told == f"a simpler way is as fast for {queries} x {keys} weights"
+        assert told == f"the plain formula is as fast for {queries} x {keys} weights"
     for queries, keys in ((256, 257), (257, 256)):
         assert passed_over(*shapes(queries, keys), Rules()) is None
     assert passed_over(*shapes(1, 2000, 128), Rules()) is None
     with taps.listen():
-        assert passed_over(*shapes(256, 257), Rules()) == "somebody listens to the weights"
+        assert passed_over(*shapes(256, 257), Rules()) == "listen() needs the weights"
 
 
 def test_a_cache_is_long_from_a_mebibyte_a_query_on():

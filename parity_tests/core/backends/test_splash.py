@@ -98,17 +98,17 @@ def test_what_nobody_sees_reaches_nothing():
 REFUSED = {
     "float16": (jnp.float16, {}, "needs float32 or bfloat16; q is float16"),
     "dropout": (jnp.float32, dict(dropout=Dropout(0.5, jax.random.key(0))), "has no dropout"),
-    "bias": (jnp.float32, dict(score=Additive(np.zeros((9, 9)))), "Additive is asked for"),
-    "chain": (jnp.float32, dict(score=Softcap(2.0) >> Softcap(3.0)), "Chain is asked for"),
-    "function": (jnp.float32, dict(score=ScoreFn(lambda x, *at: x)), "ScoreFn is asked for"),
+    "bias": (jnp.float32, dict(score=Additive(np.zeros((9, 9)))), "got Additive"),
+    "chain": (jnp.float32, dict(score=Softcap(2.0) >> Softcap(3.0)), "got Chain"),
+    "function": (jnp.float32, dict(score=ScoreFn(lambda x, *at: x)), "got ScoreFn"),
     "cap": (jnp.float32, dict(score=Softcap(jnp.asarray(2.0))), "Softcap as a number"),
-    "dense": (jnp.float32, dict(mask=Dense(np.ones((9, 9), bool))), "Dense is asked for"),
+    "dense": (jnp.float32, dict(mask=Dense(np.ones((9, 9), bool))), "got Dense"),
     "mask function": (
         jnp.float32,
         dict(mask=CAUSAL & MaskFn(lambda b, n, q, k: q == k)),
         "MaskFn is",
     ),
-    "or of segments": (jnp.float32, dict(mask=CAUSAL | Segments(np.arange(9))), "Or is asked for"),
+    "or of segments": (jnp.float32, dict(mask=CAUSAL | Segments(np.arange(9))), "got Or"),
     "two segments": (
         jnp.float32,
         dict(mask=Segments(np.arange(9)) & Segments(np.arange(9) // 2)),

@@ -113,7 +113,7 @@ def by_room(pairs: Sequence[tuple[Bug, Outcome]], enough: int) -> str:
 
     >>> bug = Bug("window-off-by-one", "masks", "", "", "", "")
     >>> print(by_room([(bug, Outcome(bug.id, "", ("a", "b"), 3, 1.0))], 2), end="")
-    | room | tried | seen | by 2 tests | not seen |
+    | area | tried | seen | by 2 tests | not seen |
     | --- | --- | --- | --- | --- |
     | masks | 1 | 1 | 1 |  |
     """
@@ -124,7 +124,7 @@ def by_room(pairs: Sequence[tuple[Bug, Outcome]], enough: int) -> str:
         unseen = ", ".join(id for id, count in seen.items() if not count)
         rows.append([room, str(len(seen)), str(sum(map(bool, seen.values()))), *many, unseen])
     by_many = [f"by {enough} tests"] * (enough > 1)
-    return table(["room", "tried", "seen", *by_many, "not seen"], rows)
+    return table(["area", "tried", "seen", *by_many, "not seen"], rows)
 
 
 def report(pairs: Sequence[tuple[Bug, Outcome]], console: Console) -> int:

@@ -401,7 +401,7 @@ def test_a_users_mask_is_read_by_kernels_as_ours_is():
 def test_what_a_kernel_would_leave_out_is_refused():
     """Splash takes the window of a static mask, and lengths and ids of the others."""
     text = splash._of_mask(Moving(2, 1, 0) & CAUSAL, SIZES)
-    assert text == "takes static masks, Segments, Documents and Lengths; Moving is asked for"
+    assert text == "takes static masks, Segments, Documents and Lengths; got Moving"
     for band in (Band(lo=0), Band(hi=0)):
         assert splash._is_lengths(Banded(band)) is False
     for band in (Band(), Band(kv=3), Band(rows=KV), Band(None, None, KV, QL)):

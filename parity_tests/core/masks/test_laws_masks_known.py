@@ -143,19 +143,19 @@ def answering(method: str, answer: Any, static: bool = True) -> Mask:
 
 REFUSED = [
     ("key_range", (0.0, 7.0), r"two whole numbers, the first key and the end of the last"),
-    ("key_range", (0, 3, 7), r"two whole numbers.*; it answered \(0, 3, 7\)"),
-    ("key_range", None, "two whole numbers.*; it answered None"),
+    ("key_range", (0, 3, 7), r"two whole numbers.*; it returned \(0, 3, 7\)"),
+    ("key_range", None, "two whole numbers.*; it returned None"),
     ("key_range", (True, 7), "two whole numbers"),
     ("seen_range", (0, np.arange(3)), "two whole numbers"),
     ("seen_range", ("0", 7), "two whole numbers"),
-    ("as_band", (None, 0), "a flax_attn.Band or None; it answered"),
-    ("as_band", Band(lo=-1.5), "whole numbers that are known.*it answered -1.5"),
-    ("as_band", Band(kv=2.0), "kv and rows as integers; it answered 2.0"),
+    ("as_band", (None, 0), "a flax_attn.Band or None; it returned"),
+    ("as_band", Band(lo=-1.5), "whole numbers that are known.*it returned -1.5"),
+    ("as_band", Band(kv=2.0), "kv and rows as integers; it returned 2.0"),
     ("as_runs", (0.5, None), "the first keys and the ends, as arrays of integers"),
     ("as_runs", 3, "the first keys and the ends"),
     ("as_segments", (0.5, 1), "the ids of queries and those of keys"),
     ("as_segments", np.arange(3), "the ids of queries and those of keys"),
-    ("reach", 2.5, "whole numbers that are known"),
+    ("reach", 2.5, "whole numbers that are static"),
 ]
 ASK = {
     "key_range": lambda mask: visible_range(mask, 0, Rows(0, 2), SIZES),
@@ -173,7 +173,7 @@ def test_an_answer_of_another_form_is_refused_by_class_and_method():
             mask = answering(method, answer, static)
             whole = (mask,) if method == "as_segments" else (mask, mask & CAUSAL, CAUSAL & mask)
             for each in whole:
-                with pytest.raises(TypeError, match=rf"^Odd\.{method} must answer {words}"):
+                with pytest.raises(TypeError, match=rf"^Odd\.{method} must return {words}"):
                     ASK[method](each)
 
 
@@ -195,7 +195,9 @@ def test_what_is_known_only_in_the_program_is_named():
     words = r"^Late\.key_range takes a number for known .* jnp\.maximum for np\.maximum"
     with pytest.raises(TypeError, match=words):
         jax.jit(lambda start: visible_range(late & CAUSAL, 0, Rows(start, 2, 5), SIZES))(1)
-    with pytest.raises(TypeError, match=r"^Late\.as_band must answer whole numbers that are known"):
+    with pytest.raises(
+        TypeError, match=r"^Late\.as_band must return whole numbers that are static"
+    ):
         jax.jit(lambda n: as_known_band(Late(n)) is None)(3)
     x = jnp.ones((1500, 1, 4))
     with pytest.raises(TypeError, match=r"^Late\.key_range"):

@@ -173,10 +173,10 @@ def test_a_step_of_ones_own_is_equal(step):
 SECOND = "step 2 of 2x3+1, token 3"
 TWOS = [(T,), (2, 2, 2, 1)]
 FAULTS = [
-    (LengthShort(), {"window": 99}, SECOND, "the query turned by another position"),
+    (LengthShort(), {"window": 99}, SECOND, "the query rotated by another position"),
     (LengthOfSteps(), {"window": 99}, SECOND, "does not see token 2, the last of the step before"),
     (RotaryAtSlot(W, ring=W), {}, "step 1 of 7, token 3", "positions counted otherwise"),
-    (RotaryAtStep(W, ring=W), {}, SECOND, "the query turned by another position"),
+    (RotaryAtStep(W, ring=W), {}, SECOND, "the query rotated by another position"),
     (QueriesFromOne(W, ring=W), {}, "step 1 of 7, token 1", "positions counted otherwise"),
     (
         AcrossTheSeam(W, ring=W),
@@ -293,7 +293,7 @@ def test_under_jit(padded, ring):
     options = {"dtypes": ("float64",), "eager": False, "grads": False, "decode": decode}
     assert compare(Theirs(W), Mine(W, ring=ring), X, kwargs=kwargs, **options).ok
     found = compare(Theirs(W), RotaryAtStep(W, ring=ring), X, kwargs=kwargs, **options)
-    assert "step 2 of 4+3, token 4" in found.first.tap and "query turned" in found.first.hint
+    assert "step 2 of 4+3, token 4" in found.first.tap and "query rotated" in found.first.hint
 
 
 class InItself(Mine):

@@ -178,7 +178,7 @@ ONE = jnp.ones((2, 5, 1, 8))
         (lambda: Sections(()), r"sizes of Sections must be whole numbers; got \(\)"),
         (lambda: Sections((2, -1)), r"whole numbers; got \(2, -1\)"),
         (lambda: Sections((2, 5, 2), interleaved=True), r"sizes \(2, 5, 2\) an axis would miss"),
-        (lambda: Rotary(axes=Sections((2, 1)))(ONE), r"sum to the 4 pairs that turn; got \(2, 1\)"),
+        (lambda: Rotary(axes=Sections((2, 1)))(ONE), r"sum to the 4 rotary pairs; got \(2, 1\)"),
         (lambda: Axial(0), "count of Axial must be a whole number of at least 1; got 0"),
         (lambda: Rotary(axes=Axial(3))(ONE, jnp.ones((3, 5), int)), "each of 3 axes; got 4 pairs"),
         (lambda: Rotary(axes=Axial())(ONE), r"shape \(2, \*batch, length\).*; got none"),

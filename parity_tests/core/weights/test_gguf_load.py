@@ -221,7 +221,7 @@ REFUSED = {
     "an epsilon that is Inf": ({NORM: ("add_float64", np.inf)}, "must be a number"),
     "a key that is not known": ({"expert_count": ("add_uint32", 8)}, "'llama.expert_count'"),
     "values of another size": ({"attention.value_length": ("add_uint32", 8)}, "must be equal"),
-    "half of a head is turned": ({"rope.dimension_count": ("add_uint32", 16)}, "must be equal"),
+    "half of a head is rotated": ({"rope.dimension_count": ("add_uint32", 16)}, "must be equal"),
     "an unknown scaling": (
         {"rope.scaling.type": ("add_string", "longrope")},
         "rope.scaling.type is 'longrope'; none, linear, yarn are read",

@@ -162,7 +162,7 @@ def orders(heads: int):
             yield f"tiled, not repeated {group} times: head n of K shares with n % K", tiled
             few = np.repeat(plain[: heads // group], group)
             yield f"repeated {group} times, not tiled: head n shares with n // {group}", few
-            yield f"in groups of {group}, turned", plain.reshape(-1, group).T.ravel()
+            yield f"in groups of {group}, transposed", plain.reshape(-1, group).T.ravel()
 
 
 def weights(evidence: Evidence) -> Guesses:

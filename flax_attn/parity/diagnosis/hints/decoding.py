@@ -265,7 +265,7 @@ def wrong_weights(failure: DecodeFailure) -> str:
     if any(row in x.strangers for x in keys):
         return f"{text}: keys of no token are in the cache too, as of a truncate that keeps them"
     other = ", or the cache of another layer read" if len(keys) > 1 else ""
-    return f"{text}: the query turned by another position, or a mask or bias asked at one{other}"
+    return f"{text}: the query rotated by another position, or a mask or bias asked at one{other}"
 
 
 def _at_once(failure: DecodeFailure) -> str:

@@ -140,7 +140,8 @@ def _widths(rotation: Rotated) -> Values:
         half = width // 2
         whole = " (the whole head)" if width == head else ""
         what = (
-            f"another width: {width} numbers of each head turned{whole}, torch turns {torch_width}"
+            f"another width: {width} numbers of each head rotated{whole}, "
+            f"torch rotates {torch_width}"
         )
         speeds = {"": powers(bases[0], half)}
         speeds |= {f", by base {b:g}": powers(b, half) for b in bases[1:]}
@@ -156,7 +157,7 @@ def _other_positions(rotation: Rotated) -> Values:
     x, turning = rotation
     other = "neighbours" if turning.pairing == "halves" else "halves"
     yield (
-        f"rotary pairs of {other}, where torch turns {turning.pairing}",
+        f"rotary pairs of {other}, where torch rotates {turning.pairing}",
         replace(turning, pairing=other)(x),
     )
     for what, table in wrong_tables(turning):
@@ -169,10 +170,10 @@ def _half_rotated(x: np.ndarray, turning: Rotation) -> Values:
     """Partial rotations, and the tables of one pairing with the pairs of the other."""
     angles, half = turning.angles, turning.width // 2
     few = np.where(np.arange(half) < half // 2, angles, 0.0)
-    yield "half of the pairs not turned", turning.by(few)(x)
+    yield "half of the pairs not rotated", turning.by(few)(x)
     width = 2 * (half // 2)
     first = replace(turning, table=turning.table[:, : half // 2], width=width)
-    yield "half of the width turned", first(x) if width else x
+    yield "half of the width rotated", first(x) if width else x
     part, rest = x[..., : turning.width], x[..., turning.width :]
     (a, b), (c, d) = pairs(part, "halves"), pairs(part, "neighbours")
     by_halves, by_neighbours = joined(-b, a, "halves"), joined(-d, c, "neighbours")
@@ -251,7 +252,7 @@ def _rotated_values(evidence: Evidence, x: np.ndarray) -> Guesses:
         turning = measured(base, key.reshape(base.shape))
         if turning is not None and turning.table.shape[0] == x.shape[-2]:
             made = turning(x).reshape(evidence.plain.shape)
-            yield f"rotary positions, values turned as {name} is", made
+            yield f"rotary positions, values rotated as {name} is", made
 
 
 def _splits(evidence: Evidence, name: str, turning: Rotation | None) -> Guesses:

@@ -151,8 +151,8 @@ def single(values: np.ndarray) -> bool:
 def wrong_tables(rotation: Rotation) -> Iterator[tuple[str, np.ndarray]]:
     """Tables of angles that typical mistakes produce."""
     angles = rotation.angles
-    yield "not turned", np.zeros_like(angles)
-    yield "turned the other way", -angles
+    yield "not rotated", np.zeros_like(angles)
+    yield "rotated the other way", -angles
     step = np.angle(np.exp(1j * (angles[1:2] - angles[:1]))) if len(angles) > 1 else angles * 0
     rows = np.arange(len(angles))[:, None]
     yield "one too high", angles + step
@@ -161,8 +161,8 @@ def wrong_tables(rotation: Rotation) -> Iterator[tuple[str, np.ndarray]]:
     yield "counted from one", (rows + 1) * step
     yield "in reversed order", angles[::-1]
     yield "all of them the first", np.repeat(angles[:1], len(angles), 0)
-    yield "turned twice", 2 * angles
-    yield "turned by half the angle", angles / 2
+    yield "rotated twice", 2 * angles
+    yield "rotated by half the angle", angles / 2
     yield "frequencies in reversed order", angles[:, ::-1]
     yield from _rounded(rotation)
     half, places, torch_base = angles.shape[1], rows + start(angles), base_of(rotation)
@@ -232,6 +232,6 @@ def difference(torch: Rotation, flax: Rotation) -> str:
         return f"{hint}, as by twice the exponent" if squared else hint
     times = float(np.vdot(one, two) / np.vdot(one, one)) if one.any() else 1.0
     if judge.same_function(times * one, two).ok and times != 1:
-        known = {-1.0: "turned the other way: ", 2.0: "turned twice: "}.get(round(times, 6), "")
+        known = {-1.0: "rotated the other way: ", 2.0: "rotated twice: "}.get(round(times, 6), "")
         return f"{known}positions, or frequencies, {times:.6g} times torch's"
     return ""

@@ -74,11 +74,11 @@ FAULTS = [
         KEY,
     ),
     Fault("keys of another sequence", C, stepped("read_k", lambda old, new: new[::-1]), KEY),
-    Fault("cached keys turned again", C, stepped("read_k", _rotated_again), KEY),
+    Fault("cached keys rotated again", C, stepped("read_k", _rotated_again), KEY),
     Fault("keys cached unturned", C, stepped("rotate_k", lambda k, p: k), KEY),
     Fault("key at the position before", C, stepped("columns", lambda p: p - 1), KEY),
     Fault("key at its slot, not its position", C, stepped("columns", lambda p: p % 15), KEY),
-    Fault("query at position zero", C, stepped("rows", lambda p: p * 0), "query", "not turned"),
+    Fault("query at position zero", C, stepped("rows", lambda p: p * 0), "query", "not rotated"),
     Fault("query at the position after", C, stepped("rows", lambda p: p + 1), "query"),
     Fault(
         "query at the first one's position",

@@ -91,10 +91,10 @@ ROTARY = [
         "twice the exponent",
     ),
     Fault("half the width turned", R, both(_half), Q),
-    Fault("turned twice", R, both(angled(lambda a: 2 * a)), Q, "turned twice"),
+    Fault("rotated twice", R, both(angled(lambda a: 2 * a)), Q, "rotated twice"),
     Fault("angles in float32", R, both(_through(jnp.float32), one), Q, "float32"),
-    Fault("queries not turned", R, part("rotate_q", lambda x, p: x), Q, "not turned"),
-    Fault("keys not turned", R, part("rotate_k", lambda x, p: x), K, "not turned"),
+    Fault("queries not rotated", R, part("rotate_q", lambda x, p: x), Q, "not rotated"),
+    Fault("keys not rotated", R, part("rotate_k", lambda x, p: x), K, "not rotated"),
     Fault(
         "queries counted from zero",
         R,

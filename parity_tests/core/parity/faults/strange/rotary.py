@@ -73,7 +73,7 @@ def based(base):
 
 
 def part_of(width):
-    """The first `width` numbers of each head turned, the others left."""
+    """The first `width` numbers of each head rotated, the others left."""
 
     def theirs(m, x):
         angle = t_angles(width=width)(m, x)
@@ -133,21 +133,21 @@ FAULTS = [
         "123456|1.23|base",
     ),
     Strange(
-        "six numbers of each head turned, not four",
+        "six numbers of each head rotated, not four",
         G,
         turned(PART[0], PART[1], part_of(6)[1]),
         ANGLE,
         "width|part",
     ),
     Strange(
-        "all of each head turned, where torch turns half",
+        "all of each head rotated, where torch rotates half",
         G,
         turned(PART[0], PART[1], based(BASE)),
         ANGLE,
         "width|part|whole",
     ),
     Strange(
-        "halves turned, where torch turns neighbours",
+        "halves turned, where torch rotates neighbours",
         G,
         turned(
             lambda m, x: t_neighbours(x, t_angles()(m, x)),
