@@ -1,4 +1,4 @@
-"""Old import paths, which work for one release with a DeprecationWarning."""
+"""Old import paths and attributes, which work for one release with a DeprecationWarning."""
 
 from importlib import import_module
 
@@ -35,6 +35,40 @@ MOVED = {
     "flax_attn.record_command": "flax_attn.command.record_command",
     "flax_attn.stored": "flax_attn.cache.stored",
 }
+
+
+class RenamedAttribute:
+    """Descriptor under the old name of an attribute or a method.
+
+    >>> import warnings
+    >>> class Box:
+    ...     width = 3
+    ...     breadth = RenamedAttribute("width")
+    >>> with warnings.catch_warnings(record=True, action="always") as found:
+    ...     Box().breadth
+    3
+    >>> print(found[0].message)
+    Box.breadth is now width; the old name will be removed in the next release.
+    """
+
+    def __init__(self, new: str) -> None:
+        self.new, self.old = new, ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.old = name
+
+    def __get__(self, instance: object, owner: type) -> object:
+        if instance is None:
+            return self
+        from warnings import warn
+
+        warn(
+            f"{owner.__name__}.{self.old} is now {self.new}; the old name will be removed in the "
+            "next release.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(instance, self.new)
 
 
 class MovedModules:

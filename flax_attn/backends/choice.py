@@ -63,7 +63,7 @@ class Explanation(tuple[Verdict, ...]):
         verdicts = ("chosen" if v.backend == self.chosen else str(v) for v in self)
         rows = [("backend", "verdict"), *zip((v.backend for v in self), verdicts, strict=True)]
         if self.sequence is not None:
-            rows += [("length", str(self.sequence)), ("sends", self.sequence.traffic)]
+            rows += [("length", str(self.sequence)), ("sends", self.sequence.sends)]
         if self.work is not None:
             rows.append(("blocks", str(self.work)))
         width = max(len(name) for name, _ in rows)

@@ -189,8 +189,8 @@ def remarks(results: Results) -> list[str]:
         if row.competitor == "flax_attn" and _kernel_warning(row, results.machine["platform"]):
             sentences.append(
                 f"{row.competitor} at {row.workload}, {row.which}, reaches {row.tflops:.0f} "
-                f"TFLOP/s by the backend {row.backend!r}: the plain formula or blocks, and no kernel; "
-                "flax_attn.explain tells why."
+                f"TFLOP/s by the backend {row.backend!r}: the plain formula or blocks, and no "
+                "kernel; flax_attn.explain tells why."
             )
     return sentences
 

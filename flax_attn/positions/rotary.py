@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from .._internal.arrays import iota, vmap_leading
+from .._internal.moved import RenamedAttribute
 from .._internal.types import frozen, wide
 from ..layouts import positions_of
 from .axes import Axial, Sections
@@ -170,6 +171,8 @@ class Rotary:
     def needs_length(self) -> bool:
         """Whether the rates depend on the length of a sequence."""
         return self.scaling is not None and self.scaling.needs_length
+
+    of_places = RenamedAttribute("from_token_index")
 
     def from_token_index(self, places: Any) -> Any:
         """Positions from token indices: equal on all axes, as for text.

@@ -68,7 +68,7 @@ class Sequence(NamedTuple):
         return f"{' and '.join(words)}, {self.layout}"
 
     @property
-    def traffic(self) -> str:
+    def sends(self) -> str:
         """Description of the communication between devices."""
         first = "q, k, v and the output, each to all devices once; backward as much again"
         if self.strategy == "ulysses":

@@ -24,7 +24,7 @@ class Proof(NamedTuple):
     """One config of a family: its model_type, the classes on both sides, and the comparison."""
 
     family: str
-    witness: str
+    reference: str
     layer: str
     report: Report
 

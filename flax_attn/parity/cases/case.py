@@ -15,6 +15,7 @@ from warnings import catch_warnings, simplefilter
 import numpy as np
 from flax import nnx
 
+from ..._internal.moved import RenamedAttribute
 from ...errors import ParityError
 from ...weights.rule import Rule
 from .. import draw
@@ -103,6 +104,9 @@ class Case:
         self.name, self.eager, self.tells_class = name, True, False
         self.decode = decode
         self.home, self._first_seed = caller_of(self), seed
+
+    witness = RenamedAttribute("reference")
+    witness_config = RenamedAttribute("reference_config")
 
     @property
     def variant(self) -> str:

@@ -159,3 +159,8 @@ def test_the_old_names_of_the_reference_warn():
     ]
     assert {w.filename for w in caught} == {__file__}
     assert str(old) == str(Case(nnx.Linear, config, reference="torch.nn.Linear", **sizes))
+    with pytest.warns(DeprecationWarning, match="Case.witness is now reference; ") as caught:
+        assert old.witness == "torch.nn.Linear"
+    assert caught[0].filename == __file__
+    with pytest.warns(DeprecationWarning, match="Case.witness_config is now reference_config; "):
+        assert old.witness_config == config

@@ -199,3 +199,14 @@ ONE = jnp.ones((2, 5, 1, 8))
 def test_what_does_not_fit_is_named(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+def test_old_names_warn():
+    for axes, pairs in ((Sections((4, 2, 2)), 8), (Axial(), 4)):
+        with pytest.warns(DeprecationWarning, match=rf"{type(axes).__name__}.deal is now assign; "):
+            old = axes.deal(pairs)
+        assert judge.exact(old.axis, axes.assign(pairs).axis).ok
+    rotary = Rotary(axes=Sections((4, 2, 2)))
+    with pytest.warns(DeprecationWarning, match="Rotary.of_places is now from_token_index; "):
+        old = rotary.of_places(np.arange(3))
+    assert judge.exact(old, rotary.from_token_index(np.arange(3))).ok
