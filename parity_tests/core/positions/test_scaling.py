@@ -436,7 +436,7 @@ def test_what_does_not_fit_is_named(make, words):
         (lambda: Frequencies([1, 2]), "floating rates; got int64"),
         (lambda: Rotary(scaling=4.0), "scaling must be a scaling such as Yarn; got float"),
         (lambda: Rotary(axes=(2, 1, 1)), "axes must be Sections, Axial or None; got tuple"),
-        (lambda: Rotary(jnp.ones(()), scaling=LinearScaling(2.0)), "base must be a number with a scaling"),
+        (lambda: Rotary(jnp.ones(()), scaling=LinearScaling(2.0)), "base must be a number with a"),
     ],
 )
 def test_what_is_of_another_kind_is_named(make, words):
