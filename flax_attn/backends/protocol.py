@@ -142,7 +142,7 @@ def _visible_by_rows(mask: Mask, sizes: Sizes) -> tuple[jax.Array, jax.Array]:
 def _visible_in_runs(
     mask: Mask, runs: tuple[Any, Any], sizes: Sizes
 ) -> tuple[jax.Array, jax.Array]:
-    """The same if each query sees one contiguous range of keys, if any.
+    """Rows with a visible key, and visible keys, where each row sees one range of keys.
 
     Visible keys are counted by a cumulative sum: +1 where a range begins, -1 where it ends.
     """
@@ -163,7 +163,7 @@ def _visible_in_runs(
 
 
 def visible_in_band(band: Band, sizes: Sizes) -> tuple[Any, Any]:
-    """The same for a band; numpy arrays if it has no lengths."""
+    """Rows with a visible key, and visible keys, of a band; numpy arrays without lengths."""
     q, k = (np.arange(n, dtype=np.int32)[None] for n in (sizes.T, sizes.S))
     rows, kv = (_column(n, most) for n, most in ((band.rows, sizes.T), (band.kv, sizes.S)))
     # A query sees keys from q + lo to q + hi; a key is seen by queries from k - hi to k - lo.
@@ -297,10 +297,10 @@ def with_dlse(vjp: Any, v: jax.Array, o: jax.Array, do: jax.Array, dlse: Any) ->
     for _ in range(min(3, o.shape[-1])):
         part = jax.lax.reduce_precision(rest, info.nexp, info.nmant)
         parts, rest = [*parts, part.astype(o.dtype)], rest - part
-    stands = jnp.stack(parts, axis=-1)  # B T N 3
+    stats = jnp.stack(parts, axis=-1)  # B T N 3
     wide = ((0, 0),) * 3 + ((0, o.shape[-1] - len(parts)),)
-    ones = jnp.pad(jnp.ones_like(stands), wide)
-    more = vjp(jnp.zeros_like(v), jnp.pad(stands, wide), ones)
+    ones = jnp.pad(jnp.ones_like(stats), wide)
+    more = vjp(jnp.zeros_like(v), jnp.pad(stats, wide), ones)
     return dq + more[0], dk + more[1], dv
 
 

@@ -36,7 +36,7 @@ class Reading(NamedTuple):
     """How families read a field: its standard name, and whether False is an explicit choice."""
 
     word: str
-    false_is_explicit: bool
+    treats_false_as_set: bool
 
 
 def read_by_any(families: Mapping[str, Family | Parts]) -> dict[str, Reading]:
@@ -80,9 +80,9 @@ def unread(
         if field in known or field in GENERAL or field in CLASS_FIELDS.get(name, ()):
             continue
         if field in by_any:
-            word, false_is_explicit = by_any[field]
+            word, treats_false_as_set = by_any[field]
             names = {*family.names.get(word, (word,))} - {field}
-            is_explicit = value or (value is False and false_is_explicit)
+            is_explicit = value or (value is False and treats_false_as_set)
             if is_explicit and all(config.get(each) != value for each in names):
                 fields[field] = None
         elif value is not None and (slip := nearest_name(field, lacking)):

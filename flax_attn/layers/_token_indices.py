@@ -262,7 +262,7 @@ def rotary_input(
     if rotary is None:
         return None
     if positions is None and order is not None:
-        positions = rotary.from_token_index(order) if isinstance(rotary, Rotary) else order
+        positions = rotary.positions_from_indices(order) if isinstance(rotary, Rotary) else order
     if not any(isinstance(x, Rotary) and x.needs_length for x in rotaries):
         return positions
     documents = documents_of(x, valid, mask)

@@ -108,7 +108,10 @@ class RunMask(Mask):
         return self._between(b, q[1] - 1, q[0], q[1] - 1, sizes)
 
     def _between(self, b: Any, first_of: Any, last_of: Any, in_rows: Any, sizes: Any) -> Any:
-        """Start of one query's range and end of another's; empty if a third exceeds `rows`."""
+        """Keys from the start of `first_of`'s range to the end of `last_of`'s.
+
+        Empty if the query `in_rows` is not among the first `rows`.
+        """
         before, last, rows = self.run()
         lo, hi = 0, sizes.S
         if before is not None:

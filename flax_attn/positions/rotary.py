@@ -172,24 +172,24 @@ class Rotary:
         """Whether the rates depend on the length of a sequence."""
         return self.scaling is not None and self.scaling.needs_length
 
-    of_places = RenamedAttribute("from_token_index")
+    of_places = RenamedAttribute("positions_from_indices")
 
-    def from_token_index(self, places: Any) -> Any:
+    def positions_from_indices(self, indices: Any) -> Any:
         """Positions from token indices: equal on all axes, as for text.
 
         None for `Axial`, whose rows and columns do not follow from the index.
         """
         if self.axes is None:
-            return places
+            return indices
         if isinstance(self.axes, Axial):
             return None
-        arrays = np if isinstance(places, np.ndarray) else jnp  # concrete values stay concrete
-        return arrays.broadcast_to(places, (self.axes.count, *places.shape))
+        arrays = np if isinstance(indices, np.ndarray) else jnp  # concrete values stay concrete
+        return arrays.broadcast_to(indices, (self.axes.count, *indices.shape))
 
     def _layout_positions(self, x: Array) -> Any:
         """Positions of tokens in a permuted layout; None if it is not permuted."""
         positions = positions_of(x, -3)
-        return None if positions is None else self.from_token_index(positions)
+        return None if positions is None else self.positions_from_indices(positions)
 
     def _width(self, head_dim: int) -> int:
         """Number of rotated components per head."""

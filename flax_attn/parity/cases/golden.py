@@ -120,7 +120,7 @@ def path_of(case: Recorded) -> Path:
 
 def _read_from(case: Recorded) -> Path:
     """The file to read: the library's own for its layers in a case defined outside any file."""
-    if is_from_this_library(case.flax_class) and not case.home.stands:
+    if is_from_this_library(case.flax_class) and not case.home.in_file:
         return LIBRARY / "flax_attn" / "goldens" / f"{case.variant}.npz"
     return path_of(case)
 

@@ -25,7 +25,7 @@ class Home(NamedTuple):
     package: str = ""
 
     @property
-    def stands(self) -> bool:
+    def in_file(self) -> bool:
         """Whether the file exists; notebook cells have none."""
         return bool(self.file) and Path(self.file).resolve().parent.is_dir()
 
@@ -36,7 +36,7 @@ class Home(NamedTuple):
         Raises:
           ParityError: if the case is not defined in a file.
         """
-        if not self.stands:
+        if not self.in_file:
             raise ParityError(
                 f"Cases of {self.module} stand in no file, so that they have no folder for "
                 "goldens: write their list CASES into a module."
@@ -62,7 +62,7 @@ class Home(NamedTuple):
 
     def is_own(self, flax_class: type) -> bool:
         """Whether the case is one of this library's own tests of one of its own classes."""
-        from_library = is_from_this_library(flax_class) and self.stands
+        from_library = is_from_this_library(flax_class) and self.in_file
         return from_library and self.folder == LIBRARY / "parity_tests"
 
 

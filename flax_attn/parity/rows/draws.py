@@ -38,7 +38,7 @@ def draws(got: Run, torch_run: Run, rows: list[Row], notes: dict) -> None:
         reported[name] = None
         what = f"the dropout mask of {name}" if got.places[i] else name
         others = [masks[i] for masks in got.redrawn if i < len(masks)]
-        message = drawing_fault(what, keep, others, rate, got.rates[i])
+        message = draw_mismatch(what, keep, others, rate, got.rates[i])
         if not message and 0 < rate < 1 and _chance(keep, others, rate) >= judge.CHANCE:
             notes[FEW.format(what, keep.size, len(others) + 1)] = None
         if not any(row.name == name and row.kind == "exact" for row in rows):
@@ -62,7 +62,7 @@ def _mismatch_reason(got: Run, torch_run: Run) -> str:
     return ""
 
 
-def drawing_fault(
+def draw_mismatch(
     what: str, keep: np.ndarray, others: list[np.ndarray], rate: float, flax_rate: float
 ) -> str:
     """What is wrong with how a mask is drawn, or "".

@@ -159,7 +159,7 @@ class Pair:
         torch_runs: tuple[Run, Run] | None = None
         for mode in modes:
             self.watch.at(f"Flax in {dtype}, {'under jit' if mode == 'jit' else 'eagerly'}")
-            got = [self._flax_run(dtype, mode, weights, redraws=mode == modes[-1])]
+            got = [self._flax_run(dtype, mode, weights, redraw_masks=mode == modes[-1])]
             if torch_runs is None:
                 self.watch.at(f"torch in {dtype}")
                 torch_runs = self._torch_run(dtype, got[0])
@@ -176,12 +176,12 @@ class Pair:
             raise MaskMismatch(number, shape, want, place, got.places[number - 1]) from None
 
     def _flax_run(
-        self, dtype: str, mode: str, weights: dict[str, np.ndarray], redraws: bool
+        self, dtype: str, mode: str, weights: dict[str, np.ndarray], redraw_masks: bool
     ) -> Run:
-        """Runs Flax once, and draws its dropout masks again if `redraws`."""
+        """Runs Flax once, and draws its dropout masks again if `redraw_masks`."""
         side = self.flax(dtype, mode)
         got = self.run_flax(side, weights)
-        if redraws and got.keeps and self.request.train:
+        if redraw_masks and got.keeps and self.request.train:
             with self._errors(dtype):
                 got.redrawn = side.redraw_masks(_times(got.keeps, mode))
         return got

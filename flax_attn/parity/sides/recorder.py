@@ -79,7 +79,7 @@ class Recorder:
         return value
 
     def output(self, path: str, inputs: tuple[Any, ...], out: Any) -> Any:
-        """Records every leaf of a submodule's output; returns it with torch's values."""
+        """Records each leaf of a submodule's output; with torch's values where `force` has them."""
         outputs = split_leaves(out, is_array, path)
         called = name_of_leaf(path, outputs)
         for name, value in outputs.numbers.items():

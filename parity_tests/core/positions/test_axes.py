@@ -207,6 +207,6 @@ def test_old_names_warn():
             old = axes.deal(pairs)
         assert judge.exact(old.axis, axes.assign(pairs).axis).ok
     rotary = Rotary(axes=Sections((4, 2, 2)))
-    with pytest.warns(DeprecationWarning, match="Rotary.of_places is now from_token_index; "):
+    with pytest.warns(DeprecationWarning, match="Rotary.of_places is now positions_from_indices; "):
         old = rotary.of_places(np.arange(3))
-    assert judge.exact(old, rotary.from_token_index(np.arange(3))).ok
+    assert judge.exact(old, rotary.positions_from_indices(np.arange(3))).ok

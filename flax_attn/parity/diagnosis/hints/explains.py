@@ -63,7 +63,7 @@ def _known(evidence: Evidence, value: np.ndarray) -> np.ndarray | None:
 def _accounts(made: np.ndarray, got: np.ndarray, want: np.ndarray) -> bool:
     """Whether a guess reproduces the error of ordinary-sized values, not only their size.
 
-    If they have no error, or an infinite one, the judge's tolerance is sufficient.
+    True if these values have no error, or if NaN and Inf differ: then `judge`'s verdict suffices.
     """
     if any((one(got) != one(want)).any() for one in (np.isfinite, np.isnan)):
         return True

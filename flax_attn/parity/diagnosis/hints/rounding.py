@@ -17,10 +17,10 @@ def other_rounding(evidence: Evidence) -> str:
     """Hint that the two sides round to 16 bits differently, or ""."""
     if evidence.point == "scores" and (hint := _of_a_bias(evidence)):
         return hint
-    return _rounding_side(evidence.got, evidence.want)
+    return _rounding_hint(evidence.got, evidence.want)
 
 
-def _rounding_side(got: np.ndarray, want: np.ndarray) -> str:
+def _rounding_hint(got: np.ndarray, want: np.ndarray) -> str:
     """Describes which of two arrays is a rounded version of the other, or ""."""
     finite = np.isfinite(got) & np.isfinite(want)
     got, want = got[finite], want[finite]
@@ -85,6 +85,6 @@ def _of_a_bias(evidence: Evidence) -> str:
         rest = replay([s for s in (*steps[:i], *steps[i + 1 :]) if not is_mask(s)], raw)
         added = flax.reshape(step.shape) - rest.reshape(step.shape)
         finite = np.isfinite(added)
-        if hint := _rounding_side(added[finite], np.broadcast_to(bias, step.shape)[finite]):
+        if hint := _rounding_hint(added[finite], np.broadcast_to(bias, step.shape)[finite]):
             return f"the score's bias: {hint}"
     return ""

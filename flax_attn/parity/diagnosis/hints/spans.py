@@ -58,11 +58,11 @@ def _of_same_size(values: Mapping[str, np.ndarray], plain: np.ndarray) -> dict[s
 
 def _other_value(evidence: Evidence) -> Guesses:
     """Another preceding value instead of the one torch uses."""
-    plain, had = evidence.plain, dict(evidence.before)
+    plain, candidates = evidence.plain, dict(evidence.before)
     for name, call in evidence.truth.calls.items():
         if name in evidence.before and "0" in call.inputs:
-            had.setdefault(f"what {name} is given", call.inputs["0"])
-    same_size = _of_same_size(had, plain)
+            candidates.setdefault(f"what {name} is given", call.inputs["0"])
+    same_size = _of_same_size(candidates, plain)
     torch_activation = next((name for name, x in same_size.items() if _equal(x, plain)), "")
     for name, x in same_size.items() if torch_activation else ():
         if name != torch_activation and not _equal(x, plain):
