@@ -233,7 +233,7 @@ def _param(
     if init is None:
         return nnx.Param(start(shape, dtype))
     if rngs is None:
-        raise ValueError("scale_init draws a start; pass rngs=.")
+        raise ValueError("scale_init draws initial values; pass rngs=.")
     return nnx.Param(init(rngs.params(), shape, dtype))
 
 

@@ -143,7 +143,7 @@ def test_the_backward_pass_drops_what_the_forward_pass_dropped(backend):
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 def test_a_mask_that_is_not_boolean_is_refused_with_both_conventions(dtype):
     q, k, v = qkv()
-    with pytest.raises(TypeError, match=r"may look.*Additive.*MultiheadAttention"):
+    with pytest.raises(TypeError, match=r"may attend.*Additive.*MultiheadAttention"):
         attend(q, k, v, mask=np.ones((T, S), dtype))
 
 

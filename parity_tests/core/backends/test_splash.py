@@ -106,7 +106,7 @@ REFUSED = {
     "mask function": (
         jnp.float32,
         dict(mask=CAUSAL & MaskFn(lambda b, n, q, k: q == k)),
-        "MaskFn is",
+        "got MaskFn",
     ),
     "or of segments": (jnp.float32, dict(mask=CAUSAL | Segments(np.arange(9))), "got Or"),
     "two segments": (

@@ -230,7 +230,7 @@ def test_layers_with_norms_are_transformers(name):
         (lambda: RMSNorm(4, eps=-1.0), "eps must be zero or more; got -1.0"),
         (lambda: RMSNorm(4, eps=1e-6, cast="late"), "cast must be one of .*'late'"),
         (lambda: RMSNorm(None, eps=1e-6, plus_one=True), r"of a gain; RMSNorm\(None\) has none"),
-        (lambda: RMSNorm(4, eps=1e-6, scale_init=jnp.ones), "hand in rngs="),
+        (lambda: RMSNorm(4, eps=1e-6, scale_init=jnp.ones), "pass rngs="),
         (lambda: RMSNorm(5, eps=1e-6)(X), r"gain of shape \(5,\); got x of shape \(2, 7, 3, 4\)"),
         (
             lambda: RMSNorm(4, eps=1e-6, over_heads=True)(X),
@@ -239,7 +239,7 @@ def test_layers_with_norms_are_transformers(name):
         (lambda: LayerNorm((6, 4), eps=1e-6)(X), r"gain of shape \(6, 4\); got x of shape"),
         (lambda: LayerNorm((3, 0), eps=1e-6), r"features\[1\] must be a whole number"),
         (lambda: LayerNorm(4, eps=float("nan")), "eps must be zero or more; got nan"),
-        (lambda: rms_norm(X, eps=1e-6, plus_one=True), "hand in a scale"),
+        (lambda: rms_norm(X, eps=1e-6, plus_one=True), "pass a scale"),
         (lambda: rms_norm(X, eps=1e-6, cast="late"), "cast must be one of .*'late'"),
         (lambda: l2_norm(X, eps=-1.0), "eps must be zero or more; got -1.0"),
     ],

@@ -181,7 +181,7 @@ def test_a_recurrence_takes_what_the_other_layers_of_a_model_are_given(name):
     for mask in (FULL, CAUSAL & Window(3, 0), Segments(ids), Causal(1), np.tri(T, dtype=bool)):
         with refused(ValueError, "takes mask=CAUSAL, CAUSAL & Segments(ids) or CAUSAL & Documents"):
             layer(X, mask=mask)
-    with refused(ValueError, "given twice"):
+    with refused(ValueError, "passed twice"):
         layer(X, mask=CAUSAL & Segments(ids), segments=ids)
 
 
@@ -320,7 +320,7 @@ def test_positions_that_a_cache_does_not_know_are_refused_beside_chunks():
     drawn = program(0)._replace(layer="grouped", mask="chunks", rotary="plain", score="none")
     layer, ids = drawn.build(), np.asarray([0, 1, 2, 0, 1])
     cache = layer.init_cache(len(COUNTS), T)
-    with refused(ValueError, "Chunked reads positions", "count the real tokens of a row"):
+    with refused(ValueError, "Chunked reads positions", "count the non-padding tokens of a row"):
         layer(X[:, :5], cache=cache, positions=ids, **drawn.masked())
     y, _ = runner(layer, 0, **drawn.masked())(X[:, :5], cache, positions=ids)
     assert np.isnan(y).all()  # what is known only when the program runs

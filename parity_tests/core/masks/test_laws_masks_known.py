@@ -149,7 +149,7 @@ REFUSED = [
     ("seen_range", (0, np.arange(3)), "two whole numbers"),
     ("seen_range", ("0", 7), "two whole numbers"),
     ("as_band", (None, 0), "a flax_attn.Band or None; it returned"),
-    ("as_band", Band(lo=-1.5), "whole numbers that are known.*it returned -1.5"),
+    ("as_band", Band(lo=-1.5), "whole numbers that are static.*it returned -1.5"),
     ("as_band", Band(kv=2.0), "kv and rows as integers; it returned 2.0"),
     ("as_runs", (0.5, None), "the first keys and the ends, as arrays of integers"),
     ("as_runs", 3, "the first keys and the ends"),
@@ -192,7 +192,7 @@ def test_what_is_known_only_in_the_program_is_named():
             return Band(hi=self.length)
 
     late = Late(jnp.asarray(3))
-    words = r"^Late\.key_range takes a number for known .* jnp\.maximum for np\.maximum"
+    words = r"^Late\.key_range uses a value as static .* jnp\.maximum for np\.maximum"
     with pytest.raises(TypeError, match=words):
         jax.jit(lambda start: visible_range(late & CAUSAL, 0, Rows(start, 2, 5), SIZES))(1)
     with pytest.raises(

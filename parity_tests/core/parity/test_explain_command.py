@@ -51,7 +51,7 @@ def test_a_capability_is_read_whole(capsys):
 def test_sinks_and_dropout_are_asked_too(capsys):
     status, text = said(capsys, *SHAPES, "--sinks", "--dropout", "0.1", "--on", "gpu")
     assert status == 0 and "reference" in text
-    refusal = "has no dropout; blockwise and reference drop"
+    refusal = "has no dropout; blockwise and reference do"
     assert refusal in said(capsys, *SHAPES, "--dropout", "0.1", "--on", "tpu")[1]
     assert refusal not in said(capsys, *SHAPES, "--on", "tpu")[1]
 
