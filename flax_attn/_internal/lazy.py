@@ -3,6 +3,8 @@
 import sys
 from importlib import import_module
 
+from .moved import warn_renamed
+
 
 class Lazy(type(sys)):  # ModuleType, without importing `types`
     """A package that imports each name in its table `_HOMES` on first access.
@@ -44,13 +46,6 @@ class Lazy(type(sys)):  # ModuleType, without importing `types`
         return sorted(self.__all__)
 
     def _renamed(self, name: str) -> object:
-        from warnings import warn
-
         new = self._RENAMED[name]
-        warn(
-            f"{self.__name__}.{name} is now called {self.__name__}.{new}; the old name will be "
-            "removed in the next release.",
-            DeprecationWarning,
-            stacklevel=3,
-        )
+        warn_renamed(f"{self.__name__}.{name}", f"{self.__name__}.{new}", stacklevel=3)
         return getattr(self, new)

@@ -37,6 +37,17 @@ MOVED = {
 }
 
 
+def warn_renamed(old: str, new: str, stacklevel: int) -> None:
+    """Warns that a name is deprecated; `stacklevel` counts from the function that calls this."""
+    from warnings import warn
+
+    warn(
+        f"{old} is now called {new}; the old name will be removed in the next release.",
+        DeprecationWarning,
+        stacklevel=stacklevel + 1,
+    )
+
+
 class RenamedAttribute:
     """Descriptor under the old name of an attribute or a method.
 
@@ -48,7 +59,7 @@ class RenamedAttribute:
     ...     Box().breadth
     3
     >>> print(found[0].message)
-    Box.breadth is now width; the old name will be removed in the next release.
+    Box.breadth is now called width; the old name will be removed in the next release.
     """
 
     def __init__(self, new: str) -> None:
@@ -60,14 +71,7 @@ class RenamedAttribute:
     def __get__(self, instance: object, owner: type) -> object:
         if instance is None:
             return self
-        from warnings import warn
-
-        warn(
-            f"{owner.__name__}.{self.old} is now {self.new}; the old name will be removed in the "
-            "next release.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
+        warn_renamed(f"{owner.__name__}.{self.old}", self.new, stacklevel=2)
         return getattr(instance, self.new)
 
 
@@ -84,14 +88,7 @@ class MovedModules:
         return ModuleSpec(fullname, self)  # pyright: ignore[reportArgumentType]
 
     def create_module(self, spec: "ModuleSpec") -> "ModuleType":
-        from warnings import warn
-
-        warn(
-            f"{spec.name} is now {MOVED[spec.name]}; the old path will be removed in the next "
-            "release.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
+        warn_renamed(spec.name, MOVED[spec.name], stacklevel=2)
         module = import_module(MOVED[spec.name])
         spec.loader_state = module.__spec__
         return module

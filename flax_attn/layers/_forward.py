@@ -180,8 +180,8 @@ class Forward(Heads):
             check_no_mean(empty)
             values = None if self.stores_latent else v
             stored: Any = cache  # either kind of cache
-            over = self.attended_cached or attend_cached
-            o, cache = over(q, k, values, stored, valid=valid, **attend_kwargs)  # *B T N h
+            attend_fn = self.attended_cached or attend_cached
+            o, cache = attend_fn(q, k, values, stored, valid=valid, **attend_kwargs)  # *B T N h
             o = o if indices.unknown is None else indices.outputs(o)  # *B T N h
         o = o if combine is None else combine(o, v)  # *B T N h
         y = self.output(o, valid)  # *B T D

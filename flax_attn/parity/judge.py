@@ -16,6 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from .._internal.moved import warn_renamed
 from .groups import fills, groups
 
 SAME_FUNCTION = 1e-12
@@ -23,9 +24,8 @@ FACTOR = {"float32": 2.0, "bfloat16": 3.0, "float16": 3.0}
 FLOOR_EPS = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 NO_WORSE = 2.0
 GRADIENT_SHARE = 1e-3
-HUGE_GRADIENT = (
-    1e6  # times the largest parameter gradient; a larger input gradient is judged by itself
-)
+# Times the largest parameter gradient; a larger input gradient is judged by itself.
+HUGE_GRADIENT = 1e6
 PRINTED = 0.5e-4 + 1e-6
 LIKENESS = 1e-6
 INF = float("inf")
@@ -444,6 +444,5 @@ def _at(verdict: Verdict, got: np.ndarray, want: np.ndarray, badness: np.ndarray
 def __getattr__(name: str) -> Any:
     if name != "alike":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    text = "judge.alike is now judge.allclose; the old name will be removed in the next release."
-    warnings.warn(text, DeprecationWarning, stacklevel=2)
+    warn_renamed("judge.alike", "judge.allclose", stacklevel=2)
     return allclose

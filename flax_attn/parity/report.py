@@ -358,15 +358,14 @@ def _first(report: Report) -> list[str]:
     neighbours = rows[max(at - 1, 0) : at + 2]
     kinds = ("gradient",) if _backward(first) else ("tap", "output")
     accumulated_error = {
-        row.name: row.verdict.error for row in report.rows[::-1] if row.kind in kinds
+        row.name: f"{row.verdict.error:.1e}" for row in report.rows[::-1] if row.kind in kinds
     }
     wide = max(len(row.name) for row in neighbours)
     lines.append(f"  {'':<{wide + 2}}  {'local error':<13}{'accumulated':<13}limit")
     for row in neighbours:
         here = row.name == first.tap
-        accumulated = f"{accumulated_error[row.name]:.1e}" if row.name in accumulated_error else ""
-        line = f"  {'>' if here else ' '} {row.name:<{wide}}  {f'{row.verdict.error:.1e}':<13}"
-        line += f"{accumulated:<13}{row.verdict.limit:.1e}"
+        line = f"  {'>' if here else ' '} {row.name:<{wide}}  {row.verdict.error:<13.1e}"
+        line += f"{accumulated_error.get(row.name, ''):<13}{row.verdict.limit:.1e}"
         lines.append(line + (_worst_line(first) if here else ""))
     return lines
 

@@ -91,7 +91,7 @@ NOT_NUMBERED = {
 # Layers with `init_cache`: class, arguments, keywords, and keywords of the cache.
 _GROUPED, _TEACHING = (D, 6, 3, 4), (D, 10, 20, 0.0)
 _WINDOW = CAUSAL & (fa.Window(3, 0) | fa.Prefix(2))
-_DIFFERENCE = {"depth": 1, "rotary": Rotary(), "qkv_bias": True}
+DIFFERENCE = {"depth": 1, "rotary": Rotary(), "qkv_bias": True}
 _INDEXER = {"index_heads": 16, "index_dim": 8, "top_k": 3, "index_rotary": Rotary()}
 _LATENT_OPTIONS = {"q_rank": 8, "rotary": Rotary(layout="interleaved")}
 CACHED = {
@@ -135,11 +135,11 @@ CACHED = {
         {**_LATENT_OPTIONS, "absorbed": True},
         {},
     ),
-    "differential": (fa.DifferentialAttention, (D, 6, 2, 4), _DIFFERENCE, {}),
+    "differential": (fa.DifferentialAttention, (D, 6, 2, 4), DIFFERENCE, {}),
     "differential ring": (
         fa.DifferentialAttention,
         (D, 12, 6, 4),
-        {**_DIFFERENCE, "mask": _WINDOW},
+        {**DIFFERENCE, "mask": _WINDOW},
         {"window": "mask", "keep_first": 2},
     ),
     "indexed": (fa.IndexedSparseAttention, (D, 3, 5, 6, 4, 7), {**_LATENT_OPTIONS, **_INDEXER}, {}),

@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import tokenize
 import tomllib
 import zlib
 from collections.abc import Iterator
@@ -250,6 +251,22 @@ KNOW_MASKS = {
     "backends/splash.py": ({"Full"}, "Splash attention has a mask of its own for it."),
     "reference.py": ({"Full"}, "Where nothing is hidden the plain formula has no mask."),
 }
+
+
+# Folders whose steps need a reason above them, and how many comments they have at least.
+MIN_COMMENTS = {"backends": 60, "sharding": 40, "parity/sides": 40}
+
+
+@each("folder", MIN_COMMENTS)
+def test_hard_steps_say_why(folder):
+    comments = 0
+    for path in (ROOT / "flax_attn" / folder).rglob("*.py"):
+        with path.open(encoding="utf-8") as file:
+            tokens = [
+                x for x in tokenize.generate_tokens(file.readline) if x.type == tokenize.COMMENT
+            ]
+        comments += sum(x.line.lstrip().startswith("#") for x in tokens)
+    assert comments >= MIN_COMMENTS[folder]
 
 
 def requested_backend(path: Path) -> Iterator[str]:

@@ -47,7 +47,7 @@ def test_every_layer_is_among_them():
 @each("old", MOVED)
 def test_an_old_path_leads_to_the_new_module_with_a_warning(old):
     sys.modules.pop(old, None)
-    with pytest.warns(DeprecationWarning, match=f"{old} is now {MOVED[old]}; ") as caught:
+    with pytest.warns(DeprecationWarning, match=f"{old} is now called {MOVED[old]}; ") as caught:
         module = importlib.import_module(old)
     assert module is importlib.import_module(MOVED[old])
     assert module.__spec__.name == module.__name__ == MOVED[old]

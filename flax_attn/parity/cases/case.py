@@ -2,7 +2,6 @@
 
 import inspect
 import shlex
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -15,7 +14,7 @@ from warnings import catch_warnings, simplefilter
 import numpy as np
 from flax import nnx
 
-from ..._internal.moved import RenamedAttribute
+from ..._internal.moved import RenamedAttribute, warn_renamed
 from ...errors import ParityError
 from ...weights.rule import Rule
 from .. import draw
@@ -303,8 +302,7 @@ def _old_name(inputs: dict[str, Any], old: str, new: str, value: Any) -> Any:
     """Returns an argument that may be passed under its deprecated name, with a warning."""
     if old not in inputs or isinstance(inputs[old], tuple | np.ndarray):
         return value
-    text = f"Case({old}=) is now {new}=; the old name will be removed in the next release."
-    warnings.warn(text, DeprecationWarning, stacklevel=3)
+    warn_renamed(f"Case({old}=)", f"{new}=", stacklevel=3)
     return inputs.pop(old)
 
 

@@ -34,7 +34,7 @@ class Local:
       pair, mode, truth: the pair, Flax's mode, and torch's run.
       force: torch's values by Flax's names.
       run: the run, whose taps are computed from torch's values.
-      fault_hint: by row name, torch's run with the mistake that reproduces Flax's value.
+      fault_runs: by row name, torch's run with the mistake that reproduces Flax's value.
     """
 
     pair: Pair
@@ -42,7 +42,7 @@ class Local:
     truth: Run
     force: dict[str, Force]
     run: Run
-    fault_hint: dict[str, Run] = field(default_factory=dict)
+    fault_runs: dict[str, Run] = field(default_factory=dict)
 
     @classmethod
     def of(cls, pair: Pair, mode: str, truth: Run, force: Mapping[str, Force]) -> "Local":

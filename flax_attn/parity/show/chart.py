@@ -9,9 +9,8 @@ from ..report import Report, Row
 from .html import Html, badness, el, number
 
 EDGE, END = 9.0, 2.0  # percent: margin on either side of a strip, and position of 0 and inf
-MIN_LABEL_DISTANCE = (
-    15.0  # percent between the centres of two labels, so that they do not overlap on a phone
-)
+# Percent between the centres of two labels, so that they do not overlap on a phone.
+MIN_LABEL_DISTANCE = 15.0
 SHAPES = {
     "global": ("M0-6A6 6 0 1 1 0 6A6 6 0 1 1 0-6Z", "accumulated error, within the limit"),
     "local": ("M0-4L4 0L0 4L-4 0Z", "local error, within the limit"),

@@ -17,10 +17,8 @@ from flax_attn import (
     DifferentialAttention,
     MaskFn,
     MultiHeadAttention,
-    Prefix,
     Rotary,
     T5Attention,
-    Window,
 )
 from parity_tests.core import layer_facts
 from parity_tests.core.drawing import float64 as float64
@@ -29,15 +27,11 @@ from parity_tests.tables import with_nightly
 from .cuts import joined, pieces, same
 
 pytestmark = pytest.mark.usefixtures("float64")
-T, D = 13, 12
+T, D = 13, layer_facts.D
 CUTS = ((13,), (1,) * 13, (5, 1, 1, 6))
 PADDED = np.arange(T) >= np.asarray([0, 4, 9])[:, None]  # on the left
-WINDOW = CAUSAL & (Window(3, 0) | Prefix(2))
 HOW = {"dtype": jnp.float64, "param_dtype": jnp.float64}
-DIFFERENCE = {"depth": 1, "rotary": Rotary(), "qkv_bias": True}
-CHOSEN = {"index_heads": 16, "index_dim": 8, "top_k": 3, "index_rotary": Rotary()}
-LATENT = {"q_rank": 8, "rotary": Rotary(layout="interleaved")}
-HEADS, TEACHING = (D, 6, 3, 4), (D, 10, 20, 0.0)
+HEADS = (D, 6, 3, 4)
 
 # The layer, its arguments and keywords, and the keywords of its cache.
 LAYERS = layer_facts.CACHED
@@ -151,7 +145,9 @@ def test_a_memory_is_made_once(kind):
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(12, 4), (6, 2), (8, 8)])
 def test_a_mask_that_asks_for_the_pair_is_the_same_beside_a_cache(heads, kv_heads):
-    layer = DifferentialAttention(D, heads, kv_heads, 4, **DIFFERENCE, **HOW, rngs=nnx.Rngs(0))
+    layer = DifferentialAttention(
+        D, heads, kv_heads, 4, **layer_facts.DIFFERENCE, **HOW, rngs=nnx.Rngs(0)
+    )
     by_head = CAUSAL & MaskFn(lambda b, n, q, k: q - k <= n)
     table = np.tril(np.random.RandomState(0).rand(1, heads // 2, T, T) < 0.6) | np.eye(
         T, dtype=bool

@@ -19,10 +19,9 @@ from flax_attn.families.llama4_text import Temperature
 from flax_attn.layers import _recurrent as recurrent
 from parity_tests.core import layer_facts
 
-T, D = 9, 12
+T, D = 9, layer_facts.D
 COUNTS = (6, 4, 6)  # how many tokens of each row are real
 HEADS = (D, 4, 2, 8)
-LATENT = (D, 3, 5, 6, 8, 7)
 SHORT, LONG = np.linspace(1.0, 2.0, 4), np.linspace(3.0, 5.0, 4)
 
 # How each layer is built. All have one output a token but "class", which has that of the first.

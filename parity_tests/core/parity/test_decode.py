@@ -171,7 +171,6 @@ def test_a_step_of_ones_own_is_equal(step):
 
 
 SECOND = "step 2 of 2x3+1, token 3"
-TWOS = [(T,), (2, 2, 2, 1)]
 FAULTS = [
     (LengthShort(), {"window": 99}, SECOND, "the query rotated by another position"),
     (LengthOfSteps(), {"window": 99}, SECOND, "does not see token 2, the last of the step before"),

@@ -154,13 +154,15 @@ def test_the_old_names_of_the_reference_warn():
     with pytest.warns(DeprecationWarning) as caught:
         old = Case(nnx.Linear, config, witness="torch.nn.Linear", witness_config=config, **sizes)
     assert [str(w.message).split("; ")[0] for w in caught] == [
-        "Case(witness=) is now reference=",
-        "Case(witness_config=) is now reference_config=",
+        "Case(witness=) is now called reference=",
+        "Case(witness_config=) is now called reference_config=",
     ]
     assert {w.filename for w in caught} == {__file__}
     assert str(old) == str(Case(nnx.Linear, config, reference="torch.nn.Linear", **sizes))
-    with pytest.warns(DeprecationWarning, match="Case.witness is now reference; ") as caught:
+    with pytest.warns(DeprecationWarning, match="Case.witness is now called reference; ") as caught:
         assert old.witness == "torch.nn.Linear"
     assert caught[0].filename == __file__
-    with pytest.warns(DeprecationWarning, match="Case.witness_config is now reference_config; "):
+    with pytest.warns(
+        DeprecationWarning, match="Case.witness_config is now called reference_config; "
+    ):
         assert old.witness_config == config

@@ -203,10 +203,14 @@ def test_what_does_not_fit_is_named(make, words):
 
 def test_old_names_warn():
     for axes, pairs in ((Sections((4, 2, 2)), 8), (Axial(), 4)):
-        with pytest.warns(DeprecationWarning, match=rf"{type(axes).__name__}.deal is now assign; "):
+        with pytest.warns(
+            DeprecationWarning, match=rf"{type(axes).__name__}.deal is now called assign; "
+        ):
             old = axes.deal(pairs)
         assert judge.exact(old.axis, axes.assign(pairs).axis).ok
     rotary = Rotary(axes=Sections((4, 2, 2)))
-    with pytest.warns(DeprecationWarning, match="Rotary.of_places is now positions_from_indices; "):
+    with pytest.warns(
+        DeprecationWarning, match="Rotary.of_places is now called positions_from_indices; "
+    ):
         old = rotary.of_places(np.arange(3))
     assert judge.exact(old, rotary.positions_from_indices(np.arange(3))).ok

@@ -67,7 +67,7 @@ def fault_hint(local: Local, row: Row, span: Span | None = None) -> str:
         for trial in _in_order(local, trials, target):
             run = trial.run()
             if run is not None and target.matches(target.value(run), allowed_layouts):
-                local.fault_hint[row.name] = run
+                local.fault_runs[row.name] = run
                 return trial.description
     return ""
 
@@ -77,7 +77,7 @@ def explains_all(local: Local, row: str, plain: Run) -> bool:
 
     Then no later place is at fault.
     """
-    run = local.fault_hint.get(row)
+    run = local.fault_runs.get(row)
     if run is None or not run.outputs.keys() <= plain.outputs.keys():
         return False
     pairs = [(plain.outputs[name], made) for name, made in run.outputs.items()]

@@ -5,7 +5,6 @@ import numpy as np
 from .fault import A, Fault, column, edited
 
 Q, K, V, O = (f"{A}{name}_proj.kernel" for name in "qkvo")
-ALL = ("q", "k", "v", "o")
 
 
 def transposed(path):
