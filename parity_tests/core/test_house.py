@@ -331,6 +331,12 @@ def test_the_tolerance_pattern_finds_tolerances():
     assert not TOLERANCE.search("judge.same_function(got, want)")
 
 
+def test_the_night_starts():
+    command = [sys.executable, str(ROOT / ".ci/nightly"), "--stale"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
 def test_the_wheel_holds_the_library_its_twins_and_the_cases():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     patterns = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["include"]

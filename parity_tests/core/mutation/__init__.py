@@ -21,9 +21,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
-from .files import CHOOSES_SIZES, FILES
+from .files import CHOOSES_SIZES, FILES, path_of
 from .operators import Mutant, mutants
-from .worker import source_of
+from .worker import ROOT, source_of
 
 ENOUGH = 0.98  # of the mutants that are not equivalent
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
@@ -58,13 +58,14 @@ def size_of(mutant: Mutant) -> str | None:
 
 
 def stale() -> list[str]:
-    """What the two lists say of changes and functions that are not there."""
+    """What the three lists say of files, changes and functions that are not there."""
     listed = equivalents()
     files = sorted({file for file, _, _ in listed} | set(CHOOSES_SIZES))
     made = [m for file in files if file in FILES for m in mutants_of(file)]
     entries = [(file, entry) for file, listed in CHOOSES_SIZES.items() for entry in listed]
     sizes = {(mutant.file, size_of(mutant)) for mutant in made}
     return [
+        *(f"FILES: {file}" for file in FILES if not (ROOT / path_of(file)).is_file()),
         *(f"equivalent.json: {' | '.join(key)}" for key in listed.keys() - {m.key for m in made}),
         *(f"CHOOSES_SIZES: {' | '.join(entry)}" for entry in entries if entry not in sizes),
     ]

@@ -35,7 +35,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "backends/hoist": ("backends.test_laws_hoist",),
     "backends/protocol": ("backends.test_laws_protocol", "backends.test_laws_kernels"),
     "attend": ("attend.test_laws_attend",),
-    "drop_in": ("attend.test_laws_drop_in",),
+    "drop_in/jax_nn": ("attend.test_laws_drop_in",),
     "weights/entry": CHECKPOINTS,
     "weights/gguf": CHECKPOINTS,
     "weights/gguf_keys": CHECKPOINTS,

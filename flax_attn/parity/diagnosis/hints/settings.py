@@ -250,7 +250,7 @@ def _transposed(layer: nnx.ConvTranspose, part: Part) -> Iterator[Setting]:
     """Compares padding: torch crops the output of a transposed convolution, nnx pads its input."""
     rank = len(layer.kernel_size)
     if not layer.transpose_kernel:
-        description = "the kernel mirrored: transpose_kernel=False, and torch's kernel is mirrored"
+        description = "the kernel mirrored: transpose_kernel=False, where torch needs True"
         yield Setting(description, _mirrored)
     cut, more = part.settings.get("padding"), part.settings.get("output_padding")
     if cut is None or more is None or isinstance(cut, str):
