@@ -169,7 +169,8 @@ def _add_ways(parity: argparse.ArgumentParser) -> None:
         "--families",
         action="store_true",
         help="prove the attention of published models instead, in float64 with gradients, and list "
-        "the model types that `flax_attn.families` reads (needs transformers)",
+        "the model types that `flax_attn.families` reads; with names, of these model types alone "
+        "(needs transformers)",
     )
     parity.add_argument(
         "--devices",
@@ -263,7 +264,7 @@ def _parity(options: argparse.Namespace, console: "Console") -> int:
 
     _check_options(options)
     _check_outputs(options)
-    check_names(OWN, options.names)
+    check_names(OWN, [] if options.families else options.names)
     live = has_torch() and not options.replay
     if (options.record or options.real) and not has_torch():
         raise ValueError("--record and --real need torch: pip install 'flax-attn[torch]'.")
@@ -315,7 +316,7 @@ def _proven(options: argparse.Namespace, live: bool, progress: "Progress") -> "R
     if options.real:
         return proving.Results(proving.real(OWN, progress))
     if options.families:
-        return proving.families(OWN, progress)
+        return proving.families(OWN, options.names, progress)
     wanted = proving.ParityOptions(
         package=OWN,
         names=options.names,
@@ -373,11 +374,11 @@ def _check_options(options: argparse.Namespace) -> None:
         raise ValueError(
             "--real proves trained weights alone: give --markdown a page without marks."
         )
-    others = ("names", "all", "record", "replay", "real", "markdown")
+    others = ("all", "record", "replay", "real", "markdown")
     if options.families and (options.seed is not None or any(vars(options)[x] for x in others)):
         raise ValueError(
-            "--families proves published models alone; it takes no names, --all, --record, "
-            "--replay, --real, --seed or --markdown."
+            "--families proves published models alone; it takes names of model types, and no "
+            "--all, --record, --replay, --real, --seed or --markdown."
         )
     _check_devices(options)
     if options.all and (options.names or options.real):

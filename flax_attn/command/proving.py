@@ -348,11 +348,16 @@ def real(package: str, progress: Progress) -> list[Proof]:
     return list(_own_proofs(import_module(f"{package}.real"), progress))
 
 
-def families(package: str, progress: Progress) -> Results:
+def families(package: str, names: Sequence[str], progress: Progress) -> Results:
     """Compares the attention of published models with transformers, reporting each at once.
 
+    Args:
+      package: with the proofs.
+      names: model types; none for all that are not aliases.
+      progress: shows how far it is.
+
     Raises:
-      ValueError: if torch or transformers is missing.
+      ValueError: if torch or transformers is missing, or a name is no model type.
     """
     missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
     if missing:
@@ -360,9 +365,13 @@ def families(package: str, progress: Progress) -> Results:
             "--families compares with the classes of transformers; missing: "
             f"{', '.join(missing)}. pip install torch 'transformers==5.23.*' brings them."
         )
+    runner = import_module(f"{package}.families")
+    chosen = runner.chosen(names)  # before the first line, which says what is proven
     write_mode(True, _machine(), progress)
     outcome = Results()
-    for proof in _own_proofs(import_module(f"{package}.families"), progress):
+    progress.begin(len(chosen))
+    for proof in runner.rows(chosen, progress.at):
+        progress.advance()
         verdict = "equal" if proof.report.ok else "DIFFERENT"
         error = proof.report.worst("float64", "output")
         count = f"{progress.done} of {progress.total}"

@@ -1,4 +1,4 @@
-"""Maps the `model_type` of a config to its family."""
+"""Maps the `model_type` of a config to its row."""
 
 import os
 from collections.abc import Mapping
@@ -7,25 +7,22 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from ._aliases import ALIASES, DEFAULTS, FIXED
-from ._config import USUAL, Config, Family
-from ._parts import Parts
-from ._paths import PATHS
-from ._published import KNOWN
+from ._config import ByPart, Config, Family
+from ._published import ALIASES, KNOWN, VERSION, facts_of
 from ._quantized import check_unquantized
 from ._reading import contents, has_text, typed, whole
-from ._table import FAMILIES
+from ._table import FAMILIES, TYPES
 from ._typos import nearest_name
 from ._unread import read_by_any, warn_of_unread
 
-SERVED = {*FAMILIES, *ALIASES}
+SERVED = {*TYPES}
 _READ_BY_ANY = read_by_any(FAMILIES)
 _MOST = 10  # names listed in an error
 SAME = (
     " If its attention is that of a type that is served, name that one, "
     '{**config, "model_type": "llama"}.'
 )
-NEWER = f" It may be newer than transformers 5.23, or its author's own.{SAME}"
+NEWER = f" It may be newer than transformers {VERSION}, or its author's own.{SAME}"
 # Why some model types that users request are not supported.
 WHY_NOT = {
     "beit": "its bias by the distance of patches has rows of its own for the class token",
@@ -110,23 +107,27 @@ def attention(
 
 
 def family_of(config: Mapping[str, Any], part: str | None) -> tuple[Family, Config]:
-    """Returns the family of a config or of its part, and the config as that family reads it.
+    """Returns the row of a config or of its part, and the config as that row reads it.
 
     Raises:
       ValueError: for an unsupported model_type or part.
     """
     entry, name = family_entry(config), config["model_type"]
     family = _of_part(name, entry, part)
-    fields = {**config, **FIXED.get(name, {})}
-    known = {**family.defaults, **DEFAULTS.get(name, {})}
-    return family, family.derived(Config(fields, known, family.names))
+    facts = facts_of(name)
+    defaults = {**facts.defaults, **family.defaults}
+    return family, family.derived(Config({**config, **facts.fixed}, defaults, family.names))
 
 
 def places_of(family: Family, config: Config, index: int) -> tuple[str, ...]:
     """Module paths of a layer's attention in the whole model: one, or several equal ones."""
-    places = family.path(config, index) or PATHS.get(str(config.entry("model_type")), USUAL)
-    places = (places,) if isinstance(places, str) else places
-    return tuple(place.replace("{}", str(index)) for place in places)
+    return tuple(path.replace("{}", str(index)) for path in paths_of(family, config, index))
+
+
+def paths_of(family: Family, config: Config, index: int) -> tuple[str, ...]:
+    """The same with {} for the layer's number, if the path has it."""
+    paths = family.path(config, index) or facts_of(config.entry("model_type")).path
+    return (paths,) if isinstance(paths, str) else paths
 
 
 def resolved(config: Any, part: str | None) -> tuple[Mapping[str, Any], str | None]:
@@ -193,16 +194,15 @@ def _depth(config: Mapping[str, Any], part: str | None) -> int:
     return family_of(config, part)[1].count("num_hidden_layers")
 
 
-def family_entry(config: Mapping[str, Any]) -> Family | Parts:
-    """Returns the family of a config's model_type, or of each part; raises as `family_of`."""
+def family_entry(config: Mapping[str, Any]) -> Family | ByPart:
+    """Returns the row of a config's model_type, or of each part; raises as `family_of`."""
     name = config.get("model_type")
-    families = {**{family: family for family in FAMILIES}, **ALIASES}
-    if not isinstance(name, str) or name not in families:
-        raise ValueError(_not_served(name, list(families)))
-    return FAMILIES[families[name]]
+    if not isinstance(name, str) or name not in SERVED:
+        raise ValueError(_not_served(name, TYPES))
+    return FAMILIES[ALIASES.get(name, name)]
 
 
-def _not_served(name: Any, names: list[str]) -> str:
+def _not_served(name: Any, names: tuple[str, ...]) -> str:
     """Error message for an unsupported model_type."""
     if name in KNOWN:
         why = f": {WHY_NOT[name]}." if name in WHY_NOT else f".{SAME}"
@@ -220,7 +220,7 @@ def _not_served(name: Any, names: list[str]) -> str:
     )
 
 
-def _of_part(name: str, entry: Family | Parts, part: str | None) -> Family:
+def _of_part(name: str, entry: Family | ByPart, part: str | None) -> Family:
     if isinstance(entry, Family):
         if part is not None:
             raise ValueError(f"part must be None for {name}, which has one alone; got {part!r}.")

@@ -21,14 +21,10 @@ NONE: Names = MappingProxyType({})
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-class SameAs(str):
-    """A default that is the value of another field, named by this string."""
-
-
 class Config:
     """The fields of one config.
 
-    A missing field takes the default of its class in transformers, listed in the family's file.
+    A missing field takes the default of its class in transformers, from `published.json`.
     Families use the field names of Llama; `names` maps them to the names in a family's files:
     `hidden_size` is `n_embd` in GPT-2.
 
@@ -53,12 +49,15 @@ class Config:
         if name in self._fixed:
             return self._fixed[name]
         name = self.name(name)
-        value = self._entries.get(name, self.defaults.get(name))
-        return self[value] if isinstance(value, SameAs) else value
+        return self._entries.get(name, self.defaults.get(name))
 
     def replaced(self, **fields: Any) -> "Config":
         """Returns a copy with these fields fixed."""
         return Config(self._entries, self.defaults, self._names, {**self._fixed, **fields})
+
+    def with_defaults(self, **fields: Any) -> "Config":
+        """Returns a copy with other defaults of these fields."""
+        return Config(self._entries, {**self.defaults, **fields}, self._names, self._fixed)
 
     def entry(self, name: str) -> Any:
         """Returns a field that the config itself contains, else None."""
@@ -166,28 +165,32 @@ class Config:
 
 
 class Family(NamedTuple):
-    """One model_type: defaults of the fields it reads, its layer, and the rules of its weights.
+    """The row of a model type: how its layer is built, and the rules of its weights.
 
     Attributes:
-      defaults: by field, as in the class in transformers.
       attention: builds the layer from a config, an index and the arguments common to all layers.
       rules: returns the rules of the layer's weights from a config and an index.
       names: names of fields in its files, see `Config`.
+      defaults: of fields that the class in transformers lacks or derives; `published.json` holds
+        those of the others.
       gguf: the rules for a GGUF file of llama.cpp; None if unknown.
       path: path of a layer's attention in the whole model, {} for the layer's number, or several
-        paths of equal attentions; None for the path that `_paths.py` has for the model_type.
+        paths of equal attentions; None for the path in `published.json`.
       missing_reason: what a layer has instead of attention; "" if it has attention.
       derived: returns the config with the fields that its class derives from other fields.
     """
 
-    defaults: Mapping[str, Any]
     attention: Callable[[Config, int, Mapping[str, Any]], nnx.Module]
     rules: Callable[[Config, int], tuple[Rule, ...]] = lambda config, index: ()
     names: Names = NONE
+    defaults: Mapping[str, Any] = NOTHING
     gguf: Callable[[Config, int], tuple[Rule, ...]] | None = None
     path: Callable[[Config, int], str | tuple[str, ...] | None] = lambda config, index: None
     missing_reason: Callable[[Config, int], str] = lambda config, index: ""
     derived: Callable[[Config], Config] = lambda config: config
+
+
+ByPart = Mapping[str, Family]  # of a model with several attentions in a layer: the row of each
 
 
 @functools.cache  # so that each sentence warns once

@@ -10,9 +10,8 @@ from flax import nnx
 
 from .._internal.checks import check_choice
 from ..weights.rule import Rule
-from ._choose import family_entry, family_of, places_of, resolved
+from ._choose import family_entry, family_of, paths_of, places_of, resolved
 from ._config import USUAL, Config, Family
-from ._paths import PATHS
 from ._quantized import check_unquantized
 from ._saved import SAVED, place_in_file
 from ._table import FAMILIES
@@ -158,8 +157,7 @@ def _named(
                 "blk.{}", prefix + (to or USUAL), _moved(_of_layer(family, config, index, source))
             )
         ]
-    places = family.path(config, index) or PATHS.get(str(config.entry("model_type")), USUAL)
-    places = (places,) if isinstance(places, str) else places
+    places = paths_of(family, config, index)
     if to is not None and len(places) > 1:
         raise ValueError(
             f"to={to!r} is one place, and a layer of this model_type has attentions at "

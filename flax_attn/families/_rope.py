@@ -27,12 +27,12 @@ from ..positions import (
 )
 from ..positions.scaling import exponents
 from ._config import Config, above_zero, warn_once
+from ._kinds import KINDS
 
 Rope = Mapping[str, Any]
 SHARE, SECTIONS, INTERLEAVED = "partial_rotary_factor", "mrope_section", "mrope_interleaved"
 INTERLEAVED_KEYS = (INTERLEAVED, "interleaved")  # in Qwen3-VL's files and in Qwen3-Omni's
 PLAIN = ("rope_theta", SHARE, SECTIONS, *INTERLEAVED_KEYS)  # of every rotary, scaled or not
-KINDS = ("full_attention", "sliding_attention")
 IGNORED = {"attn_factor"}  # fields that other programs read, and transformers does not
 
 
@@ -134,6 +134,12 @@ def rotary_by_kind(config: Config, kind: str, *, partial: bool = False) -> Rotar
     if kind not in new:
         raise ValueError(_no_kinds(config, new))
     return rotary_of(config, _standard("rope_parameters", new[kind], KEYS), partial=partial)
+
+
+def shares_in_file(config: Config) -> list[Any]:
+    """The values of `partial_rotary_factor` that the config itself contains; None for no value."""
+    dicts = (config.entry(name) for name in ("rope_parameters", "rope_scaling"))
+    return [config.entry(SHARE), *(x.get(SHARE) for x in dicts if isinstance(x, Mapping))]
 
 
 def _by_kind(config: Config, new: Any) -> dict[str, Any]:

@@ -7,15 +7,12 @@ Source: `conversion_mapping.py` of transformers 5.23.
 """
 
 import re
-from collections.abc import Callable
 from typing import NamedTuple
 
 from ..weights.rule import Rule
-from . import kimi_linear, olmo_hybrid
-from ._config import Config
 from ._fused import fused
-
-Rules = Callable[[Config, int], tuple[Rule, ...]]
+from ._parts import LayerRules, renamed
+from .hybrids import kimi_saved_rules, olmo_saved_rules
 
 
 class Saved(NamedTuple):
@@ -26,43 +23,42 @@ class Saved(NamedTuple):
       place: path in files, * for each number; "" for the same path as in memory.
     """
 
-    rules: Rules
+    rules: LayerRules
     place: str = ""
 
 
-def _always(*rules: Rule) -> Rules:
+def _in_thirds(name: str, out: str) -> LayerRules:
+    """Rules of a weight with the rows of queries, then of keys, then of values."""
+    rules = (*fused(name, "(n o) i -> n i o", bias=True), Rule(f"{out} -> o_proj"))
     return lambda config, index: rules
 
 
 _ROLES = "{query,key,value} -> {q,k,v}_proj"
-_VIT = _always(Rule(f"attention.{_ROLES}"), Rule("output.dense -> o_proj"))
-_SWIN = _always(
-    Rule(f"self.{_ROLES}"),
-    Rule("output.dense -> o_proj"),
-    Rule("self.relative_position_bias_table -> relative_position_bias_table"),
+_VIT = renamed(f"attention.{_ROLES}", "output.dense -> o_proj")
+_SWIN = renamed(
+    f"self.{_ROLES}",
+    "output.dense -> o_proj",
+    "self.relative_position_bias_table -> relative_position_bias_table",
 )
-_SEGFORMER = _always(
-    Rule("self.{query,key,value} -> {query,key,value}"),
-    Rule("output.dense -> dense"),
-    Rule("self.sr -> sequence_reduction"),
-    Rule("self.layer_norm -> layer_norm"),
+_SEGFORMER = renamed(
+    "self.{query,key,value} -> {query,key,value}",
+    "output.dense -> dense",
+    "self.sr -> sequence_reduction",
+    "self.layer_norm -> layer_norm",
 )
-_IN_THIRDS = "(n o) i -> n i o"  # rows of queries, keys and values in one weight
-_TIPS = _always(*fused("qkv", _IN_THIRDS, bias=True), Rule("proj -> o_proj"))
-_NOMIC = _always(*fused("Wqkv", _IN_THIRDS, bias=True), Rule("out_proj -> o_proj"))
 _IN_ENCODER = "encoder.layer.*.attention"
 _LIKE_VIT = ("audio-spectrogram-transformer", "deit", "ijepa", "pixio")
 _LIKE_VIT += ("vit", "vit_mae", "vit_msn", "vivit")
 SAVED = {
     **dict.fromkeys(_LIKE_VIT, Saved(_VIT, _IN_ENCODER)),
     **dict.fromkeys(("dinov2", "dinov2_with_registers", "rf_detr_dinov2"), Saved(_VIT)),
-    "dinov3_vit": Saved(_always(), "layer.*.attention"),
-    "kimi_linear": Saved(kimi_linear.saved_rules),
-    "nomic_bert": Saved(_NOMIC, "encoder.layers.*.attn"),
-    "olmo_hybrid": Saved(olmo_hybrid.saved_rules),
+    "dinov3_vit": Saved(renamed(), "layer.*.attention"),
+    "kimi_linear": Saved(kimi_saved_rules),
+    "nomic_bert": Saved(_in_thirds("Wqkv", "out_proj"), "encoder.layers.*.attn"),
+    "olmo_hybrid": Saved(olmo_saved_rules),
     "segformer": Saved(_SEGFORMER, "encoder.block.*.*.attention"),
     "swin": Saved(_SWIN),
-    "tipsv2_vision_model": Saved(_TIPS, "blocks.*.attn"),
+    "tipsv2_vision_model": Saved(_in_thirds("qkv", "proj"), "blocks.*.attn"),
 }
 
 

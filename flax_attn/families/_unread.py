@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 from flax import nnx
 
 from ._as_built import is_as_built
-from ._config import Family, warn_once
-from ._parts import Parts
-from ._published import CLASS_FIELDS
+from ._config import ByPart, Family, warn_once
+from ._published import Facts, facts_of
 from ._typos import nearest_name
 
 ROTARY = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
@@ -25,32 +24,37 @@ GENERAL = {
 }
 
 
-def read_by(family: Family) -> set[str]:
-    """All fields that a family reads, under every name in its files."""
-    names = {*family.defaults, *ALWAYS, *(x for each in family.names.values() for x in each)}
+def read_by(family: Family, facts: Facts) -> set[str]:
+    """All fields that a model type reads, under every name in its files."""
+    others = (name for names in family.names.values() for name in names)
+    names = {*facts.defaults, *facts.fixed, *family.defaults, *ALWAYS, *others}
     has_rope = "rope_theta" in {*names, *family.names} or "rope_parameters" in names
     return {*names, *(ROTARY if has_rope else ())}
 
 
 class Reading(NamedTuple):
-    """How families read a field: its standard name, and whether False is an explicit choice."""
+    """How types read a field: its standard name, and whether False is an explicit choice."""
 
     word: str
     treats_false_as_set: bool
 
 
-def read_by_any(families: Mapping[str, Family | Parts]) -> dict[str, Reading]:
-    """All fields that any family reads for its attention.
+def read_by_any(families: Mapping[str, Family | ByPart]) -> dict[str, Reading]:
+    """All fields that any model type reads for its attention.
 
-    False is an explicit choice if the families that read the field default to True.
+    False is an explicit choice if the types that read the field default to True.
     """
-    each = [x for y in families.values() for x in ([y] if isinstance(y, Family) else y.values())]
-    words = {x: word for family in each for word, names in family.names.items() for x in names}
+    each = [
+        (row, facts_of(name))
+        for name, entry in families.items()
+        for row in ([entry] if isinstance(entry, Family) else entry.values())
+    ]
+    words = {x: word for row, _ in each for word, names in row.names.items() for x in names}
     defaults: dict[str, list[Any]] = {
-        name: [] for family in each for name in read_by(family) - GENERAL
+        name: [] for row, facts in each for name in read_by(row, facts) - GENERAL
     }
-    for family in each:
-        for name, default in family.defaults.items():
+    for row, facts in each:
+        for name, default in {**facts.defaults, **row.defaults}.items():
             if name in defaults:
                 defaults[name].append(default)
     return {
@@ -60,24 +64,24 @@ def read_by_any(families: Mapping[str, Family | Parts]) -> dict[str, Reading]:
 
 
 def unread(
-    config: Mapping[str, Any], name: str, family: Family, by_any: Mapping[str, Reading]
+    config: Mapping[str, Any], family: Family, facts: Facts, by_any: Mapping[str, Reading]
 ) -> dict[str, str | None]:
     """Returns attention fields that have no effect, each with the field it may be a typo of.
 
-    A field counts if another family reads it, or if it is a typo of one that this family reads and
-    the config lacks. Fields of the model_type's own class, whose attention does not read them
-    either, do not count, nor does another family's name for a field with the same value.
+    A field counts if another model type reads it, or if it is a typo of one that this type reads
+    and the config lacks. Fields of the type's own class, whose attention does not read them either,
+    do not count, nor does another type's name for a field with the same value.
 
     Args:
       config: of the model.
-      name: its model_type.
-      family: its family.
+      family: the row of its type.
+      facts: of its type.
       by_any: from `read_by_any`.
     """
-    known, fields = read_by(family), dict[str, str | None]()
+    known, fields = read_by(family, facts), dict[str, str | None]()
     lacking = [each for each in sorted(known) if config.get(each) is None]
     for field, value in config.items():
-        if field in known or field in GENERAL or field in CLASS_FIELDS.get(name, ()):
+        if field in known or field in GENERAL or field in facts.ignored:
             continue
         if field in by_any:
             word, treats_false_as_set = by_any[field]
@@ -100,7 +104,7 @@ def warn_of_unread(
     """Warns, once for each sentence, of `unread` fields that differ from the built layer."""
     fields = {
         field: slip
-        for field, slip in unread(config, name, family, by_any).items()
+        for field, slip in unread(config, family, facts_of(name), by_any).items()
         if slip or not is_as_built(field, config[field], layer)
     }
     if fields:

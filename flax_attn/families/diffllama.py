@@ -1,18 +1,15 @@
-"""DiffLlama: each head's weights minus a multiple of another's, and no dropout."""
+"""DiffLlama: each head's weights minus a multiple of another's, and no dropout.
+
+Own file: its layer is told its number.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 from ..layers import DifferentialAttention
 from ._config import Config, Family
-from ._decoder import check_causal, decoder_fields
+from ._kinds import check_causal
 from ._rope import rotary
-
-DEFAULTS = {
-    **decoder_fields(2048, 16, 32, positions=2048, theta=10_000.0),
-    "rms_norm_eps": 1e-5,
-    "attention_bias": False,
-}
 
 
 def attention(config: Config, index: int, init: Mapping[str, Any]) -> DifferentialAttention:
@@ -40,4 +37,4 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> Differenti
     )
 
 
-FAMILY = Family(DEFAULTS, attention)
+ROWS = {"diffllama": Family(attention)}

@@ -1,6 +1,6 @@
 """LongCat-Flash: DeepSeek-V2's attention, whose latents are scaled after their norms.
 
-A layer has two of them, of the same sizes.
+A layer has two of them, of the same sizes. Own file: the norm that scales is a layer of its own.
 """
 
 from collections.abc import Mapping
@@ -11,27 +11,11 @@ from jaxtyping import Array, Float
 from ..layers import LatentAttention
 from ..norms import RMSNorm
 from ..rules import Rules
-from ..weights.rule import Rule
 from ._config import Config, Family
-from ._latent import arguments
+from ._parts import renamed
 from ._rope import rope_of
+from .deepseek import arguments
 
-DEFAULTS = {
-    "hidden_size": 6144,
-    "num_layers": 28,
-    "num_attention_heads": 64,
-    "num_key_value_heads": None,
-    "q_lora_rank": 1536,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "qk_head_dim": None,
-    "v_head_dim": 128,
-    "max_position_embeddings": 131_072,
-    "rope_theta": 10_000_000.0,
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-}
 # Its rotary is as wide as head_dim says, which is no other width than that of the rotated part.
 NAMES = {
     "num_hidden_layers": ("num_layers",),
@@ -89,10 +73,12 @@ def _magnified(config: Config, init: Mapping[str, Any]) -> LatentAttention:
     return layer
 
 
-def rules(config: Config, index: int) -> tuple[Rule, ...]:
-    """The gain of the magnified norm."""
-    return (Rule("kv_a_layernorm.weight -> kv_a_layernorm.scale"),)
-
-
 PLACES = ("layers.{}.self_attn.0", "layers.{}.self_attn.1")
-FAMILY = Family(DEFAULTS, attention, rules, NAMES, path=lambda config, index: PLACES)
+ROWS = {
+    "longcat_flash": Family(
+        attention,
+        renamed("kv_a_layernorm.weight -> kv_a_layernorm.scale"),
+        NAMES,
+        path=lambda config, index: PLACES,
+    )
+}

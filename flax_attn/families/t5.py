@@ -1,28 +1,19 @@
 """T5: unscaled, with a bias by bucketed distance that the first layer of a stack owns.
 
 Layers after the first take it as an argument, `layer(x, bias=first.score)`, as a model does. Cross
-attention, `EncDecAttention` in its files, has none.
+attention, `EncDecAttention` in its files, has none. UMT5 has a bias in every layer. Own file: the
+bias is a trained part of the layer.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..layers import T5Attention
 from ..masks import CAUSAL
-from ._config import Config, Family, SameAs
-from ._decoder import check_causal
+from ._config import ByPart, Config, Family
+from ._kinds import check_causal
 from ._parts import at
 
-DEFAULTS = {
-    "d_model": 512,
-    "d_kv": 64,
-    "num_heads": 8,
-    "num_layers": 6,
-    "num_decoder_layers": SameAs("num_layers"),
-    "relative_attention_num_buckets": 32,
-    "relative_attention_max_distance": 128,
-    "dropout_rate": 0.1,
-}
 NAMES = {
     "hidden_size": ("d_model", "hidden_size"),
     "head_dim": ("d_kv", "head_dim"),
@@ -59,27 +50,46 @@ def layer(
     return T5Attention(config.count("hidden_size"), n, h, **layer_kwargs, **parts, **init)
 
 
-def encoder(config: Config, index: int, init: Mapping[str, Any]) -> T5Attention:
-    """`SelfAttention` of the encoder's blocks."""
-    return layer(config, init, has_bias=index == 0)
+def part(
+    names: Any, module: str, has_bias: Callable[[int], bool], is_decoder: bool = False
+) -> Family:
+    """The row of one of the attentions.
+
+    Args:
+      names: of its fields.
+      module: its path.
+      has_bias: whether a layer owns a bias.
+      is_decoder: whether it is causal, with a bias by distances to the past alone.
+    """
+
+    def attention(config: Config, index: int, init: Mapping[str, Any]) -> T5Attention:
+        if not is_decoder:
+            return layer(config, init, has_bias=has_bias(index))
+        check_causal(config)
+        how = {"bidirectional": False, "mask": CAUSAL, "has_bias": has_bias(index)}
+        return layer(config, init, **how)
+
+    return Family(attention, names=names, path=at(module), derived=_decoder_depth)
 
 
-def decoder(config: Config, index: int, init: Mapping[str, Any]) -> T5Attention:
-    """`SelfAttention` of the decoder's blocks."""
-    check_causal(config)
-    return layer(config, init, has_bias=index == 0, bidirectional=False, mask=CAUSAL)
+def _decoder_depth(config: Config) -> Config:
+    """The config whose decoder is as deep as its encoder, unless it says otherwise."""
+    if config.defaults.get("num_decoder_layers") is not None:
+        return config
+    return config.with_defaults(num_decoder_layers=config["num_layers"])
 
 
-def cross(config: Config, index: int, init: Mapping[str, Any]) -> T5Attention:
-    """`EncDecAttention` of the decoder's blocks."""
-    return layer(config, init, has_bias=False)
+def rows(has_bias: Callable[[int], bool]) -> ByPart:
+    """The rows of a model; in `cross`, no layer has a bias."""
+    block = "{}.block.{{}}.layer.{}"
+    return {
+        "encoder": part(ENCODER, block.format("encoder", "0.SelfAttention"), has_bias),
+        "decoder": part(DECODER, block.format("decoder", "0.SelfAttention"), has_bias, True),
+        "cross": part(DECODER, block.format("decoder", "1.EncDecAttention"), lambda index: False),
+    }
 
 
-IN_ENCODER = at("encoder.block.{}.layer.0.SelfAttention")
-IN_DECODER = at("decoder.block.{}.layer.0.SelfAttention")
-ACROSS = at("decoder.block.{}.layer.1.EncDecAttention")
-FAMILY = {
-    "encoder": Family(DEFAULTS, encoder, names=ENCODER, path=IN_ENCODER),
-    "decoder": Family(DEFAULTS, decoder, names=DECODER, path=IN_DECODER),
-    "cross": Family(DEFAULTS, cross, names=DECODER, path=ACROSS),
+ROWS: Mapping[str, ByPart] = {
+    "t5": rows(lambda index: index == 0),
+    "umt5": rows(lambda index: True),
 }

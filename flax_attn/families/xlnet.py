@@ -2,7 +2,7 @@
 
 The layer is `rel_attn` without the sum with the residual and the norm that follow in there; it is
 called `layer(x, segments=...)`. The memory of earlier tokens and the second stream of the training
-are not served.
+are not served. Own file: its positions shift the logits in a layer of its own.
 """
 
 from collections.abc import Mapping
@@ -15,17 +15,6 @@ from ..weights.rule import Rule
 from ._config import Config, Family
 from ._parts import at
 
-DEFAULTS = {
-    "d_model": 1024,
-    "n_layer": 24,
-    "n_head": 16,
-    "d_head": None,
-    "dropout": 0.1,
-    "attn_type": "bi",
-    "bi_data": False,
-    "clamp_len": -1,
-    "same_length": False,
-}
 NAMES = {
     "hidden_size": ("d_model", "hidden_size"),
     "num_hidden_layers": ("n_layer", "num_hidden_layers"),
@@ -75,4 +64,4 @@ def rules(config: Config, index: int) -> tuple[Rule, ...]:
     return (*inner, outer, Rule.skip("layer_norm"))
 
 
-FAMILY = Family(DEFAULTS, attention, rules, NAMES, path=at("layer.{}.rel_attn"))
+ROWS = {"xlnet": Family(attention, rules, NAMES, path=at("layer.{}.rel_attn"))}

@@ -3,13 +3,15 @@
 Nothing of torch or transformers is imported until `rows` is called.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from flax import nnx
 
 from flax_attn import families
+from flax_attn.families._typos import nearest_name
 from flax_attn.parity import Report, compare
 
 from . import parts, witness
@@ -17,7 +19,6 @@ from .configs import CONFIGS, Small
 from .parts import PARTS, Part
 
 ONCE: dict[str, Any] = {"dtypes": ("float64",), "eager": False, "taps": False}
-TOTAL = len(CONFIGS) + len(PARTS)
 
 
 class Proof(NamedTuple):
@@ -29,14 +30,45 @@ class Proof(NamedTuple):
     report: Report
 
 
-def rows(say: Callable[[str], Any] = lambda text: None) -> Iterator[Proof]:
-    """`TOTAL` proofs in float64 with gradients, each as it is made.
+def chosen(names: Sequence[str] = ()) -> list[Small | Part]:
+    """The small configs of these model types, or of all that are not aliases.
+
+    Raises:
+      ValueError: for a name that is no served model type.
+    """
+    if unknown := [name for name in names if name not in families.TYPES]:
+        near = [f" Did you mean {x!r}?" for x in map(nearest_type, unknown[:1]) if x]
+        raise ValueError(
+            f"--families takes model types, which `flax_attn.families.TYPES` lists; got "
+            f"{', '.join(unknown)}.{''.join(near)}"
+        )
+    every = [*CONFIGS, *PARTS]
+    if not names:
+        return every
+    return [
+        replace(small, alias="" if small.name == name else name)
+        for name in dict.fromkeys(names)
+        for small in every
+        if small.name == families.ALIASES.get(name, name)
+    ]
+
+
+def nearest_type(name: str) -> str | None:
+    """The model type that a name may be a typo of."""
+    return nearest_name(name, families.TYPES)
+
+
+def rows(
+    smalls: Sequence[Small | Part], say: Callable[[str], Any] = lambda text: None
+) -> Iterator[Proof]:
+    """Proofs in float64 with gradients, each as it is made.
 
     Args:
+      smalls: the small configs.
       say: called with the model_type before each.
     """
-    for small in (*CONFIGS, *PARTS):
-        say(small.name)
+    for small in smalls:
+        say(small.model_type)
         yield prove(small) if isinstance(small, Small) else prove_part(small)
 
 

@@ -7,40 +7,9 @@ from typing import Any
 
 from . import witness
 from .aliases import MODELS as OTHERS
+from .configs import FILE, SIZES
 from .place import Model
 
-BART = {
-    **{"d_model": 48, "encoder_attention_heads": 6, "decoder_attention_heads": 4},
-    **{"encoder_layers": 2, "decoder_layers": 3, "encoder_ffn_dim": 9, "decoder_ffn_dim": 11},
-    **{"vocab_size": 5, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
-    **{"decoder_start_token_id": 2},
-}
-T5 = {
-    **{"d_model": 48, "d_kv": 10, "num_heads": 6, "num_layers": 2, "num_decoder_layers": 3},
-    **{"d_ff": 9, "vocab_size": 5, "relative_attention_num_buckets": 8},
-    **{"relative_attention_max_distance": 6},
-}
-FALCON = {
-    **{"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3, "vocab_size": 5},
-    **{"num_hidden_layers": 2, "intermediate_size": 9, "max_position_embeddings": 64},
-    **{"mamba_d_ssm": 40, "mamba_n_heads": 8, "mamba_n_groups": 4, "mamba_d_state": 7},
-    **{"mamba_d_conv": 3, "rms_norm_eps": 1e-2, "pad_token_id": None},
-    **{"bos_token_id": None, "eos_token_id": None},
-}
-T5GEMMA = {
-    **{"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 10},
-    **{"num_hidden_layers": 2, "intermediate_size": 9, "vocab_size": 5, "sliding_window": 2},
-    **{"query_pre_attn_scalar": 9, "pad_token_id": None},
-}
-LESS = {
-    **T5GEMMA,
-    **{"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12},
-    **{"num_hidden_layers": 3, "sliding_window": 4, "query_pre_attn_scalar": 7},
-}
-LINEAR = {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0}}
-HEARD = {"num_mel_bins": 3, "max_source_positions": 9, "max_target_positions": 8}
-SIZES = {"bart": BART, "falcon_h1": FALCON, "t5": T5, "umt5": T5, "whisper": {**BART, **HEARD}}
-SIZES["t5gemma"] = {"encoder": T5GEMMA, "decoder": LESS}
 MODELS = {
     "bart": Model("bart", "Bart"),
     "falcon_h1": Model("falcon_h1", "FalconH1"),
@@ -90,63 +59,7 @@ class Part:
 
 
 PARTS = [
-    Part("bart", "encoder"),
-    Part("bart", "encoder", {"d_model": 32, "encoder_attention_heads": 8}, index=1),
-    Part("bart", "decoder", index=2),
-    Part("bart", "decoder", {"d_model": 24, "attention_dropout": 0.25}),
-    Part("bart", "cross", index=2),
-    Part("bart", "cross", {"d_model": 24, "attention_dropout": 0.25}),
-    Part("whisper", "encoder"),
-    Part("whisper", "decoder", index=2),
-    Part("whisper", "cross", {"d_model": 24, "attention_dropout": 0.25}, index=1),
-    Part("falcon_h1", "attention", {"head_dim": 10, "key_multiplier": 0.5}),
-    Part(
-        "falcon_h1",
-        "attention",
-        {"attention_bias": True, "attention_dropout": 0.25, "mamba_d_ssm": None}
-        | {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 3.0}},
-        index=1,
-    ),
-    Part("falcon_h1", "recurrent", {"hidden_act": "swish", "time_step_limit": [0.5, 0.8]}),
-    Part(
-        "falcon_h1",
-        "recurrent",
-        {"mamba_rms_norm": True, "mamba_proj_bias": True, "mamba_conv_bias": False}
-        | {"ssm_multipliers": [0.5, 1.5, 2.0, 0.25, 3.0], "ssm_in_multiplier": 0.5},
-        index=1,
-    ),
-    Part(
-        "falcon_h1",
-        "recurrent",
-        {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "projectors_bias": True}
-        | {"mamba_d_ssm": None, "mamba_expand": 3, "mamba_d_head": 18, "mamba_n_groups": 2},
-    ),
-    Part("t5", "encoder"),
-    Part("t5", "encoder", {"num_heads": 4, "dropout_rate": 0.0}, index=1),
-    Part("t5", "decoder"),
-    Part("t5", "decoder", {"num_heads": 4, "relative_attention_max_distance": 20}, index=2),
-    Part("t5", "cross", index=2),
-    Part("t5gemma", "encoder", {"attention_dropout": 0.25}),
-    Part(
-        "t5gemma",
-        "encoder",
-        {"encoder": {**T5GEMMA, **LINEAR, "attention_bias": True, "attn_logit_softcapping": 3.0}},
-        index=1,
-    ),
-    Part("t5gemma", "decoder"),
-    Part("t5gemma", "decoder", {"attention_dropout": 0.25}, index=1),
-    Part(
-        "t5gemma",
-        "decoder",
-        {
-            "decoder": {**LESS, **LINEAR, "attention_bias": True, "attn_logit_softcapping": None}
-            | {"layer_types": ["sliding_attention"] * 2 + ["full_attention"]}
-        },
-        index=1,
-    ),
-    Part("umt5", "encoder", index=1),
-    Part("umt5", "decoder", {"num_heads": 4, "relative_attention_max_distance": 20}, index=2),
-    Part("umt5", "cross", {"dropout_rate": 0.0}, index=2),
+    Part(row["type"], row["part"], row.get("fields", {}), row["layer"]) for row in FILE["parts"]
 ]
 
 

@@ -36,8 +36,8 @@ class Place(NamedTuple):
     """Where the classes of a family are.
 
     Attributes:
-      folder: of `transformers.models`.
-      prefix: the beginning of the classes' names.
+      folder: of `transformers.models`; "" for that of its own tables.
+      prefix: the beginning of the classes' names; "" for that of its config's class.
       text: what follows it in names of those of a text model.
       block: the class that holds one attention, or several such, with blanks between.
       gives: "tensor", or "tuple" where the block returns it as the first of several.
@@ -55,8 +55,8 @@ class Place(NamedTuple):
       called: how it is called, where it takes other inputs than tokens.
     """
 
-    folder: str
-    prefix: str
+    folder: str = ""
+    prefix: str = ""
     text: str = ""
     block: str = "DecoderLayer"
     gives: str = "tensor"
@@ -77,3 +77,10 @@ class Place(NamedTuple):
         rest = zip(self._fields[2:], self[2:], strict=True)
         said = (f"{name}={x!r}" for name, x in rest if x != self._field_defaults[name])
         return f"Place({', '.join((*first, *said))})"
+
+
+class Places(dict[str, Place]):
+    """Places by model type; the usual one for a type that is not listed."""
+
+    def __missing__(self, name: str) -> Place:
+        return Place()

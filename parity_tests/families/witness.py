@@ -13,6 +13,7 @@ import numpy as np
 
 from flax_attn.parity.sides.torch_float64 import lifted
 
+from .place import Place
 from .places import MIXERS, PLACES
 
 HANDED = ("position_embeddings", "position_ids", "attention_mask", "alibi", "position_bias")
@@ -28,10 +29,18 @@ def library() -> Any:
     return found
 
 
+def place_of(name: str) -> Place:
+    """Where the classes of a family are, by the tables of transformers if no place says it."""
+    place, auto = PLACES[name], library().models.auto.configuration_auto
+    if place.folder:
+        return place
+    prefix = auto.CONFIG_MAPPING_NAMES[name].removesuffix("Config")
+    return place._replace(folder=auto.model_type_to_module_name(name), prefix=prefix)
+
+
 def found(name: str, kind: str) -> Any:
     """A class of a family: its Config, Attention or Model, or its block."""
-    place = PLACES[name]
-    library()
+    place = place_of(name)
     if kind == "Config":
         folder, _, prefix = f"{place.folder}.{place.config or place.prefix}".rpartition(".")
         folder = folder.rpartition(".")[2]

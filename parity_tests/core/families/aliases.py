@@ -14,7 +14,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
@@ -24,10 +24,11 @@ import jax
 from flax import nnx
 
 from flax_attn import families
-from flax_attn.families._aliases import ALIASES, DEFAULTS, FIXED
+from flax_attn.families._choose import SERVED
+from flax_attn.families._published import ALIASES, FACTS, Facts, facts_of
 from flax_attn.families._table import FAMILIES
 from flax_attn.parity import judge
-from parity_tests.families import parts, witness
+from parity_tests.families import facts, parts, witness
 from parity_tests.families.configs import CONFIGS, Small
 from parity_tests.families.eager import ours, theirs
 from parity_tests.families.parts import PARTS
@@ -40,18 +41,19 @@ ROOT = Path(__file__).parents[3]
 LARGE = ("evolla", "phi4_multimodal")
 # Electra's model takes tokens as wide as its embeddings, whatever the width of its layers.
 PASSED_OVER = {"electra": ("hidden_size",)}
-# What most attentions do whose class lacks a field that the family's has, as far as it is known: a
-# default, or what they do whatever a file says. `tried` compares it with each alias' own class.
-LACKED = {"head_dim": None}
+# What most attentions do, whatever a file says, whose class lacks a field that the family's has, as
+# far as it is known. `tried_lacking` compares it with each alias' own class.
 UNREAD = {
     "use_sliding_window": True,
     "use_bidirectional_attention": False,
     "attention_out_bias": False,
 }
-UNREAD_BY = {"kolibri1": {"sliding_window_pattern": 5}}
+UNREAD_BY: dict[str, dict[str, object]] = {"kolibri1": {"sliding_window_pattern": 5}}
+ALONE = [name for name in FAMILIES if name not in parts.MODELS]  # with one attention in a layer
 KINDS = ("full_attention", "sliding_attention", "chunked_attention")
 LIKE, MOST = 0.6, 50  # how near a source must be to be tried, and how many are
 MADE = "# Written by `python -m parity_tests.core.families.aliases`.\n"
+BEFORE = {**ALIASES}
 
 
 @cache
@@ -86,14 +88,14 @@ def prefix_of(name: str) -> str:
 def known() -> dict[str, list[str]]:
     """By the bare source of an attention, the families that have it."""
     found: dict[str, list[str]] = {}
-    for family, place in witness.PLACES.items():
-        if family in FAMILIES:
-            here = classes(place.folder)
-            called = (f"{place.text}{place.attention}", place.attention)
-            names = (f"{place.prefix}{kind}" for kind in ("SelfAttention", *called))
-            name = next((name for name in (*names, place.attention) if name in here), None)
-            if name is not None:  # the first Mamba has none
-                found.setdefault(bare(here[name], prefix_of(name)), []).append(family)
+    for family in ALONE:
+        place = witness.place_of(family)
+        here = classes(place.folder)
+        called = (f"{place.text}{place.attention}", place.attention)
+        names = (f"{place.prefix}{kind}" for kind in ("SelfAttention", *called))
+        name = next((name for name in (*names, place.attention) if name in here), None)
+        if name is not None:  # the first Mamba has none
+            found.setdefault(bare(here[name], prefix_of(name)), []).append(family)
     return found
 
 
@@ -119,13 +121,12 @@ def of_other_models(searched: Sequence[str]) -> Iterator[tuple[str, Place]]:
     """Families, and a config of a folder of its own that goes by their model."""
     auto = witness.library().models.auto
     models = auto.modeling_auto.MODEL_MAPPING_NAMES
-    ours = [family for family in FAMILIES if family in witness.PLACES]
-    own = {models.get(family): family for family in reversed(ours)}
+    own = {models.get(family): family for family in reversed(ALONE)}
     for alias, config in auto.configuration_auto.CONFIG_MAPPING_NAMES.items():
         folder, family = alias.replace("-", "_"), own.get(models.get(alias, ""))
         if family is not None and folder in searched and alias not in FAMILIES:
             where = f"{folder}.{config.removesuffix('Config')}"
-            yield family, witness.PLACES[family]._replace(config=where)
+            yield family, witness.place_of(family)._replace(config=where)
 
 
 def nearest(source: str, sources: Mapping[str, list[str]]) -> list[str]:
@@ -138,7 +139,7 @@ def nearest(source: str, sources: Mapping[str, list[str]]) -> list[str]:
 
 def places_of(folder: str, prefix: str, family: str) -> Iterator[Place]:
     """Where the config and the model of an attention may be."""
-    like = witness.PLACES[family]
+    like = witness.place_of(family)
     made = f"{prefix}Attention("
     holders = [
         name
@@ -163,25 +164,24 @@ def model_type(place: Place) -> str | None:
     return None if found in FAMILIES else found or None
 
 
-def defaults_of(alias: str, family: str) -> dict[str, object]:
-    """Defaults of the fields that the family reads, where this class has others."""
-    cls, mine = witness.found(alias, "Config"), FAMILIES[family].defaults
-    have = {x.name: x.default for x in fields(cls)} | {"rope_theta": cls.default_theta}
-    plain = (bool, int, float, str, list, type(None))
-    have |= {name: LACKED[name] for name in lacking(alias, family) if name in LACKED}
-    names = [name for name in mine if isinstance(have.get(name, ...), plain)]
-    found = {name: have[name] for name in names if have[name] != mine[name]}
-    if "rope_parameters" in found:  # of which the class makes its own default
-        found["rope_parameters"] = cls().rope_parameters
-    return {name: x for name, x in found.items() if x != mine[name]}
-
-
 def lacking(alias: str, family: str) -> list[str]:
     """Fields that the family reads, and that its class has but not that of the alias."""
-    first, other = (
-        {x.name for x in fields(witness.found(name, "Config"))} for name in (family, alias)
-    )
-    return [name for name in FAMILIES[family].defaults if name in first - other]
+    first, other = ({*facts.class_fields(name)} for name in (family, alias))
+    return [name for name in facts_of(family).defaults if name in first - other]
+
+
+def register(alias: str, family: str, fixed: Mapping[str, object]) -> None:
+    """Serves a model type as an alias, with the defaults of its class."""
+    FACTS[alias], ALIASES[alias] = Facts(alias=family, fixed=fixed), family
+    SERVED.add(alias)
+    FACTS[alias] = FACTS[alias]._replace(defaults=facts.defaults_of(alias))
+
+
+def forget(alias: str) -> None:
+    """Serves it no longer."""
+    for table in (FACTS, ALIASES, witness.PLACES, parts.MODELS):
+        table.pop(alias, None)
+    SERVED.discard(alias)
 
 
 def without(small: Small, name: str) -> list[Small]:
@@ -235,17 +235,17 @@ def gather(searched: Sequence[str]) -> None:
         alias = model_type(place)
         if alias is None or alias in ALIASES:
             continue
-        witness.PLACES[alias], ALIASES[alias] = place, family
+        witness.PLACES[alias] = place
         try:
-            DEFAULTS[alias] = defaults_of(alias, family)
             unread = {**UNREAD, **UNREAD_BY.get(alias, {})}
-            FIXED[alias] = {x: unread[x] for x in lacking(alias, family) if x in unread}
+            lacks = lacking(alias, family)
+            register(alias, family, {x: unread[x] for x in lacks if x in unread})
             reason = tried(alias, family)
         except Exception as error:  # by whatever class: it is told
             reason = f"{type(error).__name__}: {error}"
         print(f"{alias}: {family} {place}: {reason[:300] or 'an alias'}", flush=True)
         if reason:
-            del witness.PLACES[alias], ALIASES[alias], DEFAULTS[alias], FIXED[alias]
+            forget(alias)
 
 
 def models(searched: Sequence[str]) -> Iterator[tuple[str, Model]]:
@@ -288,51 +288,41 @@ def gather_models(searched: Sequence[str]) -> None:
         alias = cls and cls.model_type
         if alias is None or alias in FAMILIES or alias in ALIASES:
             continue
-        parts.MODELS[alias], ALIASES[alias] = model, family
+        parts.MODELS[alias] = model
         try:
-            have, mine = {x.name: x.default for x in fields(cls)}, part_defaults(family)
-            differing = {k: have[k] for k in mine if k in have and have[k] != mine[k]}
-            DEFAULTS[alias] = {k: v for k, v in differing.items() if v is not None}
+            register(alias, family, {})
             reason = tried_parts(alias, family)
         except Exception as error:  # by whatever class: it is told
             reason = f"{type(error).__name__}: {error}"
         print(f"{alias}: {family} {model}: {reason[:300] or 'an alias'}", flush=True)
         if reason:
-            del parts.MODELS[alias], ALIASES[alias], DEFAULTS[alias]
+            forget(alias)
 
 
-def part_defaults(family: str) -> Mapping[str, object]:
-    """The defaults of a family with an encoder and a decoder, the same for all parts."""
-    return next(iter(FAMILIES[family].values())).defaults
+def is_unusual(alias: str) -> bool:
+    """Whether its classes are not where the tables of transformers say."""
+    place = witness.PLACES.pop(alias)
+    usual = witness.place_of(alias)
+    witness.PLACES[alias] = place
+    return place != usual
 
 
 def main(searched: Sequence[str]) -> None:
-    for held in (*ALIASES,):
-        places = witness.PLACES if held in witness.PLACES else parts.MODELS
-        if not searched or {places[held].folder, held.replace("-", "_")} & {*searched}:
-            del ALIASES[held], places[held]
-            DEFAULTS.pop(held, None)
-            FIXED.pop(held, None)
+    for alias in (*ALIASES,):
+        folder = (parts.MODELS.get(alias) or witness.place_of(alias)).folder
+        if not searched or {folder, alias.replace("-", "_")} & {*searched}:
+            forget(alias)
     with jax.enable_x64(True):
         gather(searched or folders())
         gather_models(searched or folders())
     names = sorted(ALIASES)
-    differing, fixed = (
-        {name: table[name] for name in names if table.get(name)} for table in (DEFAULTS, FIXED)
-    )
-    (ROOT / "flax_attn/families/_aliases.py").write_text(
-        '"""Model types of transformers 5.23 that have the attention of a family."""\n\n'
-        f"from typing import Any\n\n{MADE}"
-        f"ALIASES: dict[str, str] = {pformat({x: ALIASES[x] for x in names})}\n"
-        f"# Their defaults where they are not those of the family.\n"
-        f"DEFAULTS: dict[str, dict[str, Any]] = {pformat(differing)}\n"
-        "# Fields of the family that their classes lack, and what these do whatever a file says.\n"
-        f"FIXED: dict[str, dict[str, Any]] = {pformat(fixed)}\n"
-    )
+    new = [name for name in names if BEFORE.get(name) != ALIASES[name]]
+    facts.FILE.write_text(facts.text(facts.contents(new)))
+    places = {x: witness.PLACES[x] for x in names if x in witness.PLACES and is_unusual(x)}
     (ROOT / "parity_tests/families/aliases.py").write_text(
-        '"""Where the classes of aliases are."""\n\n'
+        '"""Where the classes of aliases are, if not where transformers\' own tables say."""\n\n'
         f"from .place import Model, Place\n\n{MADE}"
-        f"PLACES = {pformat({x: witness.PLACES[x] for x in names if x in witness.PLACES})}\n"
+        f"PLACES = {pformat(places)}\n"
         f"MODELS = {pformat({x: parts.MODELS[x] for x in names if x in parts.MODELS})}\n"
     )
 

@@ -1,40 +1,39 @@
 """The table of served model types in docs/models.md: layers, masks, worst error and date.
 
-`python -m parity_tests.core.families.page --write` proves every type and renews it; the proofs that
-are made already are kept in a file that it is given, a line each.
+    python -m parity_tests.core.families.page           # proves every type (half an hour)
+    python -m parity_tests.core.families.page qwen3 glm  # proves these, and keeps the other rows
+
+A row is written as soon as its type is proven, so that a stopped command can go on with the types
+that are left: `--before DATE` proves those whose rows are older.
 """
 
 import argparse
 import datetime
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from flax import nnx
 
 from flax_attn import CAUSAL, FULL, LongformerAttention, WindowAttention, families
-from flax_attn._internal.markdown import fill, table, text_between
+from flax_attn._internal.markdown import cells, fill, table, text_between
 from flax_attn.families import ALIASES
 from flax_attn.layers._recurrent import Recurrent
 from parity_tests.families import prove, prove_part
-from parity_tests.families.configs import CONFIGS, Small
-from parity_tests.families.parts import PARTS, Part
+from parity_tests.families.configs import Small
+from parity_tests.families.facts import smalls
+from parity_tests.families.parts import Part
 
-from .aliases import ROOT
-
-PAGE = ROOT / "docs" / "models.md"
+PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 MARKS = text_between("<!-- served -->", "<!-- end of served -->")
 HEAD = ("type", "layers", "they see", "worst error", "proven on")
 
 
-def smalls(name: str) -> list[Small | Part]:
-    """The small configs that prove a model type: all of a family, of an alias one for each part."""
-    family = ALIASES.get(name, name)
-    of = [small for small in (*CONFIGS, *PARTS) if small.name == family]
-    if name == family:
-        return of
-    first = {getattr(small, "part", ""): small for small in reversed(of)}
-    return [replace(small, alias=name) for small in first.values()]
+def first_smalls(name: str) -> list[Small | Part]:
+    """The small configs that prove a type: all of a family, of an alias one for each part."""
+    every = smalls(name)
+    if name not in ALIASES:
+        return every
+    first = {getattr(small, "part", ""): small for small in reversed(every)}
+    return [*first.values()]
 
 
 def layer_of(small: Small | Part) -> nnx.Module:
@@ -61,7 +60,7 @@ def sight(layer: nnx.Module) -> str:
 def row(name: str) -> tuple[str, ...]:
     """What the table says of a model type, which is proven for it."""
     layers, seen, errors = dict[str, None](), dict[str, None](), list[float]()
-    for small in smalls(name):
+    for small in first_smalls(name):
         layer = layer_of(small)
         layers[type(layer).__name__] = None
         seen[sight(layer)] = None
@@ -72,20 +71,35 @@ def row(name: str) -> tuple[str, ...]:
     return name, ", ".join(layers), ", ".join(seen), f"{max(errors):.0e}", today
 
 
-def rows(kept: Path) -> Iterator[tuple[str, ...]]:
-    """The rows of all types; those in the file are not proven again, the others are added to it."""
-    lines = kept.read_text().splitlines() if kept.exists() else []
-    known = {line.split("|")[0]: tuple(line.split("|")) for line in lines}
-    for name in families.TYPES:
-        if name not in known:
-            known[name] = row(name)
-            with kept.open("a") as file:
-                file.write("|".join(known[name]) + "\n")
-        yield known[name]
+def rows_of_page() -> dict[str, tuple[str, ...]]:
+    """The rows that the page has, by model type."""
+    match = MARKS.search(PAGE.read_text("utf-8"))
+    assert match is not None
+    _, *rows = cells(match["table"])
+    return {each[0]: tuple(each) for each in rows}
+
+
+def write(rows: dict[str, tuple[str, ...]]) -> None:
+    """Puts the table into the page, with a row for each type that is served."""
+    made = table(HEAD, [rows[name] for name in families.TYPES if name in rows])
+    PAGE.write_text(fill(PAGE.read_text("utf-8"), MARKS, made), "utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("types", nargs="*", metavar="TYPE", help="model types; all by default")
+    parser.add_argument("--before", metavar="DATE", help="only types proven before this date")
+    options = parser.parse_args()
+    if unknown := sorted({*options.types} - {*families.TYPES}):
+        parser.error(f"no row of flax_attn/families is for {', '.join(unknown)}.")
+    rows = rows_of_page()
+    for name in options.types or families.TYPES:
+        if options.before is None or name not in rows or rows[name][-1] < options.before:
+            rows[name] = row(name)
+            write(rows)
+            print(*rows[name], sep=" | ", flush=True)
+    write(rows)
 
 
 if __name__ == "__main__":
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--write", required=True, type=Path, help="the file of proofs made already")
-    made = table(HEAD, list(rows(asked.parse_args().write)))
-    PAGE.write_text(fill(PAGE.read_text("utf-8"), MARKS, made), "utf-8")
+    main()

@@ -7,10 +7,8 @@ import pytest
 from flax import nnx
 
 from flax_attn import families
-from flax_attn.families._aliases import ALIASES, DEFAULTS
 from flax_attn.families._choose import SAME, WHY_NOT
-from flax_attn.families._config import Family
-from flax_attn.families._published import KNOWN
+from flax_attn.families._published import ALIASES, FACTS, KNOWN
 from flax_attn.families._table import FAMILIES
 from flax_attn.families._typos import distance
 from flax_attn.parity import judge
@@ -24,9 +22,10 @@ from parity_tests.tables import with_nightly
 from .described import described, described_part
 
 SERVED = [*FAMILIES, *ALIASES]
+ALONE = [name for name in ALIASES if name not in parts.MODELS]  # with one attention in a layer
 
 
-@pytest.mark.parametrize("alias", with_nightly(aliases.PLACES, commit=12))
+@pytest.mark.parametrize("alias", with_nightly(ALONE, commit=12))
 def test_an_alias_has_the_attention_of_its_family(alias, transformers):
     small = replace(next(x for x in CONFIGS if x.name == ALIASES[alias]), alias=alias)
     given = small.spelt("new")
@@ -50,7 +49,7 @@ def test_an_alias_has_all_three_attentions_of_its_family(alias, part, transforme
     assert plain == full
 
 
-@pytest.mark.parametrize("alias", with_nightly(aliases.PLACES, commit=4))
+@pytest.mark.parametrize("alias", with_nightly(ALONE, commit=4))
 def test_an_alias_has_the_defaults_of_its_own_class(alias, transformers):
     whole = {**witness.found(alias, "Config")().to_dict(), "model_type": alias}
     plain, full = (
@@ -62,12 +61,9 @@ def test_an_alias_has_the_defaults_of_its_own_class(alias, transformers):
 
 def test_aliases_are_of_families_and_no_families_themselves():
     assert {*ALIASES.values()} <= {*FAMILIES} and not {*ALIASES} & {*FAMILIES}
-    assert {*aliases.PLACES, *aliases.MODELS} == {*ALIASES} >= {*DEFAULTS}
+    assert {*aliases.PLACES, *aliases.MODELS} <= {*ALIASES}
     assert not {*aliases.PLACES} & {*aliases.MODELS}
-    for name, fields in DEFAULTS.items():
-        family = FAMILIES[ALIASES[name]]
-        known = family if isinstance(family, Family) else family["encoder"]
-        assert {*fields} <= {*known.defaults}
+    assert {*FACTS} == {*SERVED}
 
 
 def refused(name):

@@ -8,7 +8,7 @@ from flax_attn.parity import judge
 from parity_tests.core.pages.pages import text_of
 from parity_tests.tables import with_nightly
 
-from .page import HEAD, MARKS, layer_of, sight, smalls
+from .page import HEAD, MARKS, first_smalls, layer_of, sight
 
 found = MARKS.search(text_of("docs/models.md"))
 assert found is not None
@@ -31,7 +31,7 @@ def test_the_page_names_the_worst_errors():
 
 @pytest.mark.parametrize("name", with_nightly(SERVED, commit=24))
 def test_a_row_says_which_layers_there_are_and_what_they_see(name):
-    made = [layer_of(small) for small in smalls(name)]
+    made = [layer_of(small) for small in first_smalls(name)]
     layers = dict.fromkeys(type(layer).__name__ for layer in made)
     seen = dict.fromkeys(sight(layer) for layer in made)
     assert SERVED[name][1:3] == [", ".join(layers), ", ".join(seen)]

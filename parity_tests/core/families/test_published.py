@@ -10,6 +10,7 @@ from flax import nnx
 from flax_attn import families
 from flax_attn.families._choose import family_of, resolved
 from flax_attn.families._config import warn_once
+from flax_attn.families._published import facts_of
 from flax_attn.parity import judge
 from parity_tests.families import eager
 from parity_tests.families.configs import Small
@@ -74,7 +75,7 @@ def test_a_published_config_is_built_without_a_warning_or_refused(name):
 
 def compared(config, part):
     sub, rest = resolved(config, part)
-    sub = shrunk(sub, family_of(sub, rest)[0].defaults)
+    sub = shrunk(sub, facts_of(sub["model_type"]).defaults)
     for index in kinds(sub, rest)[0]:
         is_part = rest is not None
         name = sub["model_type"]

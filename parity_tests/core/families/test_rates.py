@@ -12,8 +12,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from flax_attn.families._config import Config, warn_once
+from flax_attn.families._published import facts_of
 from flax_attn.families._rope import parameters, rotary_of
-from flax_attn.families.llama import FAMILY
 from flax_attn.parity import judge
 from parity_tests.tables import with_nightly
 
@@ -56,7 +56,7 @@ def drawn(seed: int) -> dict:
 
 
 def ours(rope: dict) -> tuple[np.ndarray, float]:
-    config = Config({"model_type": "llama", **HEADS}, FAMILY.defaults, FAMILY.names)
+    config = Config({"model_type": "llama", **HEADS}, facts_of("llama").defaults)
     rotary = rotary_of(config, parameters(config, rope, None))
     assert rotary.scaling is not None
     return np.asarray(rotary.scaling.rates(rotary.base, 16, None)), rotary.scaling.magnitude

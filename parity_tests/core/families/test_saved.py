@@ -11,16 +11,16 @@ import pytest
 from flax import nnx
 
 from flax_attn import families, weights
-from flax_attn.families._aliases import ALIASES
 from flax_attn.families._choose import resolved
 from flax_attn.families._naming import _layers
+from flax_attn.families._published import ALIASES
 from flax_attn.families._saved import SAVED
 from flax_attn.layers import CrossLayerAttention
 from flax_attn.parity import judge, port
 from flax_attn.parity.draw import normal
 from flax_attn.weights.checkpoint import Checkpoint
-from parity_tests.core.families.paths import model_of, small_of
-from parity_tests.families import eager, parts, witness
+from parity_tests.families import eager, parts
+from parity_tests.families.facts import model_of, smalls
 from parity_tests.families.parts import PARTS
 from parity_tests.tables import with_nightly
 
@@ -28,7 +28,7 @@ from .test_whole import alike, at
 
 # Of which some layers, that read what an earlier one chose, are refused, and so the whole.
 ONE_LAYER = ("glm_moe_dsa",)
-TYPES = sorted({*witness.PLACES, *parts.MODELS})
+TYPES = families.TYPES
 # Of each way to write names one, and files with numbers or tables that JSON or layers do not have.
 COMMIT = ("vit", "dinov2", "dinov3_vit", "kimi_linear", "nomic_bert", "olmo_hybrid", "segformer")
 COMMIT += ("swin", "tipsv2_vision_model", "minimax", "mamba2", "gpt2", "bert", "t5", "falcon_h1")
@@ -36,8 +36,8 @@ COMMIT += ("swin", "tipsv2_vision_model", "minimax", "mamba2", "gpt2", "bert", "
 
 def of_type(name):
     """The small configs of a model type, or one for each part."""
-    if name in witness.PLACES:
-        return small_of(name)
+    if name not in parts.MODELS:
+        return smalls(name)
     family = ALIASES.get(name, name)
     first = {small.part: small for small in reversed(PARTS) if small.name == family}
     return [replace(small, alias="" if name == family else name) for small in first.values()]

@@ -8,13 +8,12 @@ from flax import nnx
 
 from flax_attn import families
 from flax_attn.families import _unread
-from flax_attn.families._aliases import ALIASES
 from flax_attn.families._choose import _READ_BY_ANY
 from flax_attn.families._config import Config, Family, warn_once
-from flax_attn.families._published import CLASS_FIELDS, KNOWN
+from flax_attn.families._published import ALIASES, KNOWN, facts_of
 from flax_attn.families._table import FAMILIES
 from parity_tests.core.drawing import float64 as float64
-from parity_tests.families.aliases import PLACES
+from parity_tests.families import parts
 from parity_tests.families.configs import CONFIGS
 from parity_tests.families.parts import PARTS
 from parity_tests.tables import each
@@ -139,10 +138,10 @@ def test_a_config_that_is_refused_warns_of_nothing():
 
 
 def test_the_defaults_of_every_class_warn_of_nothing(transformers):
-    from .published import class_of
+    from parity_tests.families.facts import config_class
 
     for name in SERVED:
-        given = {**class_of(name)().to_dict(), "model_type": name}
+        given = {**config_class(name)().to_dict(), "model_type": name}
         if name in FAULTY:
             with pytest.raises(ValueError, match=FAULTY[name]):
                 built(given, **part_of(name))
@@ -150,11 +149,10 @@ def test_the_defaults_of_every_class_warn_of_nothing(transformers):
             assert not said(given, **part_of(name)), name
 
 
-def test_what_is_written_of_transformers_is_so(transformers):
-    from .published import class_fields, known
+def test_the_types_of_transformers_are_known(transformers):
+    from parity_tests.families.facts import others
 
-    assert KNOWN == {*known()} and CLASS_FIELDS == class_fields()
-    assert len({*KNOWN, *SERVED}) > 800
+    assert KNOWN == {*others()} and len({*KNOWN, *SERVED}) > 800
 
 
 def test_what_a_family_reads_is_known_to_it(monkeypatch):
@@ -176,7 +174,8 @@ def test_what_a_family_reads_is_known_to_it(monkeypatch):
         for spelling in ("old", "new"):
             asked.clear()
             built(small.spelt(spelling), small.index, **how)
-            read = _unread.read_by(entry if isinstance(entry, Family) else entry[small.part])
+            row = entry if isinstance(entry, Family) else entry[small.part]
+            read = _unread.read_by(row, facts_of(small.name))
             assert asked - {"model_type"} <= read | _unread.GENERAL, small
             assert asked & {*_READ_BY_ANY}
 
@@ -184,6 +183,7 @@ def test_what_a_family_reads_is_known_to_it(monkeypatch):
 def test_fields_that_the_class_of_an_alias_lacks_do_what_they_do_there(float64, transformers):
     from .aliases import lacking, tried_lacking
 
-    aliases = [alias for alias in PLACES if lacking(alias, ALIASES[alias])]
+    alone = [alias for alias in ALIASES if alias not in parts.MODELS]
+    aliases = [alias for alias in alone if lacking(alias, ALIASES[alias])]
     assert {"dots1", "emu3_text_model"} <= {*aliases}
     assert not [fault for alias in aliases if (fault := tried_lacking(alias, ALIASES[alias]))]

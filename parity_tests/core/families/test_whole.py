@@ -7,21 +7,20 @@ import pytest
 from flax import nnx
 
 from flax_attn import families, weights
-from flax_attn.families._aliases import ALIASES
 from flax_attn.families._choose import family_of
 from flax_attn.families._naming import _layers
-from flax_attn.families._paths import PATHS
+from flax_attn.families._published import ALIASES
 from flax_attn.families._whole import Named, of_all
 from flax_attn.parity import Rule, port
 from flax_attn.weights.known_layers import flax_state
-from parity_tests.core.families.paths import model_of, small_of, unusual
 from parity_tests.families import parts, witness
+from parity_tests.families.facts import model_of, smalls
 from parity_tests.families.parts import PARTS
 from parity_tests.tables import with_nightly
 
 NOWHERE_ELSE = ("albert", "longcat_flash")  # layers with one attention, a layer with two
 UNSERVED = ("glm_moe_dsa",)  # some of whose layers read what an earlier one has chosen
-SERVED = [name for name in witness.PLACES if name not in UNSERVED]
+SERVED = [name for name in families.TYPES if name not in (*UNSERVED, *parts.MODELS)]
 LLAMA = {"model_type": "llama", "hidden_size": 12, "num_attention_heads": 3}
 
 
@@ -77,7 +76,7 @@ def fills_all(given, model, paths, to=None, **how):
 
 @pytest.mark.parametrize("name", with_nightly(SERVED, commit=9))
 def test_one_load_fills_every_attention(name, transformers):
-    for small in small_of(name):
+    for small in smalls(name):
         config = witness.config_of(small.spelt("new"), name)
         model, given = model_of(config, name), config.to_dict()
         layers = _layers(given, None, "transformers", ("", None))
@@ -119,11 +118,6 @@ def test_a_rule_keeps_what_it_is_in_a_module():
         == 'Rule.shifted("a.*.w -> b.*.scale", by=1.0)'
     )
     assert str(Rule.tied("b -> a").inside("m", "n")) == 'Rule.tied("m.b -> m.a")'
-
-
-@pytest.mark.nightly
-def test_the_generated_paths_are_those_of_today(transformers):
-    assert unusual() == PATHS
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from flax import nnx
 
 import flax_attn as fa
 from flax_attn import CAUSAL, FULL, Rotary, Rules, frozen
-from flax_attn.families.llama4_text import Temperature
+from flax_attn.families._scores import Temperature
 from flax_attn.layers import _recurrent as recurrent
 from parity_tests.core import layer_facts
 
