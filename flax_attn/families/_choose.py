@@ -116,7 +116,8 @@ def family_of(config: Mapping[str, Any], part: str | None) -> tuple[Family, Conf
     family = _of_part(name, entry, part)
     facts = facts_of(name)
     defaults = {**facts.defaults, **family.defaults}
-    return family, family.derived(Config({**config, **facts.fixed}, defaults, family.names))
+    names = {**facts.names, **family.names}
+    return family, family.derived(Config({**config, **facts.fixed}, defaults, names))
 
 
 def places_of(family: Family, config: Config, index: int) -> tuple[str, ...]:

@@ -170,7 +170,7 @@ class Family(NamedTuple):
     Attributes:
       attention: builds the layer from a config, an index and the arguments common to all layers.
       rules: returns the rules of the layer's weights from a config and an index.
-      names: names of fields in its files, see `Config`.
+      names: names of fields in its files that its class does not map, see `Config`.
       defaults: of fields that the class in transformers lacks or derives; `published.json` holds
         those of the others.
       gguf: the rules for a GGUF file of llama.cpp; None if unknown.

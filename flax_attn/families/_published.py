@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ._config import NOTHING, USUAL
+from ._config import NONE, NOTHING, USUAL, Names
 
 INFINITY = {"__float__": "Infinity"}  # as transformers writes it, since JSON has no such number
 
@@ -18,6 +18,7 @@ class Facts(NamedTuple):
 
     Attributes:
       defaults: of the fields that its attention reads, by the names of its config's class.
+      names: of fields that the class has under another name too, both, as in `Family`.
       alias: the model type whose attention it has, if not one of its own.
       fixed: fields of that type which its class lacks, with what it does whatever a file says.
       path: of a layer's attention in the whole model, {} for its number.
@@ -26,6 +27,7 @@ class Facts(NamedTuple):
     """
 
     defaults: Mapping[str, Any] = NOTHING
+    names: Names = NONE
     alias: str = ""
     fixed: Mapping[str, Any] = NOTHING
     path: str = USUAL

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from flax import nnx
 
 from ._as_built import is_as_built
-from ._config import ByPart, Family, warn_once
+from ._config import ByPart, Family, Names, warn_once
 from ._published import Facts, facts_of
 from ._typos import nearest_name
 
@@ -24,9 +24,14 @@ GENERAL = {
 }
 
 
+def names_of(family: Family, facts: Facts) -> Names:
+    """The names of fields in the files of a model type."""
+    return {**facts.names, **family.names}
+
+
 def read_by(family: Family, facts: Facts) -> set[str]:
     """All fields that a model type reads, under every name in its files."""
-    others = (name for names in family.names.values() for name in names)
+    others = (x for names in names_of(family, facts).values() for x in names)
     names = {*facts.defaults, *facts.fixed, *family.defaults, *ALWAYS, *others}
     has_rope = "rope_theta" in {*names, *family.names} or "rope_parameters" in names
     return {*names, *(ROTARY if has_rope else ())}
@@ -49,7 +54,8 @@ def read_by_any(families: Mapping[str, Family | ByPart]) -> dict[str, Reading]:
         for name, entry in families.items()
         for row in ([entry] if isinstance(entry, Family) else entry.values())
     ]
-    words = {x: word for row, _ in each for word, names in row.names.items() for x in names}
+    every = (names_of(row, facts).items() for row, facts in each)
+    words = {x: word for pairs in every for word, names in pairs for x in names}
     defaults: dict[str, list[Any]] = {
         name: [] for row, facts in each for name in read_by(row, facts) - GENERAL
     }
@@ -85,7 +91,7 @@ def unread(
             continue
         if field in by_any:
             word, treats_false_as_set = by_any[field]
-            names = {*family.names.get(word, (word,))} - {field}
+            names = {*names_of(family, facts).get(word, (word,))} - {field}
             is_explicit = value or (value is False and treats_false_as_set)
             if is_explicit and all(config.get(each) != value for each in names):
                 fields[field] = None

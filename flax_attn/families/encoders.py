@@ -9,7 +9,7 @@ from ..masks import CAUSAL, FULL, Mask, Window
 from ..norms import RMSNorm
 from ..positions import Axial, Rotary
 from ..weights.rule import Rule
-from ._config import NONE, ByPart, Config, Family
+from ._config import NONE, ByPart, Config, Family, Names
 from ._fused import fused
 from ._kinds import (
     KINDS,
@@ -180,7 +180,7 @@ def modernbert_rules(config: Config, index: int) -> tuple[Rule, ...]:
 def bart_like(*, key_bias: bool) -> ByPart:
     """The rows of a model whose layers are all `CrossAttention`; `key_bias` as in the layer."""
 
-    def row(names: Any, module: str, mask: Mask = FULL) -> Family:
+    def row(names: Names, module: str, mask: Mask = FULL) -> Family:
         def attention(config: Config, index: int, init: Mapping[str, Any]) -> CrossAttention:
             arguments = causal_only(config, index) if mask == CAUSAL else {}
             sizes = (config.count("hidden_size"), config.query_heads()[0])
@@ -190,19 +190,13 @@ def bart_like(*, key_bias: bool) -> ByPart:
         return Family(attention, names=names, path=at(module))
 
     return {
-        "encoder": row(IN_ENCODER, "encoder.layers.{}.self_attn"),
+        "encoder": row(NONE, "encoder.layers.{}.self_attn"),
         "decoder": row(IN_DECODER, "decoder.layers.{}.self_attn", CAUSAL),
         "cross": row(IN_DECODER, "decoder.layers.{}.encoder_attn"),
     }
 
 
-IN_ENCODER = {
-    "hidden_size": ("d_model", "hidden_size"),
-    "num_hidden_layers": ("encoder_layers", "num_hidden_layers"),
-    "num_attention_heads": ("encoder_attention_heads", "num_attention_heads"),
-}
 IN_DECODER = {
-    "hidden_size": ("d_model", "hidden_size"),
     "num_hidden_layers": ("decoder_layers",),
     "num_attention_heads": ("decoder_attention_heads",),
 }
@@ -290,11 +284,6 @@ ROWS: Mapping[str, Family | ByPart] = {
         rules=renamed(
             *("q_lin -> q_proj", "k_lin -> k_proj", "v_lin -> v_proj", "out_lin -> o_proj")
         ),
-        names={
-            "hidden_size": ("dim", "hidden_size"),
-            "num_hidden_layers": ("n_layers", "num_hidden_layers"),
-            "num_attention_heads": ("n_heads", "num_attention_heads"),
-        },
     ),
     "eurobert": encoder(BIASES, ROTARY, bidirectional),
     "hubert": SIGLIP,

@@ -214,12 +214,7 @@ def persimmon_rules(config: Config, index: int) -> tuple[Rule, ...]:
     return (*head_by_head("query_key_value")(config, index), *phi_rules(config, index))
 
 
-GPT2_NAMES = {
-    "hidden_size": ("n_embd", "hidden_size"),
-    "num_hidden_layers": ("n_layer", "num_hidden_layers"),
-    "num_attention_heads": ("n_head", "num_attention_heads"),
-    "attention_dropout": ("attn_pdrop",),
-}
+ATTN_PDROP = {"attention_dropout": ("attn_pdrop",)}
 PHI_NORMS = layer_norms("qk_layernorm", by_head=False, use_bias=True)
 # The output's dropout (resid_pdrop, hidden_dropout) and residual sums stand outside these layers.
 ROWS: Mapping[str, Family] = {
@@ -228,13 +223,9 @@ ROWS: Mapping[str, Family] = {
         bloom_score,
         ALL_BIASES,
         rules=head_by_head("query_key_value", Rule("dense -> o_proj")),
-        names={
-            "hidden_size": ("hidden_size", "n_embed"),
-            "num_hidden_layers": ("n_layer", "num_hidden_layers"),
-            "num_attention_heads": ("n_head", "num_attention_heads"),
-        },
+        names={"hidden_size": ("hidden_size", "n_embed")},
     ),
-    "codegen": decoder(in_shards, multi_head, gptj_rotary, rules=codegen_rules, names=GPT2_NAMES),
+    "codegen": decoder(in_shards, multi_head, gptj_rotary, rules=codegen_rules, names=ATTN_PDROP),
     "falcon": decoder(
         falcon_layer,
         biases("bias"),
@@ -244,18 +235,14 @@ ROWS: Mapping[str, Family] = {
             "num_key_value_heads": ("num_kv_heads",),
         },
     ),
-    "gpt2": decoder(multi_head, gpt2_scale, ALL_BIASES, rules=gpt2_rules, names=GPT2_NAMES),
-    "gpt_bigcode": decoder(bigcode_layer, ALL_BIASES, rules=bigcode_rules, names=GPT2_NAMES),
+    "gpt2": decoder(multi_head, gpt2_scale, ALL_BIASES, rules=gpt2_rules, names=ATTN_PDROP),
+    "gpt_bigcode": decoder(bigcode_layer, ALL_BIASES, rules=bigcode_rules, names=ATTN_PDROP),
     "gpt_neo": decoder(
         multi_head,
         gpt_neo_mask,
         rules=renamed(
             *(f"attention.{x}_proj -> {x}_proj" for x in "qkv"), "attention.out_proj -> o_proj"
         ),
-        names={
-            "num_hidden_layers": ("num_layers", "num_hidden_layers"),
-            "num_attention_heads": ("num_heads", "num_attention_heads"),
-        },
         defaults={"attention_types": [[["global", "local"], 12]], "attention_layers": None},
     ),
     "gpt_neox": decoder(
@@ -265,16 +252,11 @@ ROWS: Mapping[str, Family] = {
         rules=head_by_head("query_key_value", Rule("dense -> o_proj"), bias="attention_bias"),
         names={"rope_theta": ("rotary_emb_base",), "partial_rotary_factor": ("rotary_pct",)},
     ),
-    "gptj": decoder(multi_head, gptj_rotary, rules=renamed("out_proj -> o_proj"), names=GPT2_NAMES),
+    "gptj": decoder(multi_head, gptj_rotary, rules=renamed("out_proj -> o_proj"), names=ATTN_PDROP),
     "mpt": decoder(
         multi_head,
         mpt_layer,
         rules=mpt_rules,
-        names={
-            "hidden_size": ("d_model", "hidden_size"),
-            "num_hidden_layers": ("n_layers", "num_hidden_layers"),
-            "num_attention_heads": ("n_heads", "num_attention_heads"),
-        },
     ),
     "opt": decoder(multi_head, biases("enable_bias"), rules=renamed("out_proj -> o_proj")),
     "persimmon": decoder(

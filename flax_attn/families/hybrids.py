@@ -395,7 +395,6 @@ ROWS: Mapping[str, Family] = {
         has_griffin,
         Family(griffin, renamed("rg_lru.* -> *")),
         decoder(recurrent_gemma_attention),
-        names={"sliding_window": ("attention_window_size", "sliding_window")},
         defaults={"max_position_embeddings": 8192},
     ),
 }

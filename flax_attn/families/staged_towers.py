@@ -259,9 +259,8 @@ def _patches(config: Config) -> int:
 SWIN_TABLE = "relative_position_bias_table"
 DROPOUT = {"attention_dropout": ("attention_probs_dropout_prob",)}
 IN_STAGES = {**DROPOUT, "num_encoder_blocks": ("num_encoder_blocks", "num_hidden_layers")}
-SWIN_NAMES = {"num_attention_heads": ("num_heads", "num_attention_heads"), **DROPOUT}
 SWIN = {
-    "names": SWIN_NAMES,
+    "names": DROPOUT,
     "path": at_block("encoder.layers.{}.blocks.{}.attention"),
     "derived": counted,
     "defaults": {"hidden_size": None},  # after the last stage; in files, but derived by the class

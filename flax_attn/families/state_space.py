@@ -341,7 +341,6 @@ ROWS: Mapping[str, Family | ByPart] = {
         Family(nemotron_mamba, lambda config, index: RULES),
         decoder(),
         names={
-            "layer_types": ("layers_block_type", "layer_types"),
             "mamba_n_heads": ("mamba_num_heads",),
             "mamba_d_head": ("mamba_head_dim",),
             "mamba_n_groups": ("n_groups", "mamba_n_groups"),

@@ -15,12 +15,9 @@ from ._kinds import check_causal
 from ._parts import at
 
 NAMES = {
-    "hidden_size": ("d_model", "hidden_size"),
     "head_dim": ("d_kv", "head_dim"),
-    "num_attention_heads": ("num_heads", "num_attention_heads"),
     "attention_dropout": ("dropout_rate",),
 }
-ENCODER = {**NAMES, "num_hidden_layers": ("num_layers", "num_hidden_layers")}
 DECODER = {**NAMES, "num_hidden_layers": ("num_decoder_layers",)}
 
 
@@ -83,7 +80,7 @@ def rows(has_bias: Callable[[int], bool]) -> ByPart:
     """The rows of a model; in `cross`, no layer has a bias."""
     block = "{}.block.{{}}.layer.{}"
     return {
-        "encoder": part(ENCODER, block.format("encoder", "0.SelfAttention"), has_bias),
+        "encoder": part(NAMES, block.format("encoder", "0.SelfAttention"), has_bias),
         "decoder": part(DECODER, block.format("decoder", "0.SelfAttention"), has_bias, True),
         "cross": part(DECODER, block.format("decoder", "1.EncDecAttention"), lambda index: False),
     }

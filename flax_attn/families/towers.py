@@ -52,14 +52,10 @@ def in_thirds(bias: str = "") -> LayerRules:
     return rules
 
 
-NAMES = {
-    "num_hidden_layers": ("depth", "num_hidden_layers"),
-    "num_attention_heads": ("num_heads", "num_attention_heads"),
-}
-IN_BLOCKS = {"names": NAMES, "path": at("blocks.{}.attn")}
+IN_BLOCKS = at("blocks.{}.attn")
 # Qwen2.5-VL's blocks except fullatt_block_indexes attend within windows: pass `mask=Segments(ids)`.
-QWEN = encoder(ALL_BIASES, rows_and_columns(), NO_DROPOUT, rules=in_thirds(), **IN_BLOCKS)
-GLM = encoder(input_biases(), rows_and_columns(), rules=in_thirds("attention_bias"), **IN_BLOCKS)
+QWEN = encoder(ALL_BIASES, rows_and_columns(), NO_DROPOUT, rules=in_thirds(), path=IN_BLOCKS)
+GLM = encoder(input_biases(), rows_and_columns(), rules=in_thirds("attention_bias"), path=IN_BLOCKS)
 ROWS: Mapping[str, Family] = {
     "glm4v_moe_vision": GLM,
     "glm4v_vision": GLM,
@@ -72,7 +68,7 @@ ROWS: Mapping[str, Family] = {
     "pixtral": encoder(rows_and_columns(shared=True), path=at("transformer.layers.{}.attention")),
     "qwen2_5_vl_vision": QWEN,
     # Its hidden_size is the width of another part of the model.
-    "qwen2_vl_vision": QWEN._replace(names={**NAMES, "hidden_size": ("embed_dim",)}),
+    "qwen2_vl_vision": QWEN._replace(names={"hidden_size": ("embed_dim",)}),
     "qwen3_5_moe_vision": QWEN,
     "qwen3_5_vision": QWEN,
     "qwen3_vl_moe_vision": QWEN,

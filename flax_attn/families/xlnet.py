@@ -15,13 +15,6 @@ from ..weights.rule import Rule
 from ._config import Config, Family
 from ._parts import at
 
-NAMES = {
-    "hidden_size": ("d_model", "hidden_size"),
-    "num_hidden_layers": ("n_layer", "num_hidden_layers"),
-    "num_attention_heads": ("n_head", "num_attention_heads"),
-    "attention_dropout": ("dropout",),
-}
-
 
 def attention(config: Config, index: int, init: Mapping[str, Any]) -> RelativeShiftAttention:
     """`rel_attn` of XLNetModel."""
@@ -64,4 +57,8 @@ def rules(config: Config, index: int) -> tuple[Rule, ...]:
     return (*inner, outer, Rule.skip("layer_norm"))
 
 
-ROWS = {"xlnet": Family(attention, rules, NAMES, path=at("layer.{}.rel_attn"))}
+ROWS = {
+    "xlnet": Family(
+        attention, rules, {"attention_dropout": ("dropout",)}, path=at("layer.{}.rel_attn")
+    )
+}

@@ -71,6 +71,11 @@ def config_class(name: str) -> Any:
     return witness.found(name, "Config")
 
 
+def class_names(name: str) -> dict[str, tuple[str, str]]:
+    """Fields that its config's class has under another name too, by the more common one."""
+    return {x: (mapped, x) for x, mapped in config_class(name).attribute_map.items()}
+
+
 @cache
 def class_fields(name: str) -> dict[str, Any]:
     """The fields of its config's class, with their defaults."""
@@ -133,13 +138,16 @@ def is_named(name: str, field: str) -> bool:
     return re.search(rf'config\.{field}\b|config, "{field}"', source(name)) is not None
 
 
+@cache
 def fields_read(name: str) -> dict[str, str]:
     """The fields that a type's row reads of its small configs: by the class's names, ours."""
     record, value_of = dict[str, str](), Config.__getitem__
 
     def recorded(config: Config, field: str) -> Any:
         if field not in config._fixed:
-            record[config._names.get(field, (field,))[0]] = field
+            first = config._names.get(field, (field,))[0]
+            if field != first or first not in record:  # T5 reads a field by both its names
+                record[first] = field
         return value_of(config, field)
 
     facts = facts_of(name)
@@ -147,9 +155,10 @@ def fields_read(name: str) -> dict[str, str]:
         for small in smalls(name):
             row = rows(name)[0] if isinstance(small, Small) else _row_of_part(name, small.part)
             defaults = {**all_defaults(name), **row.defaults}
+            names = {**class_names(name), **row.names}
             for spelling in ("new", "old"):
                 given = {**small.spelt(spelling), **facts.fixed}
-                config = row.derived(Config(given, defaults, row.names))
+                config = row.derived(Config(given, defaults, names))
                 for index in range(config.count("num_hidden_layers")):
                     _build(row, config, index, is_compared=index == small.index)
     return record
@@ -175,6 +184,12 @@ def _build(row: Family, config: Config, index: int, is_compared: bool) -> None:
 
 def _init() -> dict[str, Any]:
     return {"rngs": nnx.Rngs(0), "dtype": None, "param_dtype": jnp.float32}
+
+
+def names_of(name: str) -> dict[str, tuple[str, str]]:
+    """Names of the fields that its row reads, where its class maps them and no row names them."""
+    read, mapped = fields_read(name).items(), class_names(name)
+    return {x: mapped[x] for first, x in read if x in mapped and first == mapped[x][0]}
 
 
 def defaults_of(name: str) -> dict[str, Any]:
@@ -263,9 +278,15 @@ def ignored_by(name: str, facts: Facts) -> list[str]:
 def facts(name: str) -> dict[str, Any]:
     """What the file says of a type, but for the fields that it ignores."""
     before = facts_of(name)
-    record = {"alias": before.alias, "fixed": dict(before.fixed), "defaults": defaults_of(name)}
     path = path_of(name)
-    return {**record, "path": "" if path == USUAL else path, "buffers": buffers_of(name)}
+    return {
+        "alias": before.alias,
+        "fixed": dict(before.fixed),
+        "defaults": defaults_of(name),
+        "names": names_of(name),
+        "path": "" if path == USUAL else path,
+        "buffers": buffers_of(name),
+    }
 
 
 def others() -> list[str]:

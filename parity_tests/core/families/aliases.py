@@ -174,7 +174,9 @@ def register(alias: str, family: str, fixed: Mapping[str, object]) -> None:
     """Serves a model type as an alias, with the defaults of its class."""
     FACTS[alias], ALIASES[alias] = Facts(alias=family, fixed=fixed), family
     SERVED.add(alias)
-    FACTS[alias] = FACTS[alias]._replace(defaults=facts.defaults_of(alias))
+    facts.fields_read.cache_clear()
+    names, defaults = facts.names_of(alias), facts.defaults_of(alias)
+    FACTS[alias] = FACTS[alias]._replace(names=names, defaults=defaults)
 
 
 def forget(alias: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 from flax_attn.families._published import ALIASES, FACTS, KNOWN, VERSION, facts_of
 from flax_attn.families._table import FAMILIES, TYPES
 from flax_attn.weights.buffers import _may_be_buffer
-from parity_tests.families import facts, parts
+from parity_tests.families import facts
 from parity_tests.families.configs import CONFIGS, SIZES
 from parity_tests.families.parts import PARTS
 from parity_tests.tables import with_nightly
@@ -74,5 +74,4 @@ def test_a_field_that_no_small_config_can_build_is_told(transformers, monkeypatc
     wrong = replace(small, fields={**small.fields, "num_key_value_heads": 5})
     monkeypatch.setattr(facts, "smalls", lambda name: [wrong])
     with pytest.raises(ValueError, match="num_key_value_heads must divide"):
-        facts.fields_read("qwen3")
-    assert not isinstance(parts.MODELS.get("qwen3"), str)
+        facts.fields_read.__wrapped__("qwen3")
