@@ -22,20 +22,20 @@ NAMES = {"head_dim": ("qk_rope_head_dim",)}  # of the rotary, which is of a part
 
 
 def latent(
-    layout: Callable[[Config], Layout | None],
+    layout: Layout | None,
 ) -> Callable[[Config, int, Mapping[str, Any]], LatentAttention]:
-    """Builds the layer from a config's sizes, biases, rotary and dropout; see `arguments`.
-
-    Args:
-      layout: returns the layout of a config's rotary pairs; None for no rotary.
-    """
+    """Builds the layer from a config's sizes, biases, rotary and dropout; see `arguments`."""
 
     def attention(config: Config, index: int, init: Mapping[str, Any]) -> LatentAttention:
-        pairs = layout(config)
-        rope: Rope = {} if pairs is None else rope_of(config)
-        return LatentAttention(**arguments(config, init, pairs, rope))
+        rope: Rope = {} if layout is None else rope_of(config)
+        return LatentAttention(**arguments(config, init, layout, rope))
 
     return attention
+
+
+def deepseek_v3(config: Config, index: int, init: Mapping[str, Any]) -> LatentAttention:
+    """DeepSeek-V2's, with a configurable layout of rotary pairs."""
+    return latent(layout_of(config))(config, index, init)
 
 
 def arguments(
@@ -44,8 +44,6 @@ def arguments(
     """Returns the constructor arguments of a layer with latent keys and values.
 
     Args:
-      config: of the model.
-      init: rngs and dtypes.
       layout: of the rotary pairs; None for no rotary.
       rope: the rotary parameters.
 
@@ -142,16 +140,12 @@ def _indexed(
     )
 
 
-def value_width(config: Config) -> Config:
-    """MiniCPM3's config, whose values are hidden_size / heads wide unless configured."""
+def minicpm3(config: Config, index: int, init: Mapping[str, Any]) -> LatentAttention:
+    """Values are hidden_size / heads wide unless configured; rotary pairs are of halves."""
     n, width = config.count("num_attention_heads"), config.count("hidden_size")
     each = check_divides("num_attention_heads", n, "hidden_size", width)
-    return config if config["v_head_dim"] is not None else config.replaced(v_head_dim=each)
-
-
-def minicpm3(config: Config, index: int, init: Mapping[str, Any]) -> LatentAttention:
-    """DeepSeek-V2's attention, with rotary pairs of halves."""
-    return latent(lambda config: "half")(value_width(config), index, init)
+    config = config if config["v_head_dim"] is not None else config.replaced(v_head_dim=each)
+    return latent("half")(config, index, init)
 
 
 def mistral4(config: Config, index: int, init: Mapping[str, Any]) -> LatentAttention:
@@ -176,9 +170,9 @@ def _check_share(config: Config) -> None:
 
 
 ROWS: Mapping[str, Family] = {
-    "deepseek_v2": Family(latent(lambda config: "interleaved"), names=NAMES),
+    "deepseek_v2": Family(latent("interleaved"), names=NAMES),
     # The class derives head_dim, and takes a rotary of another width from a file that has it.
-    "deepseek_v3": Family(latent(layout_of), names={"head_dim": ("qk_rope_head_dim", "head_dim")}),
+    "deepseek_v3": Family(deepseek_v3, names={"head_dim": ("qk_rope_head_dim", "head_dim")}),
     "deepseek_v32": Family(deepseek_v32, names=NAMES),
     "glm_moe_dsa": Family(
         glm_moe_dsa,

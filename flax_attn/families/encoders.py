@@ -11,13 +11,7 @@ from ..positions import Axial, Rotary
 from ..weights.rule import Rule
 from ._config import NONE, ByPart, Config, Family, Names
 from ._fused import fused
-from ._kinds import (
-    KINDS,
-    alternating,
-    by_layer_types,
-    causal_window,
-    check_causal,
-)
+from ._kinds import KINDS, alternating, by_layer_types, causal_window, check_causal
 from ._parts import (
     ALL_BIASES,
     BIASES,

@@ -38,7 +38,6 @@ def sharing(
 
     Args:
       config: with the sizes of the layer.
-      init: rngs and dtypes.
       is_later: whether it reads them.
       own_values: whether its values have a projection of their own.
       parts: further arguments of the layer.

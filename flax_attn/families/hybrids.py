@@ -357,7 +357,7 @@ ROWS: Mapping[str, Family] = {
     "kimi_linear": hybrid(
         has_kimi_delta,
         Family(kimi_delta, kimi_rules),
-        Family(latent(lambda config: None)),
+        Family(latent(None)),
         defaults={"linear_attn_config": None},
     ),
     "lfm2": LFM2,

@@ -74,7 +74,6 @@ def reduced(
       config: of the model.
       stage: from 0.
       ratios: the field with the reduction ratio of each stage.
-      init: rngs and dtypes.
       layer_kwargs: further arguments of the layer.
     """
     width, heads = (entry(config, x, stage) for x in ("hidden_sizes", "num_attention_heads"))
@@ -150,9 +149,6 @@ def windows(
     """Builds the layer of a block.
 
     Args:
-      config: of the model.
-      index: of the block.
-      init: rngs and dtypes.
       window: side of the window.
       shifted: whether the windows are shifted in every second block.
       layer_kwargs: further arguments of the layer.

@@ -27,8 +27,6 @@ def build_mamba2(
     """Builds a Mamba 2 layer from a config's sizes and limits.
 
     Args:
-      config: of the model.
-      init: rngs and dtypes.
       eps: name of the field with the norm's epsilon.
       width: of all heads together; None for `mamba_expand * hidden_size`.
       parts: further arguments of the layer.
@@ -55,40 +53,6 @@ def build_mamba2(
         conv_size=config.count("mamba_d_conv"),
         conv_bias=config.flag("mamba_conv_bias"),
         **{**layer_kwargs, **parts, **init},
-    )
-
-
-def build_mamba(
-    config: Config,
-    init: Mapping[str, Any],
-    norms: Literal["gains", "plain"] | None,
-    eps: float = 1e-6,
-    width: int | None = None,
-) -> Mamba:
-    """Builds a Mamba (version 1) layer from a config's sizes.
-
-    Args:
-      config: of the model.
-      init: rngs and dtypes.
-      norms, eps: as in the layer.
-      width: inner width; None for `mamba_expand * hidden_size`.
-
-    Raises:
-      ValueError: for an activation other than silu.
-    """
-    check_choice(config.name("hidden_act"), config["hidden_act"], "silu", "swish")
-    hidden, rank = config.count("hidden_size"), config["mamba_dt_rank"]
-    return Mamba(
-        hidden,
-        width=config.count("mamba_expand") * hidden if width is None else width,
-        state_dim=config.count("mamba_d_state"),
-        step_rank=None if rank == "auto" else config.count("mamba_dt_rank"),
-        conv_size=config.count("mamba_d_conv"),
-        conv_bias=config.flag("mamba_conv_bias"),
-        use_bias=config.flag("mamba_proj_bias"),
-        norms=norms,
-        eps=eps,
-        **init,
     )
 
 
@@ -135,7 +99,7 @@ def mamba2(eps: str, rules: LayerRules = lambda config, index: RULES, **row: Any
 def mamba(
     norms: Literal["gains", "plain"] | None, eps: str = "", width: str = "", **row: Any
 ) -> Family:
-    """The row of Mamba.
+    """The row of Mamba (version 1).
 
     Args:
       norms: as in the layer.
@@ -144,8 +108,21 @@ def mamba(
     """
 
     def attention(config: Config, index: int, init: Mapping[str, Any]) -> Mamba:
-        epsilon = config.number(eps) if eps else 1e-6
-        return build_mamba(config, init, norms, epsilon, config[width] if width else None)
+        check_choice(config.name("hidden_act"), config["hidden_act"], "silu", "swish")
+        hidden, inner = config.count("hidden_size"), config[width] if width else None
+        is_auto = config["mamba_dt_rank"] == "auto"
+        return Mamba(
+            hidden,
+            width=config.count("mamba_expand") * hidden if inner is None else inner,
+            state_dim=config.count("mamba_d_state"),
+            step_rank=None if is_auto else config.count("mamba_dt_rank"),
+            conv_size=config.count("mamba_d_conv"),
+            conv_bias=config.flag("mamba_conv_bias"),
+            use_bias=config.flag("mamba_proj_bias"),
+            norms=norms,
+            eps=config.number(eps) if eps else 1e-6,
+            **init,
+        )
 
     return Family(attention, lambda config, index: SELECTIVE_RULES, **row)
 
@@ -286,17 +263,16 @@ def nemotron_is_recurrent(config: Config, index: int) -> bool:
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "E": "moe", "-": "mlp"}
 _MIXERS = (*_LETTERS.values(),)
 _DEFAULT_MIXERS = ("linear_attention", "moe", "full_attention", "mlp")
-SELECTIVE_NAMES = {
+MAMBA_NAMES = {
     "mamba_expand": ("expand",),
     "mamba_d_state": ("state_size",),
-    "mamba_dt_rank": ("time_step_rank",),
     "mamba_d_conv": ("conv_kernel",),
     "mamba_conv_bias": ("use_conv_bias",),
     "mamba_proj_bias": ("use_bias",),
 }
 SELECTIVE = {
     "width": "intermediate_size",
-    "names": SELECTIVE_NAMES,
+    "names": {**MAMBA_NAMES, "mamba_dt_rank": ("time_step_rank",)},
     "defaults": {"intermediate_size": None},
 }
 MAMBA_FIRST, ATTENTION_FIRST = ("mamba", "self_attn"), ("self_attn", "mamba")
@@ -329,11 +305,7 @@ ROWS: Mapping[str, Family | ByPart] = {
             "mamba_n_heads": ("num_heads",),
             "mamba_d_head": ("head_dim",),
             "mamba_n_groups": ("n_groups",),
-            "mamba_d_state": ("state_size",),
-            "mamba_d_conv": ("conv_kernel",),
-            "mamba_expand": ("expand",),
-            "mamba_conv_bias": ("use_conv_bias",),
-            "mamba_proj_bias": ("use_bias",),
+            **MAMBA_NAMES,
         },
     ),
     "nemotron_h": hybrid(
