@@ -17,7 +17,7 @@ from ..rules import Rules
 from ..weights.rule import Rule
 from ._config import Config, Family
 from ._kinds import Kind, causal_window, check_causal, mask_of
-from ._rope import rotary
+from ._rope import rotary, rotary_by_kind
 
 Arguments = Mapping[str, Any]
 Chosen = Callable[[Config, int], Arguments]  # arguments that a config chooses
@@ -201,6 +201,16 @@ def layer_norms(field: str, by_head: bool = True, **how: Any) -> Chosen:
 def windows(kind: Kind) -> Chosen:
     """The mask of a layer's kind: causal, with a window in "sliding_attention"."""
     return lambda config, index: {"mask": mask_of(config, kind(config, index))}
+
+
+def by_kind(kind: Kind, **how: Any) -> Chosen:
+    """The rotary and the mask of a layer's kind; `how` is as in `rotary_by_kind`."""
+
+    def part(config: Config, index: int) -> Arguments:
+        name = kind(config, index)
+        return {"rotary": rotary_by_kind(config, name, **how), "mask": mask_of(config, name)}
+
+    return part
 
 
 def window_if(has_window: Callable[[Config], bool]) -> Chosen:

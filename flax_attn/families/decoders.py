@@ -39,6 +39,7 @@ from ._parts import (
     QKV_BIASES,
     ROTARY,
     Arguments,
+    by_kind,
     clipped,
     decoder,
     has_sliding_window,
@@ -51,7 +52,7 @@ from ._parts import (
     window_if,
     windows,
 )
-from ._rope import SHARE, rope_of, rotary, rotary_by_kind, rotary_of, rotary_of_kind, shares_in_file
+from ._rope import SHARE, rope_of, rotary, rotary_of, rotary_of_kind, shares_in_file
 from ._scores import TEMPERATURE_FIELDS, temperature
 
 # Parts that one model type has, or a few.
@@ -204,19 +205,17 @@ def equal_biases(config: Config, index: int) -> Arguments:
 
 
 def laguna_layer(config: Config, index: int) -> Arguments:
-    """The heads, the rotary, the mask and the gate of a layer of Laguna."""
-    kind = by_layer_types(lambda config, index: "full_attention")(config, index)
+    """The heads and the gate of a layer of Laguna, and what follows from its kind."""
     if config["num_attention_heads_per_layer"] is not None:
         heads = entry_of_layer(config, "num_attention_heads_per_layer", index)
         config = config.replaced(num_attention_heads=heads)
     per_head = config["gating"] is True or config["gating"] == "per-head"
     return {
         **HEAD_NORMS(config, index),
+        **by_kind(FULL_BY_DEFAULT, partial=True)(config, index),
         "heads": config.heads(),
         "gate": "head" if per_head else "full",
         "activation": "softplus",
-        "rotary": rotary_by_kind(config, kind, partial=True),
-        "mask": mask_of(config, kind),
     }
 
 
@@ -295,6 +294,7 @@ AFTER_ROTARY = {"norm_after_rotary": True}
 OVER_HEADS = partial(rms_norms, over_heads=True)
 HALF_ROTARY = rotated(partial=True)
 GLM_ROTARY: dict[str, Any] = {**NEIGHBOURS, "partial": True}
+FULL_BY_DEFAULT = by_layer_types(lambda config, index: "full_attention")
 PATTERN = by_layer_types(all_but_every("sliding_window_pattern"))
 AFMOE_KIND = by_layer_types(all_but_every("global_attn_every_n_layers"))
 EXAONE_KIND = by_layer_types(exaone_default)
@@ -379,6 +379,7 @@ ROWS: Mapping[str, Family] = {
     ),
     "laguna": decoder(laguna_layer, BIASES, layer=GatedQueryAttention),
     "llama": decoder(BIASES, ROTARY, gguf=llama_gguf),
+    "mellum": decoder(by_kind(FULL_BY_DEFAULT), HEAD_NORMS, BIASES),
     "minimax_m2": decoder(
         minimax_m2_rotary, OVER_HEADS(cast="before"), defaults={"rotary_dim": None}
     ),

@@ -14,13 +14,10 @@ from ..rules import Rules
 from ._config import Config, Family
 from ._parts import renamed
 from ._rope import rope_of
-from .deepseek import arguments
+from .deepseek import arguments as latent_arguments
 
 # Its rotary is as wide as head_dim says, which is no other width than that of the rotated part.
-NAMES = {
-    "num_hidden_layers": ("num_layers",),
-    "head_dim": ("qk_rope_head_dim", "head_dim"),
-}
+NAMES = {"num_hidden_layers": ("num_layers",), "head_dim": ("qk_rope_head_dim", "head_dim")}
 
 
 class Magnified(RMSNorm):
@@ -55,21 +52,13 @@ def attention(config: Config, index: int, init: Mapping[str, Any]) -> LatentAtte
             f"qk_head_dim must be qk_nope_head_dim + qk_rope_head_dim, {sum(parts)}, or None; got "
             f"{config['qk_head_dim']!r}."
         )
-    return _magnified(config, init)
-
-
-def _magnified(config: Config, init: Mapping[str, Any]) -> LatentAttention:
-    parts = arguments(config, init, "interleaved", rope_of(config))
+    arguments = latent_arguments(config, init, "interleaved", rope_of(config))
     width, rank = config.count("hidden_size"), config.count("kv_lora_rank")
     magnified = (width / config.count("q_lora_rank")) ** 0.5
-    parts["rules"] = Rules(scale=parts["rules"].scale * magnified)
-    layer = LatentAttention(**parts)
-    layer_kwargs: dict[str, Any] = {
-        "eps": 1e-6,
-        "cast": "before",
-        "param_dtype": init["param_dtype"],
-    }
-    layer.kv_a_layernorm = Magnified(rank, (width / rank) ** 0.5, **layer_kwargs)
+    arguments["rules"] = Rules(scale=arguments["rules"].scale * magnified)
+    layer = LatentAttention(**arguments)
+    norm: dict[str, Any] = {"eps": 1e-6, "cast": "before", "param_dtype": init["param_dtype"]}
+    layer.kv_a_layernorm = Magnified(rank, (width / rank) ** 0.5, **norm)
     return layer
 
 

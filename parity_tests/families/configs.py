@@ -3,6 +3,8 @@
 No two sizes of a config are equal, so that a wrong axis cannot pass. The file has these keys:
 
 - "sizes": the fields of every config of a type; "" for types that are not listed.
+- "new_spelling_only": types that came after transformers 5, and never had `rope_theta` and
+  `rope_scaling` beside each other.
 - "alias_fields": what the class of an alias needs beside these so that its model can be built.
 - "configs": for each config its type, the layer that is compared, further fields, the rotary
   parameters, and "local_theta", the base of layers with a window where they have their own.
@@ -16,7 +18,7 @@ from typing import Any
 
 FILE: dict[str, Any] = json.loads(Path(__file__).with_name("small.json").read_text("utf-8"))
 SIZES: dict[str, dict[str, Any]] = FILE["sizes"]
-LATEST = ("gemma4_text", "laguna", "mistral4")  # which never had the older spelling
+LATEST = FILE["new_spelling_only"]
 BESIDE = ("partial_rotary_factor",)  # of the rotary, but not in the older rope_scaling
 MODERN = ("modernbert", "modernbert-decoder")  # whose older files name both bases
 GEMMAS = ("gemma3_text", "gemma3n_text")

@@ -266,13 +266,11 @@ def buffers_of(name: str) -> list[str]:
     return sorted({x for saved, buffers in each for x, _ in buffers if x in saved})
 
 
-def ignored_by(name: str, facts: Facts) -> list[str]:
+def ignored_by(name: str, facts: Facts, by_any: Mapping[str, Any]) -> list[str]:
     """Fields of its class that would warn if they were not its own."""
     cls = config_class(name)
-    config = cls()
-    own_fields = {*cls.attribute_map, *config.to_dict()}
-    by_any = read_by_any(FAMILIES)
-    return [x for x in sorted(own_fields) if unread({x: True}, rows(name)[0], facts, by_any)]
+    class_own = {*cls.attribute_map, *cls().to_dict()}
+    return [x for x in sorted(class_own) if unread({x: True}, rows(name)[0], facts, by_any)]
 
 
 def facts(name: str) -> dict[str, Any]:
@@ -307,8 +305,9 @@ def contents(names: Iterable[str]) -> dict[str, Any]:
         types[name] = facts(name)
     types = {name: types[name] for name in sorted(types) if name in {*FAMILIES, *ALIASES}}
     with patch.dict(FACTS, {name: Facts(**known) for name, known in types.items()}):
-        for name in names:
-            types[name]["ignored"] = ignored_by(name, FACTS[name])
+        by_any = read_by_any(FAMILIES)
+        for name in types:  # of all, since a field that a new row reads is one that others ignore
+            types[name]["ignored"] = ignored_by(name, FACTS[name]._replace(ignored=()), by_any)
     types = {name: {x: y for x, y in each.items() if y} for name, each in types.items()}
     return {"transformers": version(), "types": types, "others": others()}
 
@@ -335,9 +334,13 @@ def changes(made: str) -> Iterator[str]:
         for key in sorted({*old, *new}):
             if old.get(key) != new.get(key):
                 yield f"{name}, {key}: {_difference(old.get(key), new.get(key))}"
-    for word, one, other in (("new", after, before), ("gone", before, after)):
-        if names := sorted({*one["others"]} - {*other["others"]}):
-            yield f"{word} in transformers: {', '.join(names)}"
+    gone = {*before["others"]} - {*after["others"]}
+    lists = {
+        "new in transformers": {*after["others"]} - {*before["others"]},
+        "served now": gone & {*after["types"]},
+        "gone in transformers": gone - {*after["types"]},
+    }
+    yield from (f"{words}: {', '.join(sorted(names))}" for words, names in lists.items() if names)
 
 
 def _difference(old: Any, new: Any) -> str:

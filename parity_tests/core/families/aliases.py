@@ -6,8 +6,9 @@ A candidate is a class whose source is that of a family's attention or near it, 
 classes, docstrings and annotations, or a config that goes by a family's model. It becomes an alias
 if its outputs are equal, in both spellings of the family's first config, if its defaults are found,
 and if the walk over its fields passes; with an encoder and a decoder, all three attentions. The
-others are printed with the reason. Without folders all are searched; else the others stay as they
-were. Run `ruff format` after it.
+others are printed with the reason: "another function" for an output that differs, an error for a
+config of the one that the other cannot read. Without folders all are searched; else the others stay
+as they were. Run `ruff format` after it.
 """
 
 import ast
@@ -319,6 +320,9 @@ def main(searched: Sequence[str]) -> None:
         gather_models(searched or folders())
     names = sorted(ALIASES)
     new = [name for name in names if BEFORE.get(name) != ALIASES[name]]
+    print(f"new aliases: {', '.join(new) or 'none; the lines above say what each type differs in'}")
+    if BEFORE == ALIASES:
+        return
     facts.FILE.write_text(facts.text(facts.contents(new)))
     places = {x: witness.PLACES[x] for x in names if x in witness.PLACES and is_unusual(x)}
     (ROOT / "parity_tests/families/aliases.py").write_text(

@@ -16,6 +16,7 @@ from flax import nnx
 from flax_attn import CAUSAL, FULL, LongformerAttention, WindowAttention, families
 from flax_attn._internal.markdown import cells, fill, table, text_between
 from flax_attn.families import ALIASES
+from flax_attn.families._published import FACTS
 from flax_attn.layers._recurrent import Recurrent
 from parity_tests.families import prove, prove_part
 from parity_tests.families.configs import Small
@@ -92,6 +93,8 @@ def main() -> None:
     options = parser.parse_args()
     if unknown := sorted({*options.types} - {*families.TYPES}):
         parser.error(f"no row of flax_attn/families is for {', '.join(unknown)}.")
+    if without := [name for name in options.types if name not in FACTS]:
+        parser.error(f"first run python -m parity_tests.families.facts {' '.join(without)}")
     rows = rows_of_page()
     for name in options.types or families.TYPES:
         if options.before is None or name not in rows or rows[name][-1] < options.before:
