@@ -8,7 +8,7 @@ import jax
 
 from .. import reference
 from ..rules import Rules
-from . import blockwise, cudnn, protocol, splash, tokamax
+from . import blockwise, cudnn, pallas, protocol, splash, tokamax
 
 Attention = Callable[[jax.Array, jax.Array, jax.Array, Rules], tuple[jax.Array, reference.Stats]]
 Refusal = Callable[[jax.Array, jax.Array, jax.Array, Rules], str | None]
@@ -50,6 +50,8 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType(
         "cudnn": _kernel(cudnn, "gpu"),
         "tokamax": _kernel(tokamax, "gpu"),
         "splash": _kernel(splash, "tpu"),
+        # Of no platform, so that "auto" does not even trace its programs: no GPU has run it yet.
+        "pallas": Backend(pallas.attention, pallas.refusal, pallas.passed_over, ()),
         "blockwise": Backend(blockwise.attention, None, blockwise.passed_over),
         "reference": Backend(reference.attention),
     }

@@ -3,7 +3,8 @@
 Logits are unscaled and values are normalized. With `attention_k_eq_v` the keys of layers that have
 full attention are their values too. The last `num_kv_shared_layers` make no keys and values. They
 are `CrossLayerAttention`s, called as `layer(x, keys_and_values=pair)`, where the pair is
-`earlier.keys_and_values_of` of the last layer of the same type that makes them.
+`earlier.keys_and_values_of` of the last layer of the same type that makes them. Own file: what a
+layer makes depends on the layers before it.
 """
 
 from collections.abc import Mapping

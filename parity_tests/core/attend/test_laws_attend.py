@@ -31,7 +31,7 @@ BIAS, SINKS = normal(3, B, N, T, S), np.arange(N) / 3 - 1
 TABLE = np.random.RandomState(4).rand(B, N, T, S) < 0.6
 TABLE[1, 2, 3] = False
 DIAGONAL = np.arange(S) <= np.arange(T)[:, None]
-BACKENDS = ["cudnn", "tokamax", "splash", "blockwise", "reference"]
+BACKENDS = ["cudnn", "tokamax", "splash", "pallas", "blockwise", "reference"]
 
 
 def truth(**rules):
@@ -236,11 +236,12 @@ def test_every_backend_says_what_it_thinks():
         found = explain(*arrays)
         assert names(found) == BACKENDS and found.chosen == "reference"
         assert all(v.refusal for v in found[:3]) and not any(v.passed_over for v in found[:3])
-        assert found[3].refusal is None
-        assert found[3].passed_over.startswith("the plain formula is as fast")
-        assert found[4] == ("reference", None, None)
+        assert found[3].refusal is found[4].refusal is None
+        assert found[3].passed_over.startswith("not yet run on a GPU")
+        assert found[4].passed_over.startswith("the plain formula is as fast")
+        assert found[5] == ("reference", None, None)
     long = explain(*shapes(128))
-    assert long.chosen == "blockwise" and long[3] == ("blockwise", None, None)
+    assert long.chosen == "blockwise" and long[4] == ("blockwise", None, None)
     assert explain(np.ones((3, 2, 4)), np.ones((3, 2, 4)), [[[1.0] * 4] * 2] * 3).chosen
     with taps.listen():
         assert explain(*shapes(128)).chosen == "reference"
@@ -273,7 +274,7 @@ def test_the_name_asked_for_is_taken():
         found = explain(q, k, v)
         assert found.chosen == "blockwise"
         assert {v.passed_over for v in found} == {None, "blockwise is asked for"}
-        assert found[3] == ("blockwise", None, None) and found[4][2] is not None
+        assert found[4] == ("blockwise", None, None) and found[5][2] is not None
         with use_backend("auto"):
             assert tapped() and explain(q, k, v).chosen == "reference"
     assert tapped()

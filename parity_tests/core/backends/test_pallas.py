@@ -1,0 +1,238 @@
+"""The kernel of this library's own, interpreted: any mask, any score, any length and width.
+
+Held against the plain formula in float64, with the blockwise backend's error in the same dtype as
+the measure. Blocks are small, so that every case has several of them and a last one that is short.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flax_attn import (
+    CAUSAL,
+    Additive,
+    Alibi,
+    Chunked,
+    Dense,
+    Documents,
+    Dropout,
+    DropoutMask,
+    Lengths,
+    MaskFn,
+    Prefix,
+    ScoreFn,
+    Segments,
+    Softcap,
+    T5Bias,
+    Window,
+    attend,
+    explain,
+    reference,
+)
+from flax_attn.backends import blockwise, pallas
+from flax_attn.parity import judge
+from flax_attn.request import bind_rules, rules_of
+from parity_tests.tables import each, with_nightly
+
+B, N, K, T, S = 2, 4, 2, 65, 65
+BLOCKS = pallas.Blocks(32, 16)
+draw = np.random.RandomState(0)
+IDS = draw.randint(0, 3, (B, T))
+BIAS = draw.standard_normal((1, N, T, S)).astype("float32")
+BY_HEAD, BY_KEY = (jnp.asarray(draw.rand(*shape), "float32") for shape in ((N,), (B, S)))
+
+
+def far(x, b, n, q, k):
+    return x - 0.01 * jnp.abs(q - k)
+
+
+def learnt(params, x, b, n, q, k):
+    return jnp.tanh(x * params["head"][n]) + params["key"][b, k]
+
+
+REQUESTS = {
+    "all": {},
+    "causal": {"mask": CAUSAL},
+    "a window and a cap": {"mask": CAUSAL & Window(20, 0), "score": Softcap(3.0)},
+    "chunks or a prefix": {"mask": Chunked(16) | Prefix(5)},
+    "not a window": {"mask": ~Window(3, 2)},
+    "lengths": {"mask": Lengths(np.asarray([33, 50]))},
+    "lengths of queries": {"mask": Lengths(q=np.asarray([60, 33]), kv=65)},
+    "segments": {"mask": Segments(q_ids=IDS, kv_ids=draw.randint(0, 3, (B, S)))},
+    "documents": {"mask": Documents(np.asarray([[20, 30], [40, 25]]))},
+    "an array": {"mask": Dense(draw.rand(B, 1, T, S) > 0.5)},
+    "an array by head": {"mask": Dense(draw.rand(1, N, T, S) > 0.5), "score": Additive(BIAS)},
+    "slopes": {"mask": CAUSAL, "score": Alibi(BY_HEAD)},
+    "buckets": {"score": T5Bias(draw.standard_normal((32, N)).astype("float32"))},
+    "functions": {"mask": MaskFn(lambda b, n, q, k: (q + n - k) % 3 == 0), "score": ScoreFn(far)},
+    "a function of arrays": {
+        "mask": MaskFn(lambda b, n, q, k: jnp.asarray(IDS)[b, q] != k % 3),
+        "score": ScoreFn(learnt, {"head": BY_HEAD, "key": BY_KEY}),
+    },
+    "positions": {
+        "mask": CAUSAL & Window(30, 0),
+        "score": Alibi(BY_HEAD),
+        "q_positions": np.arange(T) * 2,
+        "kv_positions": np.arange(S) * 2 + 1,
+    },
+    "a scale that is traced": {"scale": np.float32(0.3), "mask": CAUSAL},
+    "sinks": {"mask": CAUSAL, "sinks": BY_HEAD},
+    "dropout": {"mask": CAUSAL, "dropout": Dropout(0.3, jax.random.key(3))},
+    "dropout by an array": {"dropout": DropoutMask(draw.rand(B, N, T, S) > 0.2, 0.2)},
+    "dropout of all": {"dropout": Dropout(1.0, jax.random.key(3))},
+}
+COMMIT = ("a window and a cap", "documents", "an array by head", "a function of arrays", "dropout")
+
+
+def arrays(dtype="float32", T=T, S=S, H=20, h=24):
+    draw = np.random.RandomState(7)
+    shapes = (B, T, N, H), (B, S, K, H), (B, S, K, h)
+    return [jnp.asarray(draw.standard_normal(shape), dtype) for shape in shapes]
+
+
+def results(forward, q, k, v, how, **options):
+    """The output and the log-sum-exp, in float64."""
+    rules = bind_rules(q, k, rules_of(**how))
+    o, stats = forward(q, k, v, rules, **options)
+    return [np.asarray(x).astype("float64") for x in (o, stats.lse)]
+
+
+def check(how, dtype="float32", blocks=BLOCKS, **sizes):
+    qkv = arrays(dtype, **sizes)
+    with jax.enable_x64(True):
+        wide = (x.astype("float64") for x in qkv)
+        truth = results(reference.attention, *wide, how)
+    got = results(pallas.attention, *qkv, how, blocks=blocks)
+    others = results(blockwise.attention, *qkv, how)
+    for name, *sides in zip(("output", "lse"), got, others, truth, strict=True):
+        verdict = judge.no_worse(*sides, dtype if name == "output" else "float32", zero=True)
+        assert verdict.ok, (name, verdict)
+
+
+@pytest.mark.parametrize("name", with_nightly(REQUESTS, commit=COMMIT))
+def test_a_kernel_gives_what_the_formula_gives(name):
+    check(REQUESTS[name])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", REQUESTS)
+def test_in_narrow_dtypes_too(name, dtype):
+    check(REQUESTS[name], dtype)
+
+
+@pytest.mark.parametrize("length", with_nightly([1, 63, 65, 129, 160], commit=[1]))
+def test_any_length_has_a_last_block_that_is_masked(length):
+    check({"mask": CAUSAL | Prefix(3)}, T=length, S=160)
+    check({"mask": ~CAUSAL}, T=160, S=length)
+
+
+@pytest.mark.parametrize("width", with_nightly([8, 48, 80, 96, 112, 192, 256], commit=[48]))
+def test_any_width_is_padded_to_a_power_of_two(width):
+    check({"mask": CAUSAL}, T=40, S=40, H=width, h=width // 2)
+
+
+def gradients(backend, how):
+    q, k, v = arrays(T=40, S=40)
+    do = jnp.asarray(np.random.RandomState(8).standard_normal((B, 40, N, 24)), "float32")
+
+    def loss(q, k, v, params, sinks):
+        rules = {**how, "score": ScoreFn(learnt, params), "sinks": sinks}
+        o, lse = attend(q, k, v, **rules, backend=backend, return_lse=True)
+        return (o * do).sum() + jnp.where(jnp.isfinite(lse), lse, 0).sum()
+
+    params = {"head": BY_HEAD, "key": BY_KEY[:, :40]}
+    return jax.tree.leaves(jax.grad(loss, range(5))(q, k, v, params, jnp.asarray(BY_HEAD)))
+
+
+def test_gradients_reach_everything_that_a_score_reads():
+    how = {"mask": MaskFn(lambda b, n, q, k: (q + n - k) % 3 == 0) & CAUSAL}
+    got, want = (gradients(backend, how) for backend in ("pallas", "blockwise"))
+    for a, b in zip(got, want, strict=True):
+        verdict = judge.no_worse(*(np.asarray(x, "float64") for x in (a, b, b)), "float32")
+        assert verdict.ok, verdict
+
+
+def test_padding_may_hold_nan():
+    q, k, v = arrays()
+    k, v = (x.at[:, 50:].set(jnp.nan) for x in (k, v))
+    how = {"mask": Lengths(50)}
+    o, lse = results(pallas.attention, q, k, v, how, blocks=BLOCKS)
+    assert np.isfinite(o).all() and np.isfinite(lse).all()
+    hidden = results(pallas.attention, q, k, v, {"mask": Lengths(0)}, blocks=BLOCKS)
+    assert not hidden[0].any() and (hidden[1] == -np.inf).all()
+
+
+def dots(jaxpr):
+    """Every product of a program, in kernels too."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            yield eqn
+        for inner in jax.tree.leaves([*eqn.params.values()], is_leaf=lambda x: hasattr(x, "eqns")):
+            inner = getattr(inner, "jaxpr", inner)
+            if hasattr(inner, "eqns"):
+                yield from dots(inner)
+
+
+@each("dtype", ["float32", "bfloat16"])
+def test_every_product_says_its_precision(dtype):
+    """On Triton a float32 product without one is TF32, which interpretation does not show."""
+    q, k, v = arrays(dtype)
+    call = lambda *x: results_of(*x)  # noqa: E731
+    found = [*dots(jax.make_jaxpr(call)(q, k, v).jaxpr)]
+    highest = (jax.lax.Precision.HIGHEST,) * 2
+    assert len(found) >= 2
+    for eqn in found:
+        assert eqn.params["preferred_element_type"] == jnp.float32
+        assert eqn.params["precision"] == (highest if dtype == "float32" else None)
+    with jax.default_matmul_precision("tensorfloat32"):
+        fewer = [*dots(jax.make_jaxpr(call)(q, k, v).jaxpr)]
+        assert all(eqn.params["precision"] != highest for eqn in fewer)
+
+
+def results_of(q, k, v):
+    return pallas.attention(q, k, v, bind_rules(q, k, rules_of(mask=CAUSAL)), blocks=BLOCKS)[0]
+
+
+REFUSED = {
+    "float64": (lambda: {}, "would round float64"),
+    "wide": (lambda: {}, "at most 256; keys are 264"),
+    "whole": (
+        lambda: {"score": ScoreFn(lambda p, x, b, n, q, k: x + (p * k).sum(), jnp.ones(3))},
+        "reads an array of shape",
+    ),
+    "sort": (
+        lambda: {"mask": MaskFn(lambda b, n, q, k: jnp.sort(jnp.stack([q, k]))[0] == q)},
+        "uses",
+    ),
+}
+
+
+@each("name", REFUSED)
+def test_what_no_kernel_runs_is_refused_by_its_name(name):
+    how, words = REFUSED[name]
+    with jax.enable_x64(name == "float64"):
+        q, k, v = arrays(
+            "float64" if name == "float64" else "float32", H=264 if name == "wide" else 8
+        )
+        with pytest.raises(NotImplementedError, match=words):
+            attend(q, k, v, **how(), backend="pallas")
+
+
+def test_auto_passes_it_over_until_a_gpu_has_run_it():
+    (verdict,) = (x for x in explain(*arrays()) if x.backend == "pallas")
+    assert str(verdict) == 'passed over: not yet run on a GPU; backend="pallas" asks for it'
+
+
+def test_programs_of_the_same_function_are_equal_whatever_they_close_over():
+    def rules(slope):
+        return bind_rules(*arrays()[:2], rules_of(score=ScoreFn(lambda x, *at: x * slope.sum())))
+
+    q, k, _ = arrays()
+    one, other, another = (
+        pallas.programs(rules(jnp.asarray(x, "float32")), pallas.sizes_of(q, k))[1]
+        for x in (2.0, 3.0, [4.0])
+    )
+    assert one == other and hash(one) == hash(other) and one != another
+    assert [float(x) for x in one.arrays()] != [float(x) for x in other.arrays()]
