@@ -39,25 +39,26 @@ class Kernel(NamedTuple):
     rate: float
     sizes: Sizes
     blocks: Blocks
+    backward_blocks: Blocks
     precision: Any
     interpret: bool
 
 
 def forward(
-    kernel: Kernel, q: jax.Array, k: jax.Array, v: jax.Array, ranges: jax.Array, leaves: Any
+    kernel: Kernel, qkv: tuple[jax.Array, ...], ranges: jax.Array, leaves: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """o in float32, `B T N h`, and m and l, `B N T`.
 
     Args:
       kernel: what is static.
-      q, k, v: `B T N H`, `B S K H` and `B S K h`; lengths are multiples of the blocks, widths
-        powers of two.
+      qkv: `B T N H`, `B S K H` and `B S K h`; lengths are multiples of the blocks, widths powers
+        of two.
       ranges: of `contract.block_ranges`.
       leaves: the arrays of the programs of the mask, the score and the dropout.
     """
-    (B, T, N, H), (K, h) = q.shape, v.shape[2:]
-    rows, S = kernel.blocks.rows, k.shape[1]
-    arrays = [_stored(x) for each in leaves for x in each]
+    (B, T, N, H), (S, K, h) = qkv[0].shape, qkv[2].shape[1:]
+    rows = kernel.blocks.rows
+    arrays = [stored(x) for each in leaves for x in each]
 
     def of_head(width: int) -> pl.BlockSpec:
         return pl.BlockSpec((None, S, None, width), lambda i, n, b: (b, 0, n // (N // K), 0))
@@ -75,17 +76,17 @@ def forward(
         out_specs=[of_rows(h), lines, lines],
         out_shape=[jax.ShapeDtypeStruct((B, T, N, h), jnp.float32), each, each],
         interpret=kernel.interpret,
-        **_compiler(kernel),
-    )(q, k, v, ranges, *arrays)
+        **compiler(kernel),
+    )(*qkv, ranges, *arrays)
 
 
-def _stored(x: jax.Array) -> jax.Array:
+def stored(x: jax.Array) -> jax.Array:
     """An array as kernels read it: with an axis, and booleans as bytes, as which no other is."""
     kind = {"bool": jnp.int8, "int8": jnp.int32, "uint8": jnp.uint32}.get(x.dtype.name, x.dtype)
     return x.astype(kind).reshape(x.shape or (1,))
 
 
-def _compiler(kernel: Kernel) -> dict[str, Any]:
+def compiler(kernel: Kernel) -> dict[str, Any]:
     """Options of Triton, whose module is imported only where it is used: newer ones warn."""
     if kernel.interpret:
         return {}
@@ -102,7 +103,7 @@ def _forward_body(
 ) -> None:
     ranges_ref, *leaf_refs, o_ref, m_ref, l_ref = refs
     rows, i, b = kernel.blocks.rows, pl.program_id(0), pl.program_id(2)
-    leaves = iter([_leaf(ref) for ref in leaf_refs])
+    leaves = iter([leaf_of(ref) for ref in leaf_refs])
     block = _Block(
         kernel,
         [[next(leaves) for _ in range(count)] for count in counts],
@@ -117,7 +118,7 @@ def _forward_body(
         jnp.zeros((rows, v_ref.shape[-1]), jnp.float32),
     )
     entry = jnp.minimum(b, ranges_ref.shape[0] - 1)
-    lo, seen_lo, seen_hi, hi = _bounds(kernel, *(ranges_ref[entry, i, x] for x in range(4)))
+    lo, seen_lo, seen_hi, hi = bounds(kernel, *(ranges_ref[entry, i, x] for x in range(4)))
     for first, end, masked in ((lo, seen_lo, True), (seen_lo, seen_hi, False), (seen_hi, hi, True)):
         carry = jax.lax.fori_loop(first, end, functools.partial(block.step, masked), carry)
     m, l, o = carry
@@ -125,7 +126,7 @@ def _forward_body(
     m_ref[...], l_ref[...] = m, l
 
 
-def _bounds(kernel: Kernel, lo: Any, hi: Any, seen_lo: Any, seen_hi: Any) -> tuple[Any, ...]:
+def bounds(kernel: Kernel, lo: Any, hi: Any, seen_lo: Any, seen_hi: Any) -> tuple[Any, ...]:
     """Blocks of keys: the first, the first and the last that need no mask, and the last."""
     size = kernel.blocks.columns
     lo, hi = lo // size, (hi + size - 1) // size
@@ -149,7 +150,7 @@ class _Block(NamedTuple):
         k, v = (ref[pl.ds(j * columns, columns), :] for ref in (self.k_ref, self.v_ref))
         k_idx = j * columns + jax.lax.broadcasted_iota(jnp.int32, (1, columns), 1)
         at, (of_mask, of_score, of_keep) = (*self.place, k_idx), self.leaves
-        x = self.kernel.score(of_score, _dot(self.kernel, self.q, k, 1), *at)
+        x = self.kernel.score(of_score, dot(self.kernel, self.q, k, 1), *at)
         x = jnp.broadcast_to(x, (rows, columns))
         if masked:
             # Keys beyond the last one stand in the last block alone, which is always masked.
@@ -167,10 +168,10 @@ class _Block(NamedTuple):
         if self.kernel.keep is not None:  # of the weights, whose sum is that of all
             share = 1.0 - self.kernel.rate if self.kernel.rate < 1 else jnp.inf
             p = jnp.where(self.kernel.keep(of_keep, *at), p / share, 0.0)
-        return top, l, o * alpha[:, None] + _dot(self.kernel, p.astype(v.dtype), v, 0)
+        return top, l, o * alpha[:, None] + dot(self.kernel, p.astype(v.dtype), v, 0)
 
 
-def _dot(kernel: Kernel, a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
+def dot(kernel: Kernel, a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
     """a.b over the last axis of a and `axis` of b, summed in float32.
 
     The precision is said, since Triton would round float32 to TF32 by default.
@@ -180,7 +181,7 @@ def _dot(kernel: Kernel, a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
     return jax.lax.dot_general(a, b, axes, precision=precision, preferred_element_type=jnp.float32)
 
 
-def _leaf(ref: Any) -> Leaf:
+def leaf_of(ref: Any) -> Leaf:
     def load(*at: Any) -> jax.Array:
         shape = jnp.broadcast_shapes(*map(jnp.shape, at))
         value = ref[tuple(jnp.broadcast_to(jnp.asarray(x, jnp.int32), shape) for x in at)]

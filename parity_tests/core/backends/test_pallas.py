@@ -133,25 +133,60 @@ def test_any_width_is_padded_to_a_power_of_two(width):
     check({"mask": CAUSAL}, T=40, S=40, H=width, h=width // 2)
 
 
-def gradients(backend, how):
-    q, k, v = arrays(T=40, S=40)
-    do = jnp.asarray(np.random.RandomState(8).standard_normal((B, 40, N, 24)), "float32")
+def gradients(backend, how, dtype="float32", T=40):
+    """Of q, k, v and the arrays of a score, by cotangents of the output and the log-sum-exp."""
+    q, k, v = (x.astype(dtype) for x in arrays(T=T, S=T))
+    draw = np.random.RandomState(8)
+    do = jnp.asarray(draw.standard_normal((B, T, N, 24)), dtype)
+    dlse = jnp.asarray(draw.standard_normal((B, T, N)), dtype)
 
-    def loss(q, k, v, params, sinks):
-        rules = {**how, "score": ScoreFn(learnt, params), "sinks": sinks}
-        o, lse = attend(q, k, v, **rules, backend=backend, return_lse=True)
-        return (o * do).sum() + jnp.where(jnp.isfinite(lse), lse, 0).sum()
+    def loss(q, k, v, learnt):
+        o, lse = attend(q, k, v, **{**how, **learnt}, backend=backend, return_lse=True)
+        return (o * do).sum() + (jnp.where(jnp.isfinite(lse), lse, 0) * dlse).sum()
 
-    params = {"head": BY_HEAD, "key": BY_KEY[:, :40]}
-    return jax.tree.leaves(jax.grad(loss, range(5))(q, k, v, params, jnp.asarray(BY_HEAD)))
+    trained = {name: how[name] for name in ("sinks", "score", "scale") if name in how}
+    trained = {name: x for name, x in trained.items() if jax.tree.leaves(x)}
+    return jax.tree.leaves(jax.grad(loss, range(4))(q, k, v, trained))
 
 
-def test_gradients_reach_everything_that_a_score_reads():
-    how = {"mask": MaskFn(lambda b, n, q, k: (q + n - k) % 3 == 0) & CAUSAL}
-    got, want = (gradients(backend, how) for backend in ("pallas", "blockwise"))
-    for a, b in zip(got, want, strict=True):
-        verdict = judge.no_worse(*(np.asarray(x, "float64") for x in (a, b, b)), "float32")
+PASSES = {
+    "functions": {
+        "mask": MaskFn(lambda b, n, q, k: (q + n - k) % 3 == 0),
+        "score": ScoreFn(lambda x, b, n, q, k: jnp.tanh(x) - 0.1 * jnp.abs(q - k)),
+    },
+    "a window, a cap and sinks": {
+        "mask": CAUSAL & Window(20, 0),
+        "score": Softcap(1.0),
+        "sinks": BY_HEAD,
+    },
+    "documents and dropout": {
+        "mask": Documents(np.asarray([[20, 15], [30, 5]])),
+        "dropout": Dropout(0.3, jax.random.key(3)),
+    },
+    "arrays of a score": {
+        "mask": CAUSAL,
+        "score": ScoreFn(learnt, {"head": BY_HEAD, "key": BY_KEY}),
+    },
+    "a scale": {"scale": jnp.asarray(0.3)},
+    "slopes": {"mask": Chunked(16) | Prefix(5), "score": Alibi(BY_HEAD)},
+}
+
+
+@pytest.mark.parametrize(
+    "name", with_nightly(PASSES, commit=["documents and dropout", "arrays of a score"])
+)
+def test_gradients_are_those_of_the_formula(name):
+    got, others = (gradients(backend, PASSES[name]) for backend in ("pallas", "blockwise"))
+    with jax.enable_x64(True):
+        truth = gradients("reference", PASSES[name], "float64")
+    for sides in zip(got, others, truth, strict=True):
+        verdict = judge.no_worse(*(np.asarray(x).astype("float64") for x in sides), "float32")
         assert verdict.ok, verdict
+
+
+def test_two_runs_give_the_same_bits():
+    for a, b in zip(*(gradients("pallas", PASSES["slopes"]) for _ in range(2)), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
 def test_padding_may_hold_nan():
