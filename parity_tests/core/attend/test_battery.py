@@ -198,6 +198,10 @@ SERVED = {
     ("cudnn", "h200", "bfloat16"): CUDNN,
     ("splash", "tpu", "bfloat16"): STATIC,
     ("splash", "tpu", "float32"): STATIC,
+    # Every knob there is, on a CPU interpreted.
+    **dict.fromkeys(
+        product(["pallas"], ["cpu", "a100", "h200"], ["bfloat16", "float32"]), [*KNOBS]
+    ),
 }
 
 
