@@ -199,9 +199,10 @@ SERVED = {
     ("splash", "tpu", "bfloat16"): STATIC,
     ("splash", "tpu", "float32"): STATIC,
     # Every knob there is, on a CPU interpreted.
-    **dict.fromkeys(
-        product(["pallas"], ["cpu", "a100", "h200"], ["bfloat16", "float32"]), [*KNOBS]
-    ),
+    **{
+        ("pallas", machine, dtype): [*KNOBS]
+        for machine, dtype in product(["cpu", "a100", "h200"], ["bfloat16", "float32"])
+    },
 }
 
 
