@@ -3,7 +3,7 @@
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -104,6 +104,34 @@ class Config:
         """Returns a field that must be between 0 and 1."""
         return check_rate(self.name(name), self[name])
 
+    def whole(self, name: str) -> int:
+        """Returns a field that must be a whole number, of either sign."""
+        if isinstance(self[name], bool) or not isinstance(self[name], int):
+            raise ValueError(f"{self.name(name)} must be a whole number; got {self[name]!r}.")
+        return self[name]
+
+    def listed(self, name: str) -> Sequence[Any]:
+        """Returns a field that must be a list; empty for None."""
+        if not isinstance(self[name], list | tuple | None):
+            raise ValueError(f"{self.name(name)} must be a list; got {self[name]!r}.")
+        return self[name] or ()
+
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        """Returns a field that must be a dict; empty for None."""
+        if not isinstance(self[name], Mapping | None):
+            raise ValueError(f"{self.name(name)} must be a dict; got {self[name]!r}.")
+        return self[name] or {}
+
+    def of_layer(self, name: str, index: int) -> Any:
+        """Returns a layer's entry of a field that must be a list with one for each layer."""
+        each, layers = self.listed(name), self.count("num_hidden_layers")
+        if len(each) != layers:
+            raise ValueError(
+                f"{self.name(name)} must have an entry for each of num_hidden_layers={layers}; got "
+                f"{len(each)}."
+            )
+        return each[index]
+
     def heads(self) -> tuple[int, int, int]:
         """N, K and H; K is N if the config's value is None."""
         n, h = self.query_heads()
@@ -149,17 +177,10 @@ class Config:
           default: the type that the config's class derives without layer_types.
           other: the type allowed in this family besides "full_attention".
         """
-        kinds = self["layer_types"]
-        if kinds is None:
+        if self["layer_types"] is None:
             return default(index)
-        layers = self.count("num_hidden_layers")
-        if len(kinds) != layers:
-            raise ValueError(
-                "layer_types must have one entry for each of num_hidden_layers; got "
-                f"{len(kinds)} entries and num_hidden_layers={layers}."
-            )
-        kind: Any = kinds[index]
-        kind = RENAMED.get(kind, kind)
+        kind = self.of_layer("layer_types", index)
+        kind = RENAMED.get(kind, kind) if isinstance(kind, str) else kind
         check_choice(f"layer_types[{index}]", kind, "full_attention", other)
         return kind
 

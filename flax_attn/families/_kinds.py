@@ -69,7 +69,7 @@ def uses_window(config: Config) -> bool:
     return config.flag("use_sliding_window") and config["sliding_window"] is not None
 
 
-upper_window = window_if_used(lambda config, index: index >= config["max_window_layers"])
+upper_window = window_if_used(lambda config, index: index >= config.whole("max_window_layers"))
 
 
 def is_kind(kind: Kind, name: str) -> Callable[[Config, int], bool]:
@@ -82,7 +82,7 @@ def has_rotary(config: Config, index: int) -> bool:
 
     n is `no_rope_layer_interval`. In the list, 1 marks a layer with a rotary.
     """
-    listed = config["no_rope_layers"]
+    listed = config.listed("no_rope_layers")
     if not listed:
         return (index + 1) % config.count("no_rope_layer_interval") != 0
     if len(listed) <= index:
@@ -107,15 +107,3 @@ def check_causal(config: Config) -> None:
     """Raises ValueError if a decoder's config requests bidirectional attention."""
     if config["is_causal"] is not None and not config.flag("is_causal"):
         raise ValueError("is_causal=False is not served: this model_type is a decoder.")
-
-
-def entry_of_layer(config: Config, name: str, index: int) -> object:
-    """Returns a layer's entry of a field with one for each layer; ValueError for another length."""
-    each, layers = config[name], config.count("num_hidden_layers")
-    if not isinstance(each, list | tuple) or len(each) != layers:
-        length = len(each) if isinstance(each, list | tuple) else repr(each)
-        raise ValueError(
-            f"{config.name(name)} must have an entry for each of num_hidden_layers={layers}; got "
-            f"{length}."
-        )
-    return each[index]

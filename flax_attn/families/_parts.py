@@ -25,7 +25,9 @@ Part = Chosen | Arguments
 LayerRules = Callable[[Config, int], tuple[Rule, ...]]
 
 
-def decoder(*parts: Part, layer: Callable[..., nnx.Module] = GroupedQueryAttention, **row: Any):
+def decoder(
+    *parts: Part, layer: Callable[..., nnx.Module] = GroupedQueryAttention, **row: Any
+) -> Family:
     """The row of a causal model.
 
     Args:
@@ -36,7 +38,9 @@ def decoder(*parts: Part, layer: Callable[..., nnx.Module] = GroupedQueryAttenti
     return Family(partial(_built, layer, (*parts, causal_only)), **row)
 
 
-def encoder(*parts: Part, layer: Callable[..., nnx.Module] = GroupedQueryAttention, **row: Any):
+def encoder(
+    *parts: Part, layer: Callable[..., nnx.Module] = GroupedQueryAttention, **row: Any
+) -> Family:
     """The row of a model without a mask, with as many key heads as query heads; see `decoder`."""
     return Family(partial(_built, layer, ({"mask": FULL}, multi_head, *parts)), **row)
 

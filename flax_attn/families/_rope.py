@@ -103,7 +103,7 @@ def rotary_of_kind(config: Config, kind: str, local: str) -> Rotary:
     new, full = config.entry("rope_parameters"), kind == "full_attention"
     new = None if new is None else _by_kind(config, new)
     new, old = (new or {}).get(kind), config.entry("rope_scaling") if full else None
-    if old and "type" in old and "rope_type" not in old:
+    if isinstance(old, Mapping) and "type" in old and "rope_type" not in old:
         raise ValueError(
             f"rope_scaling says type={old['type']!r}, which transformers ignores in this "
             "model_type; call it rope_type."
@@ -132,7 +132,7 @@ def rotary_by_kind(config: Config, kind: str, *, partial: bool = False) -> Rotar
             )
     new = _by_kind(config, config["rope_parameters"])
     if kind not in new:
-        raise ValueError(_no_kinds(config, new))
+        raise ValueError(no_kinds(config, new))
     return rotary_of(config, _standard("rope_parameters", new[kind], KEYS), partial=partial)
 
 
@@ -148,7 +148,7 @@ def _by_kind(config: Config, new: Any) -> dict[str, Any]:
     transformers ignores other entries. They warn unless some layer type has the same value.
     """
     if not isinstance(new, Mapping) or not {*new} <= {*KINDS, *KEYS} or not {*new} & {*KINDS}:
-        raise ValueError(_no_kinds(config, new))
+        raise ValueError(no_kinds(config, new))
     kinds = {kind: rope for kind, rope in new.items() if kind in KINDS}
     for key, value in new.items():
         if key not in kinds and all((rope or {}).get(key) != value for rope in kinds.values()):
@@ -159,7 +159,8 @@ def _by_kind(config: Config, new: Any) -> dict[str, Any]:
     return kinds
 
 
-def _no_kinds(config: Config, new: Any) -> str:
+def no_kinds(config: Config, new: Any) -> str:
+    """Error message for rotary parameters that are not by layer type."""
     keys = ", ".join(map(str, new)) if isinstance(new, Mapping) else repr(new)
     return (
         f"rope_parameters of a {config.entry('model_type')} have a dict for each of "

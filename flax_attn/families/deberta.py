@@ -47,8 +47,8 @@ def disentangled(
         config.count("hidden_size"),
         config.query_heads()[0],
         terms=terms_of(config),
-        buckets=count_or_none(config["position_buckets"]),
-        max_positions=count_or_none(config["max_relative_positions"])
+        buckets=count_or_none(config, "position_buckets"),
+        max_positions=count_or_none(config, "max_relative_positions")
         or config.count("max_position_embeddings"),
         share=config.flag("share_att_key"),
         key_bias=key_bias,
@@ -61,16 +61,16 @@ def terms_of(config: Config) -> tuple[str, ...]:
     """The terms of the logits, given as a list or as a string separated by bars."""
     named = config["pos_att_type"]
     named = named.lower().split("|") if isinstance(named, str) else named
-    if not isinstance(named, list | tuple) or not {*map(str.strip, named)} <= {"c2p", "p2c"}:
+    if not isinstance(named, list | tuple) or not {str(x).strip() for x in named} <= {"c2p", "p2c"}:
         raise ValueError(
             f"pos_att_type must list c2p, p2c or both; got {config['pos_att_type']!r}."
         )
     return tuple(word for word in ("c2p", "p2c") if word in map(str.strip, named))
 
 
-def count_or_none(count: Any) -> int | None:
+def count_or_none(config: Config, name: str) -> int | None:
     """The count, or None if it is not above zero, which means unset."""
-    return count if count is not None and count > 0 else None
+    return None if config[name] is None or config.whole(name) <= 0 else config.count(name)
 
 
 def deberta(config: Config, index: int, init: Mapping[str, Any]) -> DisentangledAttention:

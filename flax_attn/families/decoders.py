@@ -24,7 +24,6 @@ from ._kinds import (
     all_but_every,
     alternating,
     by_layer_types,
-    entry_of_layer,
     has_rotary,
     is_kind,
     mask_of,
@@ -207,7 +206,7 @@ def equal_biases(config: Config, index: int) -> Arguments:
 def laguna_layer(config: Config, index: int) -> Arguments:
     """The heads and the gate of a layer of Laguna, and what follows from its kind."""
     if config["num_attention_heads_per_layer"] is not None:
-        heads = entry_of_layer(config, "num_attention_heads_per_layer", index)
+        heads = config.of_layer("num_attention_heads_per_layer", index)
         config = config.replaced(num_attention_heads=heads)
     per_head = config["gating"] is True or config["gating"] == "per-head"
     return {
@@ -253,7 +252,7 @@ def one_in_four(config: Config, index: int) -> str:
 
 def qwen2_moe_chosen(config: Config, index: int) -> bool:
     """Whether a layer may have a window: every second of the lower ones."""
-    return index % 2 == 0 and index < config["max_window_layers"]
+    return index % 2 == 0 and index < config.whole("max_window_layers")
 
 
 # Rules of weights.

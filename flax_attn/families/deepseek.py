@@ -14,7 +14,7 @@ from ..layers import IndexedSparseAttention, LatentAttention
 from ..positions import Layout
 from ..rules import Rules
 from ._config import Config, Family
-from ._kinds import check_causal, entry_of_layer
+from ._kinds import check_causal
 from ._rope import SHARE, Rope, rope_of, rotary_of, shares_in_file
 from ._scores import TEMPERATURE_FIELDS, temperature
 
@@ -119,10 +119,10 @@ def _indexer_type(config: Config, index: int) -> str:
     """ "full" or "shared": by indexer_types, by a pattern, or all but each n-th shared."""
     name = "indexer_types" if config["indexer_types"] else "index_topk_pattern"
     if config[name] is not None:
-        letter: Any = entry_of_layer(config, name, index)
-        return {"F": "full", "S": "shared"}.get(letter, str(letter))
-    after = max(index - config["index_skip_topk_offset"] + 1, 0)
-    return "shared" if after % max(config["index_topk_freq"], 1) else "full"
+        letter = str(config.of_layer(name, index))
+        return {"F": "full", "S": "shared"}.get(letter, letter)
+    after = max(index - config.whole("index_skip_topk_offset") + 1, 0)
+    return "shared" if after % max(config.whole("index_topk_freq"), 1) else "full"
 
 
 def _indexed(

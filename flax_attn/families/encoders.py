@@ -26,7 +26,7 @@ from ._parts import (
     windows,
 )
 from ._published import facts_of
-from ._rope import parameters, rotary_of
+from ._rope import no_kinds, parameters, rotary_of
 from .decoders import capped
 
 # Parts that one model type has, or a few.
@@ -91,11 +91,8 @@ def modernbert_rotary(config: Config, index: int) -> Arguments:
       ValueError: unless rope_parameters are by kind.
     """
     new = config.entry("rope_parameters")
-    if new is not None and not {*new} <= {*KINDS}:
-        raise ValueError(
-            f"rope_parameters of a {config.entry('model_type')} have a dict for each of "
-            f"{', '.join(KINDS)}; got {', '.join(new)}."
-        )
+    if new is not None and not (isinstance(new, Mapping) and {*new} <= {*KINDS}):
+        raise ValueError(no_kinds(config, new))
     kind = MODERNBERT_KIND(config, index)
     theta = "global_rope_theta" if kind == KINDS[0] else "local_rope_theta"
     rope = parameters(config, (new or {}).get(kind), config.entry("rope_scaling"), theta)
@@ -213,11 +210,8 @@ def t5gemma_part(name: str, window: Any) -> Family:
     defaults = {k: v for k, v in facts_of("gemma2").defaults.items() if k not in unread}
 
     def derived(config: Config) -> Config:
-        fields = config.entry(name)
-        if fields is not None and not isinstance(fields, Mapping):
-            raise ValueError(f"{name} must be a config of its own, a dict; got {fields!r}.")
         dropout = {"attention_dropout": config["attention_dropout"]}
-        return Config({**(fields or {}), **dropout}, defaults, NONE, unread)
+        return Config({**config.mapping(name), **dropout}, defaults, NONE, unread)
 
     return decoder(
         window,

@@ -62,10 +62,12 @@ def gpt_neo_mask(config: Config, index: int) -> Arguments:
 
 def _gpt_neo_kind(config: Config, index: int) -> str:
     """ "global" or "local": `attention_layers`, else what `attention_types` repeat."""
-    kinds = config["attention_layers"]
-    if kinds is None:
-        kinds = [kind for group, times in config["attention_types"] for kind in group * times]
-    layers = config.count("num_hidden_layers")
+    kinds, layers = config.listed("attention_layers"), config.count("num_hidden_layers")
+    if config["attention_layers"] is None:
+        groups = config.listed("attention_types")
+        if not all(isinstance(each, list | tuple) and len(each) == 2 for each in groups):
+            raise ValueError(f"attention_types must list pairs of kinds and a count; got {groups}.")
+        kinds = [kind for group, times in groups for kind in group * times]
     if len(kinds) != layers:
         raise ValueError(
             "attention_types or attention_layers must name one kind for each of "
@@ -96,7 +98,7 @@ def in_shards(config: Config, index: int) -> Arguments:
 
 def mpt_layer(config: Config, index: int) -> Arguments:
     """What `attn_config` says; ALiBi is always applied, whatever its `alibi` is."""
-    fields = config["attn_config"] or {}
+    fields = config.mapping("attn_config")
     config = config.replaced(**{name: fields.get(name, x) for name, x in MPT_FIELDS.items()})
     scale = None if config["softmax_scale"] is None else config.number("softmax_scale")
     return {

@@ -43,8 +43,10 @@ from .deepseek import latent
 # The gated delta rule: Qwen3-Next, Qwen3.5, OLMo hybrid.
 
 
-def build_delta(config: Config, init: Mapping[str, Any], **arguments: Any) -> GatedDeltaAttention:
-    """Builds the layer from a config's sizes; `arguments` are further ones.
+def gated_delta(
+    config: Config, index: int, init: Mapping[str, Any], **arguments: Any
+) -> GatedDeltaAttention:
+    """The gated delta rule, by a config's sizes; `arguments` are further ones.
 
     Raises:
       ValueError: for a hidden_act that is not silu, which the convolution would apply.
@@ -68,11 +70,6 @@ def delta_sizes(config: Config) -> tuple[int, int, int, int]:
     n, k = config.count("linear_num_value_heads"), config.count("linear_num_key_heads")
     check_divides("linear_num_key_heads", k, "linear_num_value_heads", n)
     return n, k, config.count("linear_key_head_dim"), config.count("linear_value_head_dim")
-
-
-def gated_delta(config: Config, index: int, init: Mapping[str, Any]) -> GatedDeltaAttention:
-    """The delta rule of Qwen3-Next and Qwen3.5."""
-    return build_delta(config, init)
 
 
 def gated_attention(part: Part) -> Family:
@@ -109,7 +106,7 @@ def qwen3_5_rules(config: Config, index: int) -> tuple[Rule, ...]:
 def olmo_delta(config: Config, index: int, init: Mapping[str, Any]) -> GatedDeltaAttention:
     """The delta rule of OLMo hybrid, which may have negative eigenvalues."""
     negative = config.flag("linear_allow_neg_eigval")
-    return build_delta(_olmo_sizes(config), init, negative=negative, eps=1e-5)
+    return gated_delta(_olmo_sizes(config), index, init, negative=negative, eps=1e-5)
 
 
 def olmo_rotary(config: Config, index: int) -> Arguments:
@@ -138,15 +135,15 @@ def _olmo_sizes(config: Config) -> Config:
     return config.replaced(**sizes, linear_key_head_dim=key, linear_value_head_dim=value)
 
 
+def olmo_default(config: Config, index: int) -> str:
+    """The delta rule in all layers but every fourth, or the last of fewer."""
+    last = config.count("num_hidden_layers") - 1
+    return "full_attention" if index % 4 == 3 or index == last < 3 else LINEAR
+
+
 def has_olmo_delta(config: Config, index: int) -> bool:
-    """By layer_types; by default all but every fourth."""
-
-    def default(index: int) -> str:
-        last = config.count("num_hidden_layers") - 1
-        full = index % 4 == 3 or (index == last and last < 3)
-        return "full_attention" if full else "linear_attention"
-
-    return config.layer_type(index, default, "linear_attention") == "linear_attention"
+    """Whether a layer has the delta rule."""
+    return by_layer_types(olmo_default, LINEAR)(config, index) == LINEAR
 
 
 def olmo_saved_rules(config: Config, index: int) -> tuple[Rule, ...]:
@@ -165,7 +162,7 @@ def olmo_saved_rules(config: Config, index: int) -> tuple[Rule, ...]:
 
 def _kimi_config(config: Config) -> Config:
     """The config with the sizes that stand in the dict of the delta rule."""
-    inside = config["linear_attn_config"] or {}
+    inside = config.mapping("linear_attn_config")
     return config.replaced(
         **{name: inside[key] for key, name in KIMI_FIELDS.items() if key in inside}
     )
@@ -189,7 +186,7 @@ def kimi_delta(config: Config, index: int, init: Mapping[str, Any]) -> KimiDelta
 
 def has_kimi_delta(config: Config, index: int) -> bool:
     """By layer_types, or by the lists of linear_attn_config, which count from 1."""
-    inside = config["linear_attn_config"] or {}
+    inside = config.mapping("linear_attn_config")
 
     def default(index: int) -> str:
         if "kda_layers" not in inside or "full_attn_layers" not in inside:
@@ -264,8 +261,8 @@ def convolution(config: Config, index: int, init: Mapping[str, Any]) -> GatedSho
 
 def lfm2_default(config: Config, index: int) -> str:
     """Attention in the layers that `full_attn_idxs` lists, or in all."""
-    full = config["full_attn_idxs"]
-    return "full_attention" if full is None or index in full else "conv"
+    is_full = config["full_attn_idxs"] is None or index in config.listed("full_attn_idxs")
+    return "full_attention" if is_full else "conv"
 
 
 # RecurrentGemma: Griffin's recurrence.
@@ -318,7 +315,7 @@ def cross_attention(config: Config, index: int, init: Mapping[str, Any]) -> Cros
 
 def crosses(config: Config, index: int) -> bool:
     """Whether a layer has cross attention."""
-    return index in config["cross_attention_layers"]
+    return index in config.listed("cross_attention_layers")
 
 
 KIMI_FIELDS = {  # of linear_attn_config, and what the class calls them

@@ -233,7 +233,7 @@ def sam(config: Config, index: int, init: Mapping[str, Any]) -> DecomposedRelati
         raise ValueError(
             "use_rel_pos=False is not served: without the tables it is the attention of a ViT."
         )
-    is_global = index in config["global_attn_indexes"] or config["window_size"] == 0
+    is_global = index in config.listed("global_attn_indexes") or config["window_size"] == 0
     side = config.count("window_size") if not is_global else _patches(config)
     return DecomposedRelativeAttention(
         config.count("hidden_size"),

@@ -144,10 +144,7 @@ def is_recurrent(config: Config, index: int) -> bool:
 
 def bamba_has_attention(config: Config, index: int) -> bool:
     """By `attn_layer_indices`."""
-    listed = config["attn_layer_indices"] or []
-    if not isinstance(listed, list | tuple):
-        raise ValueError(f"attn_layer_indices must list places of layers; got {listed!r}.")
-    return index in listed
+    return index in config.listed("attn_layer_indices")
 
 
 def bamba_rotary(config: Config, index: int) -> Arguments:
@@ -163,7 +160,7 @@ def bamba_rotary(config: Config, index: int) -> Arguments:
 
 def jamba_has_attention(config: Config, index: int) -> bool:
     """One layer in each period."""
-    period, offset = config.count("attn_layer_period"), config["attn_layer_offset"]
+    period, offset = config.count("attn_layer_period"), config.whole("attn_layer_offset")
     if not 0 <= offset < period:
         raise ValueError(
             f"attn_layer_offset must be from 0 to attn_layer_period - 1 = {period - 1}; got "
@@ -219,7 +216,7 @@ def falcon_h1_rules(config: Config, index: int) -> tuple[Rule, ...]:
 
 def nemotron_mamba(config: Config, index: int, init: Mapping[str, Any]) -> Mamba2:
     """`mixer` of a layer with a state space."""
-    least = config["time_step_min"]
+    least = config.number("time_step_min") if config["time_step_min"] != 0 else 0.0
     width = config.count("mamba_n_heads") * config.count("mamba_d_head")
     limits = (least, float("inf")) if least > 0 else None
     return build_mamba2(config, init, "layer_norm_epsilon", width=width, step_limits=limits)

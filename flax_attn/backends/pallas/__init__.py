@@ -1,8 +1,9 @@
 """A kernel of this library's own for GPUs: any mask and any score, users' functions among them.
 
 `contract.py` turns a mask and a score into programs that a kernel runs on a block, `triton.py` is
-the forward pass, `backward.py` the gradients of q, k and v. Gradients of arrays that a score reads
-are those of the blockwise backend, from the kernel's row statistics. Not yet run on a GPU: "auto"
+the forward pass, `backward.py` the gradients of q, k and v. Gradients of arrays that a score reads,
+and through a score with a `custom_jvp`, are those of the blockwise backend, from the kernel's row
+statistics. Not yet run on a GPU: "auto"
 passes it over, `backend="pallas"` asks for it. On a CPU it runs interpreted, for tests.
 """
 
@@ -24,13 +25,12 @@ from .. import blockwise
 from ..hoist import hoist
 from ..platform import platform_of
 from ..protocol import is_number, of_mesh
-from .backward import backward
-from .contract import Program, block_ranges, mask_program
-from .triton import Blocks, Kernel, forward
+from .contract import Blocks, Kernel, Program, block_ranges, mask_program
 
 DTYPES = (jnp.float16, jnp.bfloat16, jnp.float32)
 MAX_HEAD_DIM = 256
 MIN_BLOCK = 16  # rows and columns of the smallest product of tensor cores
+TRITON = "jax.experimental.pallas.triton"
 NOT_RUN = 'not yet run on a GPU; backend="pallas" asks for it'
 
 
@@ -42,22 +42,28 @@ def attention(
     Args:
       q, k, v: `B T N H`, `B S K H`, `B S K h`.
       rules: bound.
-      blocks: sizes of blocks; None for those of the table.
+      blocks: sizes of blocks in both passes; None for those by widths and lengths.
     """
     if 0 in (*q.shape, *k.shape, *v.shape):
         return reference.attention(q, k, v, rules)
     sizes = sizes_of(q, k)
     mask, score, keep = each = programs(rules, sizes)
     rate = 0.0 if rules.dropout is None else rules.dropout.rate
-    both = (blocks or blocks_of(q, k, v), blocks or backward_blocks_of(q, k, v))
-    is_interpreted = platform_of(q) != "gpu"
-    kernel = Kernel(mask, score, keep, rate, sizes, *both, _precision(), is_interpreted)
+    kernel = Kernel(
+        mask,
+        score,
+        keep,
+        rate,
+        sizes,
+        blocks or blocks_of(q, k, v, backward=False),
+        blocks or blocks_of(q, k, v, backward=True),
+        _precision(),
+        interpret=platform_of(q) != "gpu",
+    )
     leaves = tuple([] if program is None else program.arrays() for program in each)
-    ranges = [block_ranges(rules.mask, sizes, x.rows) for x in both]
-    inputs = {"ranges": ranges[0], "backward_ranges": ranges[1], "leaves": leaves}
-    axes = jax.typeof(q).manual_axis_type.varying
     plan = blockwise.make_plan(sizes, k.shape[-2], rules, platform_of(q))
-    args = unify_varying((q, k, v, inputs, hoist(rules, jnp.dtype(jnp.float32), axes)))
+    axes = jax.typeof(q).manual_axis_type.varying
+    args = unify_varying((q, k, v, leaves, hoist(rules, jnp.dtype(jnp.float32), axes)))
     return _run(kernel, plan, *args)
 
 
@@ -74,19 +80,14 @@ def programs(rules: Rules, sizes: Sizes) -> tuple[Program, Program, Program | No
     return mask_program(rules.mask, sizes), score, keep
 
 
-def blocks_of(q: jax.Array, k: jax.Array, v: jax.Array) -> Blocks:
-    """Sizes of blocks by widths and lengths: what a prototype found fastest on an H100."""
-    wide = max(_power_of_two(q.shape[-1]), _power_of_two(v.shape[-1])) > 128
-    rows, columns, warps = (64, 32, 4) if wide else (128, 64, 8)
-    least = [max(MIN_BLOCK, _power_of_two(x.shape[-3])) for x in (q, k)]
-    return Blocks(min(rows, least[0]), min(columns, least[1]), warps)
-
-
-def backward_blocks_of(q: jax.Array, k: jax.Array, v: jax.Array) -> Blocks:
-    """Those of the backward pass, which keeps more of a block in shared memory."""
-    size = 32 if max(q.shape[-1], v.shape[-1]) > 128 else 64
-    least = [max(MIN_BLOCK, _power_of_two(x.shape[-3])) for x in (q, k)]
-    return Blocks(min(size, least[0]), min(size, least[1]), 4, 2)
+def blocks_of(q: jax.Array, k: jax.Array, v: jax.Array, *, backward: bool) -> Blocks:
+    """Sizes of blocks by widths and lengths; the backward pass keeps more of a block at hand."""
+    if _power_of_two(max(q.shape[-1], v.shape[-1])) > 128:
+        blocks = Blocks(32, 32, 4, 2) if backward else Blocks(64, 32, 4, 3)
+    else:
+        blocks = Blocks(64, 64, 4, 2) if backward else Blocks(128, 64, 8, 3)
+    rows, columns = (_power_of_two(x.shape[-3]) for x in (q, k))
+    return blocks._replace(rows=min(blocks.rows, rows), columns=min(blocks.columns, columns))
 
 
 def _precision() -> Any:
@@ -95,32 +96,33 @@ def _precision() -> Any:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend(kernel: Kernel, plan: Any, q: Any, k: Any, v: Any, inputs: Any, rules: Rules) -> Any:
-    return _forward(kernel, q, k, v, inputs, rules)[0]
+def _attend(kernel: Kernel, plan: Any, q: Any, k: Any, v: Any, leaves: Any, rules: Rules) -> Any:
+    return _forward(kernel, q, k, v, leaves, rules)[0]
 
 
 _run = jax.jit(_attend, static_argnums=(0, 1))
 
 
-def _forward(kernel: Kernel, q: Any, k: Any, v: Any, inputs: Any, rules: Rules) -> Any:
+def _forward(kernel: Kernel, q: Any, k: Any, v: Any, leaves: Any, rules: Rules) -> Any:
+    from .triton import forward  # Pallas takes a tenth of a second to import
+
     T, h = q.shape[1], v.shape[-1]
-    o, m, l = forward(kernel, _whole_blocks(kernel, q, k, v), inputs["ranges"], inputs["leaves"])
+    ranges = block_ranges(rules.mask, kernel.sizes, kernel.blocks.rows)
+    o, m, l = forward(kernel, _whole_blocks(kernel, q, k, v), ranges, leaves)
     part = o[:, :T, :, :h], m[..., :T], l[..., :T]
     o, stats = blockwise.with_sinks(rules.sinks, *part)
     return (o.astype(q.dtype), stats), (o, *part[1:])
 
 
 def _residuals(kernel: Kernel, plan: Any, *args: Any) -> Any:
-    q, k, v, inputs, rules = custom_vjp_primal_tree_values(args)
-    result, rows = _forward(kernel, q, k, v, inputs, rules)
-    trained = replace(args[-1], sinks=None)
-    is_trained = any(x.perturbed for x in jax.tree.leaves(trained, is_leaf=_is_primal))
+    values = custom_vjp_primal_tree_values(args)
+    result, rows = _forward(kernel, *values)
+    trained = jax.tree.leaves(replace(args[-1], sinks=None), is_leaf=_is_primal)
+    # The kernels give no gradients of a score's arrays or of the scale, and differentiate a score
+    # by its equations, which a custom_jvp's own derivative need not follow.
+    is_for_blockwise = kernel.score.has_own_derivative or any(x.perturbed for x in trained)
     # The number of entries is static where a flag would become an array.
-    return result, (q, k, v, inputs, rules, rows, ((),) * is_trained)
-
-
-def _instantiated(x: Any) -> jax.Array:
-    return jnp.zeros(x.shape, x.dtype) if isinstance(x, SymbolicZero) else x  # pyright: ignore
+    return result, (*values, rows, ((),) * is_for_blockwise)
 
 
 def _is_primal(x: Any) -> bool:
@@ -128,28 +130,39 @@ def _is_primal(x: Any) -> bool:
 
 
 def _backward(kernel: Kernel, plan: Any, residuals: tuple, cotangents: tuple) -> tuple:
-    q, k, v, inputs, rules, (o, m, l), trained = residuals
+    q, k, v, leaves, rules, (o, m, l), for_blockwise = residuals
     do, dl = map(_instantiated, (cotangents[0], cotangents[1].l))
-    none = jax.tree.map(blockwise.zero_gradient, inputs)
-    if trained:  # arrays of a score, or the scale, have gradients, which the kernels do not give
+    dleaves = jax.tree.map(blockwise.zero_gradient, leaves)
+    if for_blockwise:
         *grads, drules = blockwise.backward_pass(plan, q, k, v, rules, o, m, l, do, dl)
-        return *grads, none, drules
+        return *grads, dleaves, drules
+    lines, dsinks = blockwise.row_statistics(rules.sinks, o, m, l, do, dl)
     kernel = kernel._replace(blocks=kernel.backward_blocks)
-    rows, dsinks = blockwise.row_statistics(rules.sinks, o, m, l, do, dl)
-    length = -q.shape[1] % kernel.blocks.rows
-    fills = (jnp.inf, 0, 0)  # a row beyond the last one is fully masked
-    lines = [
-        jnp.pad(x, ((0, 0), (0, 0), (0, length)), constant_values=fill)
-        for x, fill in zip(rows, fills, strict=True)
-    ]
-    whole, do = _whole_blocks(kernel, q, k, v), _padded(do, kernel.blocks.rows)
-    padded = backward(kernel, whole, do, lines, inputs["backward_ranges"], inputs["leaves"])
-    grads = [
-        x[tuple(map(slice, y.shape))].astype(y.dtype)
-        for x, y in zip(padded, (q, k, v), strict=True)
-    ]
+    grads = _kernel_gradients(kernel, (q, k, v), leaves, rules, do, lines)
     drules = replace(jax.tree.map(blockwise.zero_gradient, rules), sinks=dsinks)
-    return *grads, none, drules
+    return *grads, dleaves, drules
+
+
+def _instantiated(x: Any) -> jax.Array:
+    return jnp.zeros(x.shape, x.dtype) if isinstance(x, SymbolicZero) else x  # pyright: ignore
+
+
+def _kernel_gradients(
+    kernel: Kernel, qkv: tuple, leaves: Any, rules: Rules, do: Any, lines: tuple
+) -> list[jax.Array]:
+    """Gradients of q, k and v, in their shapes and dtypes."""
+    from .backward import backward
+
+    rows = kernel.blocks.rows
+    ranges = block_ranges(rules.mask, kernel.sizes, rows)
+    beyond = ((0, 0), (0, 0), (0, -qkv[0].shape[1] % rows))
+    fills = (jnp.inf, 0, 0)  # a row beyond the last one is fully masked
+    padded_lines = [
+        jnp.pad(x, beyond, constant_values=fill) for x, fill in zip(lines, fills, strict=True)
+    ]
+    whole = _whole_blocks(kernel, *qkv)
+    padded = backward(kernel, whole, _padded(do, rows), padded_lines, ranges, leaves)
+    return [x[tuple(map(slice, y.shape))].astype(y.dtype) for x, y in zip(padded, qkv, strict=True)]
 
 
 _attend.defvjp(_residuals, _backward, symbolic_zeros=True)
@@ -168,6 +181,7 @@ def _padded(x: jax.Array, block: int) -> jax.Array:
 
 
 def _power_of_two(n: int) -> int:
+    """The least power of two from n on, at least `MIN_BLOCK`."""
     return max(MIN_BLOCK, 1 << (n - 1).bit_length())
 
 
@@ -182,7 +196,7 @@ def refusal(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | Non
         )
     if platform_of(q) == "tpu":
         return "needs a GPU, or a CPU, where it runs interpreted"
-    if importlib.util.find_spec("jax.experimental.pallas.triton") is None:
+    if platform_of(q) == "gpu" and importlib.util.find_spec(TRITON) is None:
         return f"needs Pallas for Triton, which jax {jax.__version__} does not have"
     try:
         programs(rules, sizes_of(q, k))

@@ -7,7 +7,7 @@ a score is written for kernels, and users' functions are traced in the same way.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial, reduce
 from typing import Any, NamedTuple
 
@@ -30,9 +30,33 @@ ELEMENTWISE = frozenset(
     "shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor".split()
 )
 SHAPES = frozenset("broadcast_in_dim expand_dims reshape squeeze".split())  # of one element
+WITH_OWN_DERIVATIVE = ("custom_jvp_call", "custom_vjp_call")
 CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
-CALLS |= dict.fromkeys(("custom_jvp_call", "custom_vjp_call"), "call_jaxpr")
+CALLS |= dict.fromkeys(WITH_OWN_DERIVATIVE, "call_jaxpr")
 _CHECKED_ON = (2, 3)  # rows and columns
+
+
+class Blocks(NamedTuple):
+    """Queries and keys of a block, and how Triton runs a program."""
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+
+class Kernel(NamedTuple):
+    """What is static of a kernel: its programs, sizes, blocks and precision."""
+
+    mask: "Program"
+    score: "Program"
+    keep: "Program | None"  # of dropout
+    rate: float
+    sizes: Sizes
+    blocks: Blocks
+    backward_blocks: Blocks
+    precision: Any
+    interpret: bool
 
 
 class Leaf(NamedTuple):
@@ -88,6 +112,11 @@ class Program:
         self.leaves = [x for x in made if any(x is y for y in used)]
         jax.eval_shape(self._on_zeros, *element)
 
+    @property
+    def has_own_derivative(self) -> bool:
+        """Whether it calls a `custom_jvp` or `custom_vjp`, whose derivative `__call__` loses."""
+        return any(_calls(self.inside, WITH_OWN_DERIVATIVE))
+
     def _on_zeros(self, *element: jax.Array) -> jax.Array:
         """The program on a small block of zeros, which raises what no kernel takes."""
         leaves = [Leaf(partial(_zeros, x.aval.dtype), x.aval.shape) for x in self.leaves]
@@ -115,6 +144,15 @@ class Program:
         values = dict(zip((*self.leaves, *jaxpr.invars), (*leaves, *element), strict=True))
         (out,) = _evaluate(self.inside, jaxpr.outvars, values)
         return _element(out)
+
+
+def _calls(eqns: Sequence[Any], names: Sequence[str]) -> Iterator[bool]:
+    """Whether each equation, or one inside it, is one of these primitives."""
+    for eqn in eqns:
+        yield eqn.primitive.name in names
+        if eqn.primitive.name in CALLS:
+            inner = eqn.params[CALLS[eqn.primitive.name]]
+            yield from _calls(getattr(inner, "jaxpr", inner).eqns, names)
 
 
 def _zeros(dtype: Any, *at: Any) -> jax.Array:
@@ -169,9 +207,9 @@ def _threefry(*words: jax.Array) -> list[jax.Array]:
     key = [*words[:2], words[0] ^ words[1] ^ jnp.uint32(0x1BD11BDA)]
     x, y = words[2] + key[0], words[3] + key[1]
     for group in range(5):
-        for turn in ((13, 15, 26, 6), (17, 29, 16, 24))[group % 2]:
+        for bits in ((13, 15, 26, 6), (17, 29, 16, 24))[group % 2]:
             x = x + y
-            y = x ^ ((y << jnp.uint32(turn)) | (y >> jnp.uint32(32 - turn)))
+            y = x ^ ((y << jnp.uint32(bits)) | (y >> jnp.uint32(32 - bits)))
         x = x + key[(group + 1) % 3]
         y = y + key[(group + 2) % 3] + jnp.uint32(group + 1)
     return [x, y]
@@ -196,12 +234,15 @@ def mask_program(mask: Mask, sizes: Sizes) -> Program:
       NotImplementedError: as `Program`, for a part whose rows see several ranges.
     """
     index = [jnp.zeros((), jnp.int32)] * 4
-    parts = [_part_of_element(part, sizes, index) for part in parts_of(mask)]
-    return Program(lambda *at: reduce(jnp.logical_and, (f(*at) for f in parts)), *index)
+    try:
+        return Program(mask, *index)
+    except NotImplementedError:
+        parts = [_of_element(part, sizes, index) for part in parts_of(mask)]
+    return Program(lambda *at: reduce(jnp.logical_and, (part(*at) for part in parts)), *index)
 
 
-def _part_of_element(part: Mask, sizes: Sizes, index: list[jax.Array]) -> Callable[..., jax.Array]:
-    """A part of a mask as a function of one element that a `Program` takes."""
+def _of_element(part: Mask, sizes: Sizes, index: list[jax.Array]) -> Callable[..., jax.Array]:
+    """A part of a mask as a function that a `Program` takes."""
     try:
         Program(part, *index)
         return part
@@ -209,11 +250,16 @@ def _part_of_element(part: Mask, sizes: Sizes, index: list[jax.Array]) -> Callab
         runs = runs_of(part, jnp.arange(sizes.T, dtype=jnp.int32)[None])
         if runs is None:
             raise
-    ends = [
+    first, end = (
         jnp.broadcast_to(most if x is None else x, (sizes.B, sizes.T)).astype(jnp.int32)
         for x, most in zip(runs, (0, sizes.S), strict=True)
-    ]
-    return lambda b, n, q, k: (ends[0][b, q] <= k) & (k < ends[1][b, q])
+    )
+    # The rest of the mask may hide a whole range, so it is asked at the range's first key.
+    b, n, q, _ = sizes._replace(N=1).iotas()
+    visible = jnp.asarray(part(b, n, q, jnp.clip(first, 0, sizes.S - 1)[:, None, :, None]))
+    visible = jnp.broadcast_to(visible, (sizes.B, 1, sizes.T, 1))[:, 0, :, 0]
+    end = jnp.where(visible, end, first)
+    return lambda b, n, q, k: (first[b, q] <= k) & (k < end[b, q])
 
 
 def block_ranges(mask: Mask, sizes: Sizes, rows: int) -> jax.Array:

@@ -1,4 +1,4 @@
-"""The body of the kernel in Pallas for Triton: an online softmax over blocks of keys.
+"""The forward pass in Pallas for Triton: an online softmax over blocks of keys.
 
     x  = score(scale * q.k), -inf where masked      rows cols, float32
     m' = max(m, max(x))     l' = l exp(m - m') + sum(exp(x - m'))     o' = o exp(m - m') + p.v
@@ -9,39 +9,17 @@ and evaluates the mask in those that not every query sees whole. Fully masked ro
 
 import functools
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from ..._internal.types import Sizes
-from .contract import Leaf, Program
+from .contract import Kernel, Leaf
 
 LOG2E = math.log2(math.e)
-
-
-class Blocks(NamedTuple):
-    """Queries and keys of a block, and how Triton runs a program."""
-
-    rows: int = 128
-    columns: int = 64
-    warps: int = 8
-    stages: int = 3
-
-
-class Kernel(NamedTuple):
-    """What is static of a kernel: its programs, sizes, blocks and precision."""
-
-    mask: Program
-    score: Program
-    keep: Program | None  # of dropout
-    rate: float
-    sizes: Sizes
-    blocks: Blocks
-    backward_blocks: Blocks
-    precision: Any
-    interpret: bool
+Ends = tuple[Any, Any, Any, Any]
 
 
 def forward(
@@ -56,34 +34,89 @@ def forward(
       ranges: of `contract.block_ranges`.
       leaves: the arrays of the programs of the mask, the score and the dropout.
     """
-    (B, T, N, H), (S, K, h) = qkv[0].shape, qkv[2].shape[1:]
-    rows = kernel.blocks.rows
-    arrays = [stored(x) for each in leaves for x in each]
-
-    def of_head(width: int) -> pl.BlockSpec:
-        return pl.BlockSpec((None, S, None, width), lambda i, n, b: (b, 0, n // (N // K), 0))
-
-    def of_rows(width: int) -> pl.BlockSpec:
-        return pl.BlockSpec((None, rows, None, width), lambda i, n, b: (b, i, n, 0))
-
-    lines = pl.BlockSpec((None, None, rows), lambda i, n, b: (b, n, i))
-    whole = [pl.BlockSpec(x.shape, lambda i, n, b, x=x: (0,) * x.ndim) for x in (ranges, *arrays)]
+    (B, T, N, H), h = qkv[0].shape, qkv[2].shape[-1]
+    specs, shared = RowSpecs.of(kernel, qkv), [ranges, *stored(leaves)]
     each = jax.ShapeDtypeStruct((B, N, T), jnp.float32)
     return pl.pallas_call(
-        functools.partial(_forward_body, kernel, [*map(len, leaves)]),
-        grid=(T // rows, N, B),
-        in_specs=[of_rows(H), of_head(H), of_head(h), *whole],
-        out_specs=[of_rows(h), lines, lines],
+        functools.partial(_body, kernel, [*map(len, leaves)]),
+        grid=(T // kernel.blocks.rows, N, B),
+        in_specs=[specs.rows(H), specs.head(H), specs.head(h), *map(whole, shared)],
+        out_specs=[specs.rows(h), specs.line, specs.line],
         out_shape=[jax.ShapeDtypeStruct((B, T, N, h), jnp.float32), each, each],
         interpret=kernel.interpret,
         **compiler(kernel),
-    )(*qkv, ranges, *arrays)
+    )(*qkv, *shared)
 
 
-def stored(x: jax.Array) -> jax.Array:
-    """An array as kernels read it: with an axis, and booleans as bytes, as which no other is."""
-    kind = {"bool": jnp.int8, "int8": jnp.int32, "uint8": jnp.uint32}.get(x.dtype.name, x.dtype)
-    return x.astype(kind).reshape(x.shape or (1,))
+def _body(kernel: Kernel, counts: list[int], q_ref: Any, k_ref: Any, v_ref: Any, *refs: Any):
+    ranges_ref, *leaf_refs, o_ref, m_ref, l_ref = refs
+    block, columns = Block.of(kernel, leaf_refs, counts), kernel.blocks.columns
+    i, n, b = map(pl.program_id, range(3))
+    q = q_ref[...]
+
+    def step(masked: bool, j: Any, carry: Any) -> Any:
+        m, l, o = carry
+        k, v = (ref[pl.ds(j * columns, columns), :] for ref in (k_ref, v_ref))
+        index = block.places(b, n, i, j)
+        x = block.score(index, dot(kernel, q, k, 1))
+        if masked:
+            visible = block.mask(index)
+            x, v = jnp.where(visible, x, -jnp.inf), without_hidden(visible, v)
+        top = jnp.maximum(m, jnp.max(x, axis=1))
+        shift = jnp.where(top == -jnp.inf, 0.0, top)
+        p = jnp.exp2((x - shift[:, None]) * LOG2E)
+        alpha = jnp.exp2((m - shift) * LOG2E)
+        (weights,) = block.drop(index, p)  # l is the sum of all weights
+        o = o * alpha[:, None] + dot(kernel, weights.astype(v.dtype), v, 0)
+        return top, alpha * l + jnp.sum(p, axis=1), o
+
+    zeros = jnp.zeros((kernel.blocks.rows, v_ref.shape[-1]), jnp.float32)
+    start = (jnp.full(len(zeros), -jnp.inf, jnp.float32), jnp.zeros(len(zeros), jnp.float32), zeros)
+    m, l, o = loops(step, ends_of(ranges_ref, b, i, functools.partial(bounds, kernel)), start)
+    o_ref[...] = o / jnp.where(l == 0, 1.0, l)[:, None]
+    m_ref[...], l_ref[...] = m, l
+
+
+# What the kernels of both passes share: how they are called.
+
+
+class RowSpecs(NamedTuple):
+    """Parts of the arrays that a program of one block of queries and one head reads."""
+
+    length: int
+    group: int
+    block: int
+
+    @classmethod
+    def of(cls, kernel: Kernel, qkv: Sequence[jax.Array]) -> "RowSpecs":
+        q, k = qkv[:2]
+        return cls(k.shape[1], q.shape[2] // k.shape[2], kernel.blocks.rows)
+
+    def head(self, width: int) -> pl.BlockSpec:
+        """All keys or values of its head."""
+        shape, group = (None, self.length, None, width), self.group
+        return pl.BlockSpec(shape, lambda i, n, b: (b, 0, n // group, 0))
+
+    def rows(self, width: int) -> pl.BlockSpec:
+        """Its block of queries, or of what is as long."""
+        return pl.BlockSpec((None, self.block, None, width), lambda i, n, b: (b, i, n, 0))
+
+    @property
+    def line(self) -> pl.BlockSpec:
+        """One number for each of its queries."""
+        return pl.BlockSpec((None, None, self.block), lambda i, n, b: (b, n, i))
+
+
+def whole(x: jax.Array) -> pl.BlockSpec:
+    """An array that every program reads by index."""
+    return pl.BlockSpec(x.shape, lambda *program: (0,) * x.ndim)
+
+
+def stored(leaves: Sequence[Sequence[jax.Array]]) -> list[jax.Array]:
+    """Arrays as kernels read them: with an axis, and booleans as bytes, as which no other is."""
+    wider = {"bool": jnp.int8, "int8": jnp.int32, "uint8": jnp.uint32}
+    arrays = [x for each in leaves for x in each]
+    return [x.astype(wider.get(x.dtype.name, x.dtype)).reshape(x.shape or (1,)) for x in arrays]
 
 
 def compiler(kernel: Kernel) -> dict[str, Any]:
@@ -98,77 +131,75 @@ def compiler(kernel: Kernel) -> dict[str, Any]:
     }
 
 
-def _forward_body(
-    kernel: Kernel, counts: list[int], q_ref: Any, k_ref: Any, v_ref: Any, *refs: Any
-) -> None:
-    ranges_ref, *leaf_refs, o_ref, m_ref, l_ref = refs
-    rows, i, b = kernel.blocks.rows, pl.program_id(0), pl.program_id(2)
-    leaves = iter([leaf_of(ref) for ref in leaf_refs])
-    block = _Block(
-        kernel,
-        [[next(leaves) for _ in range(count)] for count in counts],
-        (b, pl.program_id(1), i * rows + jax.lax.broadcasted_iota(jnp.int32, (rows, 1), 0)),
-        q_ref[...],
-        k_ref,
-        v_ref,
-    )
-    carry = (
-        jnp.full(rows, -jnp.inf, jnp.float32),
-        jnp.zeros(rows, jnp.float32),
-        jnp.zeros((rows, v_ref.shape[-1]), jnp.float32),
-    )
-    entry = jnp.minimum(b, ranges_ref.shape[0] - 1)
-    lo, seen_lo, seen_hi, hi = bounds(kernel, *(ranges_ref[entry, i, x] for x in range(4)))
-    for first, end, masked in ((lo, seen_lo, True), (seen_lo, seen_hi, False), (seen_hi, hi, True)):
-        carry = jax.lax.fori_loop(first, end, functools.partial(block.step, masked), carry)
-    m, l, o = carry
-    o_ref[...] = o / jnp.where(l == 0, 1.0, l)[:, None]
-    m_ref[...], l_ref[...] = m, l
+# What they share inside.
 
 
-def bounds(kernel: Kernel, lo: Any, hi: Any, seen_lo: Any, seen_hi: Any) -> tuple[Any, ...]:
-    """Blocks of keys: the first, the first and the last that need no mask, and the last."""
-    size = kernel.blocks.columns
-    lo, hi = lo // size, (hi + size - 1) // size
-    seen_lo = jnp.clip((seen_lo + size - 1) // size, lo, hi)
-    return lo, seen_lo, jnp.clip(seen_hi // size, seen_lo, hi), hi
-
-
-class _Block(NamedTuple):
-    """A block of queries inside a kernel: the arrays of its programs, its indices b, n and q."""
+class Block(NamedTuple):
+    """The programs of a kernel with the arrays that they read."""
 
     kernel: Kernel
     leaves: list[list[Leaf]]
-    place: tuple[Any, Any, Any]
-    q: Any
-    k_ref: Any
-    v_ref: Any
 
-    def step(self, masked: bool, j: Any, carry: Any) -> Any:
-        """m, l and o after the block j of keys."""
-        (m, l, o), (rows, columns) = carry, self.kernel.blocks[:2]
-        k, v = (ref[pl.ds(j * columns, columns), :] for ref in (self.k_ref, self.v_ref))
-        k_idx = j * columns + jax.lax.broadcasted_iota(jnp.int32, (1, columns), 1)
-        at, (of_mask, of_score, of_keep) = (*self.place, k_idx), self.leaves
-        x = self.kernel.score(of_score, dot(self.kernel, self.q, k, 1), *at)
-        x = jnp.broadcast_to(x, (rows, columns))
-        if masked:
-            # Keys beyond the last one stand in the last block alone, which is always masked.
-            seen = self.kernel.mask(of_mask, *at) & (k_idx < self.kernel.sizes.S)
-            seen = jnp.broadcast_to(seen, (rows, columns))
-            x = jnp.where(seen, x, -jnp.inf)
-            # A key that no query of the block sees may hold NaN, and 0 * NaN is NaN.
-            keys = jnp.max(seen.astype(jnp.int32), axis=0) > 0
-            v = jnp.where(keys[:, None], v, jnp.zeros_like(v))
-        top = jnp.maximum(m, jnp.max(x, axis=1))
-        shift = jnp.where(top == -jnp.inf, 0.0, top)
-        p = jnp.exp2((x - shift[:, None]) * LOG2E)
-        alpha = jnp.exp2((m - shift) * LOG2E)
-        l = alpha * l + jnp.sum(p, axis=1)
-        if self.kernel.keep is not None:  # of the weights, whose sum is that of all
-            share = 1.0 - self.kernel.rate if self.kernel.rate < 1 else jnp.inf
-            p = jnp.where(self.kernel.keep(of_keep, *at), p / share, 0.0)
-        return top, l, o * alpha[:, None] + dot(self.kernel, p.astype(v.dtype), v, 0)
+    @classmethod
+    def of(cls, kernel: Kernel, refs: list[Any], counts: list[int]) -> "Block":
+        leaves = iter([_leaf(ref) for ref in refs])
+        return cls(kernel, [[next(leaves) for _ in range(count)] for count in counts])
+
+    def places(self, b: Any, n: Any, i: Any, j: Any) -> tuple[Any, ...]:
+        """b, n, and the queries and keys of the blocks i and j, as a column and as a row."""
+        rows, columns = self.kernel.blocks[:2]
+        q = i * rows + jax.lax.broadcasted_iota(jnp.int32, (rows, 1), 0)
+        return b, n, q, j * columns + jax.lax.broadcasted_iota(jnp.int32, (1, columns), 1)
+
+    def score(self, index: tuple[Any, ...], logits: jax.Array) -> jax.Array:
+        """Logits, scaled and changed by the score."""
+        return jnp.broadcast_to(self.kernel.score(self.leaves[1], logits, *index), logits.shape)
+
+    def mask(self, index: tuple[Any, ...]) -> jax.Array:
+        """Which key each query sees.
+
+        Keys beyond the last one stand in the last block alone, which always asks.
+        """
+        visible = self.kernel.mask(self.leaves[0], *index) & (index[3] < self.kernel.sizes.S)
+        return jnp.broadcast_to(visible, self.kernel.blocks[:2])
+
+    def drop(self, index: tuple[Any, ...], *weights: jax.Array) -> Sequence[jax.Array]:
+        """Weights, or what is multiplied by them, after the dropout."""
+        if self.kernel.keep is None:
+            return weights
+        rest = 1.0 - self.kernel.rate if self.kernel.rate < 1 else jnp.inf
+        keep = self.kernel.keep(self.leaves[2], *index)
+        return [jnp.where(keep, x / rest, 0.0) for x in weights]
+
+
+def without_hidden(visible: jax.Array, x: jax.Array) -> jax.Array:
+    """Keys or values with zeros where no query of the block sees them.
+
+    They may hold NaN there, and 0 * NaN is NaN.
+    """
+    keys = jnp.max(visible.astype(jnp.int32), axis=0) > 0
+    return jnp.where(keys[:, None], x, jnp.zeros_like(x))
+
+
+def bounds(kernel: Kernel, lo: Any, hi: Any, whole_lo: Any, whole_hi: Any) -> Ends:
+    """Blocks of keys: the first, the first and the last that need no mask, and the last."""
+    size = kernel.blocks.columns
+    lo, hi = lo // size, (hi + size - 1) // size
+    whole_lo = jnp.clip((whole_lo + size - 1) // size, lo, hi)
+    return lo, whole_lo, jnp.clip(whole_hi // size, whole_lo, hi), hi
+
+
+def ends_of(ref: Any, b: Any, block: Any, of: Callable[..., Ends] = lambda *ends: ends) -> Ends:
+    """The ends of the loops of a block, from the four numbers that are stored for it."""
+    entry = jnp.minimum(b, ref.shape[0] - 1)
+    return of(*(ref[entry, block, x] for x in range(4)))
+
+
+def loops(step: Callable[..., Any], ends: Ends, carry: Any) -> Any:
+    """Runs blocks that need a mask, those that need none, and again those that do."""
+    for first, end, masked in zip(ends[:3], ends[1:], (True, False, True), strict=True):
+        carry = jax.lax.fori_loop(first, end, functools.partial(step, masked), carry)
+    return carry
 
 
 def dot(kernel: Kernel, a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
@@ -181,7 +212,7 @@ def dot(kernel: Kernel, a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
     return jax.lax.dot_general(a, b, axes, precision=precision, preferred_element_type=jnp.float32)
 
 
-def leaf_of(ref: Any) -> Leaf:
+def _leaf(ref: Any) -> Leaf:
     def load(*at: Any) -> jax.Array:
         shape = jnp.broadcast_shapes(*map(jnp.shape, at))
         value = ref[tuple(jnp.broadcast_to(jnp.asarray(x, jnp.int32), shape) for x in at)]

@@ -19,6 +19,7 @@ from flax_attn import (
     Dropout,
     DropoutMask,
     Lengths,
+    Mask,
     MaskFn,
     Prefix,
     ScoreFn,
@@ -28,6 +29,7 @@ from flax_attn import (
     Window,
     attend,
     explain,
+    frozen,
     reference,
 )
 from flax_attn.backends import blockwise, pallas
@@ -36,7 +38,7 @@ from flax_attn.request import bind_rules, rules_of
 from parity_tests.tables import each, with_nightly
 
 B, N, K, T, S = 2, 4, 2, 65, 65
-BLOCKS = pallas.Blocks(32, 16)
+BLOCKS = pallas.Blocks(32, 16, 4, 2)
 draw = np.random.RandomState(0)
 IDS = draw.randint(0, 3, (B, T))
 BIAS = draw.standard_normal((1, N, T, S)).astype("float32")
@@ -51,6 +53,21 @@ def learnt(params, x, b, n, q, k):
     return jnp.tanh(x * params["head"][n]) + params["key"][b, k]
 
 
+@frozen
+class EveryOther(Mask):
+    """Every second query sees all keys: one range by row, of which the call hides the others."""
+
+    whole: jax.Array
+
+    def __call__(self, b, n, q, k):
+        q = jnp.asarray(q)
+        late = (q[..., None] >= self.whole.reshape((1,) * q.ndim + (-1,))).any(-1)
+        return late & (q % 2 == 0) & (k >= 0)
+
+    def as_runs(self, q):
+        return None, None
+
+
 REQUESTS = {
     "all": {},
     "causal": {"mask": CAUSAL},
@@ -58,6 +75,10 @@ REQUESTS = {
     "chunks or a prefix": {"mask": Chunked(16) | Prefix(5)},
     "not a window": {"mask": ~Window(3, 2)},
     "lengths": {"mask": Lengths(np.asarray([33, 50]))},
+    "documents of some queries": {
+        "mask": Documents(np.asarray([[20, 30], [40, 25]])) & Lengths(q=np.asarray([60, 33]), kv=65)
+    },
+    "a class of a user": {"mask": EveryOther(jnp.asarray([0, 1, 2]))},
     "lengths of queries": {"mask": Lengths(q=np.asarray([60, 33]), kv=65)},
     "segments": {"mask": Segments(q_ids=IDS, kv_ids=draw.randint(0, 3, (B, S)))},
     "documents": {"mask": Documents(np.asarray([[20, 30], [40, 25]]))},
@@ -83,6 +104,15 @@ REQUESTS = {
     "dropout of all": {"dropout": Dropout(1.0, jax.random.key(3))},
 }
 COMMIT = ("a window and a cap", "documents", "an array by head", "a function of arrays", "dropout")
+
+
+@jax.custom_jvp
+def straight_through(x):
+    """Rounded, with the derivative of what is not."""
+    return jnp.round(x)
+
+
+straight_through.defjvp(lambda primals, tangents: (jnp.round(primals[0]), tangents[0]))
 
 
 def arrays(dtype="float32", T=T, S=S, H=20, h=24):
@@ -167,6 +197,8 @@ PASSES = {
         "mask": CAUSAL,
         "score": ScoreFn(learnt, {"head": BY_HEAD, "key": BY_KEY}),
     },
+    "its own derivative": {"score": ScoreFn(lambda x, b, n, q, k: straight_through(x))},
+    "no derivative": {"score": ScoreFn(lambda x, *at: x + jax.lax.stop_gradient(x) ** 2)},
     "a scale": {"scale": jnp.asarray(0.3)},
     "slopes": {"mask": Chunked(16) | Prefix(5), "score": Alibi(BY_HEAD)},
 }

@@ -46,7 +46,7 @@ WRONG = {
     ),
     "places of attention": (
         other("bamba", attn_layer_indices="all"),
-        "attn_layer_indices must list places of layers; got 'all'",
+        "attn_layer_indices must be a list; got 'all'",
     ),
     "kinds of blocks": (
         other("recurrent_gemma", block_types=[]),
