@@ -5,13 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flax_attn import CAUSAL, Documents, Segments, Softcap, Window, attend
+from flax_attn import CAUSAL, Documents, ScoreFn, Segments, Softcap, Window, attend
 
 from .programs import both_ways, largest
 from .targets import GPUS, TPUS, compiled, lower
 
 T, N, K, H = 1536, 4, 2, 128
-KERNELS = {"splash": "tpu_custom_call", "cudnn": "__cudnn$fmha"}  # as machine code names them
+KERNELS = {  # as machine code names them
+    "splash": "tpu_custom_call",
+    "cudnn": "__cudnn$fmha",
+    "pallas": "__gpu$xla.gpu.triton",
+}
 MASKS = {"causal": CAUSAL, "window": CAUSAL & Window(511, 0)}
 DOCUMENTS = Documents(np.asarray([500, 0, 700, 300]))
 SEGMENTS = Segments(np.arange(T)[None] // 500)
@@ -66,6 +70,14 @@ def test_packed_documents_on_a_gpu(target):
 @pytest.mark.parametrize("target", GPUS, indirect=True)
 def test_cudnn_on_a_gpu(target, backend, mask):
     check(code_of(target, backend=backend, mask=MASKS[mask]), "cudnn")
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("target", GPUS, indirect=True)
+def test_pallas_on_a_gpu(target, mask):
+    """With a function as its score, which no other kernel takes."""
+    score = ScoreFn(lambda x, b, n, q, k: x - 0.01 * jnp.abs(q - k))
+    check(code_of(target, backend="pallas", mask=MASKS[mask], score=score), "pallas")
 
 
 @pytest.mark.parametrize("target", ["v5e", *GPUS], indirect=True)

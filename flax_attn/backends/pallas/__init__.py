@@ -2,9 +2,8 @@
 
 `contract.py` turns a mask and a score into programs that a kernel runs on a block, `triton.py` is
 the forward pass, `backward.py` the gradients of q, k and v. Gradients of arrays that a score reads,
-and through a score with a `custom_jvp`, are those of the blockwise backend, from the kernel's row
-statistics. Not yet run on a GPU: "auto"
-passes it over, `backend="pallas"` asks for it. On a CPU it runs interpreted, for tests.
+and through a score with a `custom_jvp`, are those of the blockwise backend. Not yet run on a GPU:
+"auto" passes it over, `backend="pallas"` asks for it. On a CPU it runs interpreted, for tests.
 """
 
 import importlib.util
@@ -134,6 +133,10 @@ def _backward(kernel: Kernel, plan: Any, residuals: tuple, cotangents: tuple) ->
     do, dl = map(_instantiated, (cotangents[0], cotangents[1].l))
     dleaves = jax.tree.map(blockwise.zero_gradient, leaves)
     if for_blockwise:
+        # Its weights exp(x - m) / l need m and l of the logits as it rounds them: where these are
+        # large, another rounding of them shows in the gradients.
+        o, m, l = blockwise.forward_pass(plan, q, k, v, rules)
+        o, _ = blockwise.with_sinks(rules.sinks, o, m, l)
         *grads, drules = blockwise.backward_pass(plan, q, k, v, rules, o, m, l, do, dl)
         return *grads, dleaves, drules
     lines, dsinks = blockwise.row_statistics(rules.sinks, o, m, l, do, dl)

@@ -142,8 +142,11 @@ def _columns_body(kernel: Kernel, counts: list[int], group: int, *refs: Any) -> 
         def step(masked: bool, i: Any, carry: Any) -> Any:
             dk, dv = carry
             of_rows = pl.ds(i * rows, rows)
-            q, do = (ref[of_rows, g, :] for ref in (q_ref, do_ref))
             lines = [ref[g, of_rows][:, None] for ref in line_refs]
+            # A query that sees nothing may hold NaN, and 0 * NaN is NaN.
+            q, do = (
+                jnp.where(lines[0] < jnp.inf, ref[of_rows, g, :], 0) for ref in (q_ref, do_ref)
+            )
             at = (b, head * group + g, i, j)
             _, weights, ds = _gradients(block, at, masked, q, k, v, do, lines)
             dk = dk + dot(kernel, ds.astype(q.dtype).T, q, 0)

@@ -272,7 +272,7 @@ def block_ranges(mask: Mask, sizes: Sizes, rows: int) -> jax.Array:
     starts = jnp.minimum(jnp.arange(blocks, dtype=jnp.int32) * rows, sizes.T - size)
 
     def of_block(b: Any, start: jax.Array) -> jax.Array:
-        block = Rows(start, size)
+        block = Rows(start, size, sizes.T)
         ends = (*visible_range(mask, b, block, sizes), *fully_visible_range(mask, b, block, sizes))
         return jnp.stack([jnp.asarray(end, jnp.int32) for end in ends])
 

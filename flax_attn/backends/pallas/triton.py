@@ -156,11 +156,12 @@ class Block(NamedTuple):
         return jnp.broadcast_to(self.kernel.score(self.leaves[1], logits, *index), logits.shape)
 
     def mask(self, index: tuple[Any, ...]) -> jax.Array:
-        """Which key each query sees.
+        """Which key each query sees; none beyond the last query or key.
 
         Keys beyond the last one stand in the last block alone, which always asks.
         """
-        visible = self.kernel.mask(self.leaves[0], *index) & (index[3] < self.kernel.sizes.S)
+        (_, _, q, k), sizes = index, self.kernel.sizes
+        visible = self.kernel.mask(self.leaves[0], *index) & (q < sizes.T) & (k < sizes.S)
         return jnp.broadcast_to(visible, self.kernel.blocks[:2])
 
     def drop(self, index: tuple[Any, ...], *weights: jax.Array) -> Sequence[jax.Array]:

@@ -35,6 +35,8 @@ from flax_attn import (
 from flax_attn.backends import blockwise, pallas
 from flax_attn.parity import judge
 from flax_attn.request import bind_rules, rules_of
+from parity_tests.core.fuzz import runs
+from parity_tests.core.random_programs import program
 from parity_tests.tables import each, with_nightly
 
 B, N, K, T, S = 2, 4, 2, 65, 65
@@ -229,6 +231,50 @@ def test_padding_may_hold_nan():
     assert np.isfinite(o).all() and np.isfinite(lse).all()
     hidden = results(pallas.attention, q, k, v, {"mask": Lengths(0)}, blocks=BLOCKS)
     assert not hidden[0].any() and (hidden[1] == -np.inf).all()
+
+
+def test_queries_that_see_nothing_may_hold_nan():
+    """Those beyond the last one, which a block has too, see no key either."""
+    q, k, v = (x.at[:, -3:].set(jnp.nan) for x in arrays(T=45, S=45))
+
+    def loss(q, k, v):
+        return attend(q, k, v, mask=CAUSAL & Lengths(q=42, kv=42), backend="pallas").sum()
+
+    for gradient in jax.grad(loss, range(3))(q, k, v):
+        assert np.isfinite(gradient).all()
+
+
+@frozen
+class Near(Mask):
+    """A window of a user, whose ranges are numbers of Python: they need a static mask."""
+
+    reach: int
+    is_static = True
+
+    def __call__(self, b, n, q, k):
+        return abs(q - k) <= self.reach
+
+    def key_range(self, b, n, q, sizes):
+        return max(q[0] - self.reach, 0), min(q[1] + self.reach, sizes.S)
+
+
+def test_a_static_mask_may_say_its_ranges_in_python():
+    check({"mask": Near(9)})
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("first", range(31_000, 31_100, 20))
+def test_random_programs_are_equal_or_refused(first, monkeypatch):
+    """At most three in ten are refused."""
+    monkeypatch.setattr(runs, "BACKENDS", ("pallas",))
+    words = {seed: program(seed).words() for seed in range(first, first + 20)}
+    served = [x for x in words if words[x]["dtype"] != "float64" and words[x]["plan"] != "gpu"]
+    refused = []
+    for seed in served:
+        for fault in runs.run(seed, requests=1).faults[:1]:
+            assert "cannot serve this request" in fault["note"], (seed, fault)
+            refused.append(seed)
+    assert len(refused) <= 0.3 * len(served)
 
 
 def dots(jaxpr):
