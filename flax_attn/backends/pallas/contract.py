@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
 from ..._internal.types import Sizes
 from ...masks import Mask
@@ -102,14 +102,16 @@ class Program:
         self.run = Run(jnp.asarray, fn, *element)
         jaxpr = self.run.jaxpr
         # What depends on no element is computed before the kernel, and its results are leaves.
-        inside, self.before, self.inside = {*jaxpr.invars}, [], []
+        inside, before, self.inside = {*jaxpr.invars}, [], []
         for eqn in jaxpr.eqns:
             depends = any(not isinstance(x, Literal) and x in inside for x in eqn.invars)
-            (self.inside if depends else self.before).append(eqn)
+            (self.inside if depends else before).append(eqn)
             inside.update(eqn.outvars if depends else ())
-        made = [*jaxpr.constvars, *(x for eqn in self.before for x in eqn.outvars)]
+        made = [*jaxpr.constvars, *(x for eqn in before for x in eqn.outvars)]
         used = [x for eqn in self.inside for x in eqn.invars] + [*jaxpr.outvars]
         self.leaves = [x for x in made if any(x is y for y in used)]
+        unnamed = jaxpr.debug_info.with_unknown_names()
+        self.before = jaxpr.replace(invars=[], outvars=self.leaves, eqns=before, debug_info=unnamed)
         jax.eval_shape(self._on_zeros, *element)
 
     @property
@@ -130,13 +132,7 @@ class Program:
 
     def arrays(self) -> list[jax.Array]:
         """The arrays that the program indexes."""
-        values = dict(zip(self.run.jaxpr.constvars, self.run.consts, strict=True))
-        for eqn in self.before:
-            inputs = [x.val if isinstance(x, Literal) else values[x] for x in eqn.invars]
-            outputs = eqn.primitive.bind(*inputs, **eqn.params)
-            outputs = outputs if eqn.primitive.multiple_results else [outputs]
-            values.update(zip(eqn.outvars, outputs, strict=True))
-        return [jnp.asarray(values[x]) for x in self.leaves]
+        return [*map(jnp.asarray, jaxpr_as_fun(ClosedJaxpr(self.before, self.run.consts))())]
 
     def __call__(self, leaves: Sequence[Leaf], *element: jax.Array) -> jax.Array:
         """The program on a block; each scalar is an array that broadcasts to rows and columns."""

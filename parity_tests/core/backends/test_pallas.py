@@ -52,7 +52,8 @@ def far(x, b, n, q, k):
 
 
 def learnt(params, x, b, n, q, k):
-    return jnp.tanh(x * params["head"][n]) + params["key"][b, k]
+    """Of arrays that are computed first, by functions with derivatives of their own too."""
+    return jnp.tanh(x * jax.nn.relu(params["head"])[n]) + params["key"][b, k]
 
 
 @frozen
