@@ -274,7 +274,7 @@ WRONG = {
         other("qwen2", layer_types=["sliding_attention"] * 32),
         "needs use_sliding_window=True and a sliding_window; got sliding_window=4096",
     ),
-    "layers too few": (other("gemma2", layer_types=["full_attention"]), "num_hidden_layers=26; got 1"),
+    "layers too few": (other("gemma2", layer_types=["full_attention"]), "layers=26; got 1"),
     "a kind of layer": (
         other("gpt_oss", num_hidden_layers=1, layer_types=["chunked_attention"]),
         r"layer_types.0. must be one of 'full_attention', 'sliding_attention'; got 'chunked",
