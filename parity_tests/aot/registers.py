@@ -1,10 +1,11 @@
-"""Prints what the kernel for GPUs needs of a multiprocessor, compiled for an H200 without one.
+"""Prints what the kernels for GPUs need of a multiprocessor, compiled for an H200 without one.
 
-    python -m parity_tests.aot.registers
+    python -m parity_tests.aot.registers [NAME ...]
 
-For 4,096 tokens, 8 query heads, 2 key heads, in bfloat16: registers of a thread and spilled bytes,
-as NVIDIA's `ptxas` says them of the machine code that XLA makes, and instructions of the tensor
-cores. It needs the extra `aot`, and `ptxas` on the PATH.
+For 4,096 tokens, 8 query heads, 2 key heads, in bfloat16, of each kernel: registers of a thread and
+spilled bytes, as NVIDIA's `ptxas` says them of the machine code that XLA makes, kilobytes of shared
+memory, and how many blocks fit on a multiprocessor. It needs the extra `aot`, and `ptxas` on the
+PATH.
 """
 
 import os
@@ -12,16 +13,18 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.pallas.ops.gpu import attention as of_jax
 
 from flax_attn import (
     CAUSAL,
+    Alibi,
     Dense,
     Dropout,
     MaskFn,
@@ -38,11 +41,15 @@ from flax_attn.request import bind_rules, rules_of
 from .targets import compiled, lower
 
 T, HEADS = 4096, (8, 2, 2)
+WIDTHS = (64, 128)
+# Of a multiprocessor of compute capability 9.0.
+REGISTERS, THREADS, SHARED, BLOCKS = 65_536, 2_048, 233_472, 32
 shape = jax.ShapeDtypeStruct
 FUNCTIONS = {
     "mask": MaskFn(lambda b, n, q, k: (q - k) % 3 == 0),
     "score": ScoreFn(lambda x, b, n, q, k: x - 0.01 * jnp.abs(q - k)),
 }
+SLOPES, TABLE = (shape(x, jnp.float32) for x in ((8,), (32, 8)))
 REQUESTS: Mapping[str, tuple[Any, ...]] = {
     "none": (lambda: {},),
     "`CAUSAL`": (lambda: {"mask": CAUSAL},),
@@ -54,47 +61,119 @@ REQUESTS: Mapping[str, tuple[Any, ...]] = {
         lambda ids: {"mask": Segments(ids) & CAUSAL},
         shape((1, T), jnp.int32),
     ),
-    "`T5Bias(table)`": (lambda x: {"score": T5Bias(x)}, shape((32, 8), jnp.float32)),
+    "`CAUSAL`, `Alibi(slopes)`, trained": (
+        lambda x: {"mask": CAUSAL, "score": Alibi(x)},
+        SLOPES,
+    ),
+    "`T5Bias(table)`": (lambda x: {"score": T5Bias(jax.lax.stop_gradient(x))}, TABLE),
+    "`T5Bias(table)`, trained": (lambda x: {"score": T5Bias(x)}, TABLE),
     "`CAUSAL` and dropout": (lambda: {"mask": CAUSAL, "dropout": Dropout(0.1, jax.random.key(0))},),
     "a boolean array": (lambda x: {"mask": Dense(x)}, shape((1, 1, T, T), bool)),
 }
+OF_JAX = {"jax's own, none": False, "jax's own, causal": True}
+KERNELS = {"attend_forward": "forward", "attend_dq": "dq", "attend_dk_dv": "dk and dv"}
 
 
-def outcome(make: Any, q: jax.Array, k: jax.Array, v: jax.Array, *arrays: jax.Array) -> Any:
-    """The output and the statistics of a request."""
-    return pallas.attention(q, k, v, bind_rules(q, k, rules_of(**make(*arrays))))
+class Needs(NamedTuple):
+    """What a kernel needs."""
+
+    registers: int
+    spilled: int
+    shared: int
+    blocks: int
+    products: int  # instructions of the tensor cores
+    in_tf32: int
+
+    def __str__(self) -> str:
+        return f"{self.registers}, {self.spilled}, {self.shared / 1024:.0f}, {self.blocks}"
 
 
-def compile_one(name: str, width: int) -> None:
+def attention(make: Any, q: jax.Array, k: jax.Array, v: jax.Array, *arrays: jax.Array) -> jax.Array:
+    """The output of a request."""
+    return pallas.attention(q, k, v, bind_rules(q, k, rules_of(**make(*arrays))))[0]
+
+
+def attention_of_jax(causal: bool, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Of `jax.experimental.pallas.ops.gpu.attention`."""
+    block_sizes = of_jax.BlockSizes(
+        block_q=128,
+        block_k=64,
+        block_q_dkv=64,
+        block_kv_dkv=64,
+        block_q_dq=64,
+        block_kv_dq=64,
+    )
+    return of_jax.mha(q, k, v, None, block_sizes=block_sizes, causal=causal)
+
+
+def both_passes(fn: Callable[..., jax.Array], *args: jax.Array) -> tuple[Any, ...]:
+    """An output, and the gradients of all arrays of floating numbers."""
+    floats = [i for i, x in enumerate(args) if jnp.issubdtype(x.dtype, jnp.floating)]
+
+    def of_floats(*changed: jax.Array) -> jax.Array:
+        given = dict(zip(floats, changed, strict=True))
+        return fn(*(given.get(i, x) for i, x in enumerate(args)))
+
+    o, pull = jax.vjp(of_floats, *(args[i] for i in floats))
+    return o, pull(o)
+
+
+def compile_one(name: str, width: int, dtype: str) -> None:
     """Compiles a request, for XLA to write its machine code where XLA_FLAGS say."""
-    make, *arrays = REQUESTS[name]
-    qkv = (shape((1, T, heads, width), jnp.bfloat16) for heads in HEADS)
-    compiled(lower("h200", partial(outcome, make), *qkv, *arrays), "h200")
+    heads = HEADS
+    if name in OF_JAX:
+        fn, arrays, heads = partial(attention_of_jax, OF_JAX[name]), (), (8, 8, 8)
+    else:
+        make, *arrays = REQUESTS[name]
+        fn = partial(attention, make)
+    qkv = (shape((1, T, n, width), dtype) for n in heads)
+    compiled(lower("h200", partial(both_passes, fn), *qkv, *arrays), "h200")
 
 
-def needs(name: str, width: int) -> str:
-    """Registers, spilled bytes and instructions of tensor cores of a request's kernel."""
+def needs(name: str, width: int, dtype: str = "bfloat16") -> dict[str, Needs]:
+    """What the kernels of a request need, by name, in the order in which they run."""
     with tempfile.TemporaryDirectory() as folder:
         flags = {"XLA_FLAGS": f"--xla_dump_to={folder}", "JAX_PLATFORMS": "cpu"}
-        command = [sys.executable, "-m", __spec__.name, name, str(width)]  # pyright: ignore
+        command = [sys.executable, "-m", __spec__.name, "--compile", name, str(width), dtype]  # pyright: ignore
         subprocess.run(command, env={**os.environ, **flags}, check=True, capture_output=True)
-        (kernel,) = (x for x in Path(folder).glob("*.ptx") if "wgmma" in x.read_text())
-        command = ["ptxas", "-v", "-arch=sm_90a", str(kernel), "-o", os.devnull]
-        text = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-        (registers,) = re.findall(r"Used (\d+) registers", text)
-        (spilled,) = re.findall(r"(\d+) bytes spill stores", text)
-        products = kernel.read_text().count("wgmma.mma_async")
-    return f"{registers}, {spilled}, {products}"
+        (sequence,) = Path(folder).glob("*.thunk_sequence.txt")
+        kernels = re.findall(
+            r"kCustomKernel .*\] (\w+) grid.*threads: \[(\d+),.*memory: (\d+)", sequence.read_text()
+        )
+        code = {
+            re.search(r"\.entry (\w+)", text)[1]: (path, text)  # pyright: ignore
+            for path in Path(folder).glob("*.ptx")
+            if "mma" in (text := path.read_text())
+        }
+        return {x: _needs(*code[x], int(n), int(m)) for x, n, m in kernels if x in code}
 
 
-def rows() -> Iterator[tuple[str, ...]]:
-    """A row for each request."""
-    for name in REQUESTS:
-        yield name, needs(name, 64), needs(name, 128)
+def _needs(path: Path, code: str, threads: int, shared: int) -> Needs:
+    command = ["ptxas", "-v", "-arch=sm_90a", str(path), "-o", os.devnull]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    (registers,) = map(int, re.findall(r"Used (\d+) registers", text))
+    (spilled,) = map(int, re.findall(r"(\d+) bytes spill stores", text))
+    by_warp = -(-registers * 32 // 256) * 256  # registers are lent to a warp in such pieces
+    fits = REGISTERS // (by_warp * threads // 32), THREADS // threads, BLOCKS
+    blocks = min(*fits, SHARED // (shared + 1024))
+    counts = (code.count(word) for word in ("wgmma.mma_async", "tf32"))
+    return Needs(registers, spilled, shared, blocks, *counts)
+
+
+def rows(names: list[str]) -> Iterator[tuple[str, ...]]:
+    """A row for each request, width and kernel."""
+    for name in names or [*REQUESTS, *OF_JAX]:
+        for width in WIDTHS:
+            each = needs(name, width)
+            if name in OF_JAX:  # it has one kernel for all gradients
+                first, second = map(str, each.values())
+                yield name, str(width), first, second, "with dq"
+            else:
+                yield name, str(width), *(str(each[kernel]) for kernel in KERNELS)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        compile_one(sys.argv[1], int(sys.argv[2]))
+    if sys.argv[1:2] == ["--compile"]:
+        compile_one(sys.argv[2], int(sys.argv[3]), sys.argv[4])
     else:
-        print(table(("mask and score", "H 64", "H 128"), rows()))
+        print(table(("mask and score", "H", *KERNELS.values()), rows(sys.argv[1:])))

@@ -1,9 +1,10 @@
 """A kernel of this library's own for GPUs: any mask and any score, users' functions among them.
 
 `contract.py` turns a mask and a score into programs that a kernel runs on a block, `triton.py` is
-the forward pass, `backward.py` the gradients of q, k and v. Gradients of arrays that a score reads,
-and through a score with a `custom_jvp`, are those of the blockwise backend. Not yet run on a GPU:
-"auto" passes it over, `backend="pallas"` asks for it. On a CPU it runs interpreted, for tests.
+the forward pass, `backward.py` the gradients of q, k and v, `arrays.py` those of arrays that a
+score reads. Where a score has a `custom_jvp`, or reads an array of all pairs that is trained, the
+gradients are those of the blockwise backend. Not yet run on a GPU: "auto" passes it over,
+`backend="pallas"` asks for it. On a CPU it runs interpreted, for tests.
 """
 
 import importlib.util
@@ -24,11 +25,23 @@ from .. import blockwise
 from ..hoist import hoist
 from ..platform import platform_of
 from ..protocol import is_number, of_mesh
+from .arrays import Static, gradients_of_reads, reads_of
 from .contract import Blocks, Kernel, Program, block_ranges, mask_program
 
 DTYPES = (jnp.float16, jnp.bfloat16, jnp.float32)
 MAX_HEAD_DIM = 256
 MIN_BLOCK = 16  # rows and columns of the smallest product of tensor cores
+# By width. In larger ones registers spill on an H200: `python -m parity_tests.aot.registers`.
+FORWARD = {
+    64: Blocks(128, 64, 8, 3),
+    128: Blocks(128, 64, 8, 3),
+    256: Blocks(64, 32, 4, 3),
+}
+BACKWARD = {
+    64: Blocks(64, 64, 4, 2),
+    128: Blocks(64, 64, 8, 2),
+    256: Blocks(32, 32, 4, 2),
+}
 TRITON = "jax.experimental.pallas.triton"
 NOT_RUN = 'not yet run on a GPU; backend="pallas" asks for it'
 
@@ -81,10 +94,8 @@ def programs(rules: Rules, sizes: Sizes) -> tuple[Program, Program, Program | No
 
 def blocks_of(q: jax.Array, k: jax.Array, v: jax.Array, *, backward: bool) -> Blocks:
     """Sizes of blocks by widths and lengths; the backward pass keeps more of a block at hand."""
-    if _power_of_two(max(q.shape[-1], v.shape[-1])) > 128:
-        blocks = Blocks(32, 32, 4, 2) if backward else Blocks(64, 32, 4, 3)
-    else:
-        blocks = Blocks(64, 64, 4, 2) if backward else Blocks(128, 64, 8, 3)
+    width = max(64, _power_of_two(max(q.shape[-1], v.shape[-1])))
+    blocks = (BACKWARD if backward else FORWARD)[width]
     rows, columns = (_power_of_two(x.shape[-3]) for x in (q, k))
     return blocks._replace(rows=min(blocks.rows, rows), columns=min(blocks.columns, columns))
 
@@ -116,23 +127,17 @@ def _forward(kernel: Kernel, q: Any, k: Any, v: Any, leaves: Any, rules: Rules) 
 def _residuals(kernel: Kernel, plan: Any, *args: Any) -> Any:
     values = custom_vjp_primal_tree_values(args)
     result, rows = _forward(kernel, *values)
-    trained = jax.tree.leaves(replace(args[-1], sinks=None), is_leaf=_is_primal)
-    # The kernels give no gradients of a score's arrays or of the scale, and differentiate a score
-    # by its equations, which a custom_jvp's own derivative need not follow.
-    is_for_blockwise = kernel.score.has_own_derivative or any(x.perturbed for x in trained)
-    # The number of entries is static where a flag would become an array.
-    return result, (*values, rows, ((),) * is_for_blockwise)
-
-
-def _is_primal(x: Any) -> bool:
-    return hasattr(x, "perturbed")
+    trained = [x.perturbed for x in args[-2][1]]
+    # The kernels differentiate a score by its equations, which a custom_jvp need not follow.
+    reads = None if kernel.score.has_own_derivative else reads_of(kernel.score, trained)
+    return result, (*values, rows, Static(reads))
 
 
 def _backward(kernel: Kernel, plan: Any, residuals: tuple, cotangents: tuple) -> tuple:
-    q, k, v, leaves, rules, (o, m, l), for_blockwise = residuals
+    q, k, v, leaves, rules, (o, m, l), static = residuals
     do, dl = map(_instantiated, (cotangents[0], cotangents[1].l))
     dleaves = jax.tree.map(blockwise.zero_gradient, leaves)
-    if for_blockwise:
+    if static.reads is None:
         # Its weights exp(x - m) / l need m and l of the logits as it rounds them: where these are
         # large, another rounding of them shows in the gradients.
         o, m, l = blockwise.forward_pass(plan, q, k, v, rules)
@@ -141,7 +146,11 @@ def _backward(kernel: Kernel, plan: Any, residuals: tuple, cotangents: tuple) ->
         return *grads, dleaves, drules
     lines, dsinks = blockwise.row_statistics(rules.sinks, o, m, l, do, dl)
     kernel = kernel._replace(blocks=kernel.backward_blocks)
-    grads = _kernel_gradients(kernel, (q, k, v), leaves, rules, do, lines)
+    grads, sums = _kernel_gradients(kernel, (q, k, v), leaves, rules, do, lines, static.reads)
+    found = gradients_of_reads(kernel.score, leaves[1], static.reads, sums, kernel.sizes)
+    for number, gradient in found.items():
+        dleaves[1][number] = gradient.astype(leaves[1][number].dtype)
+    # The arrays of the score are among its leaves; those of masks have no gradient.
     drules = replace(jax.tree.map(blockwise.zero_gradient, rules), sinks=dsinks)
     return *grads, dleaves, drules
 
@@ -151,9 +160,9 @@ def _instantiated(x: Any) -> jax.Array:
 
 
 def _kernel_gradients(
-    kernel: Kernel, qkv: tuple, leaves: Any, rules: Rules, do: Any, lines: tuple
-) -> list[jax.Array]:
-    """Gradients of q, k and v, in their shapes and dtypes."""
+    kernel: Kernel, qkv: tuple, leaves: Any, rules: Rules, do: Any, lines: tuple, reads: Any
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Gradients of q, k and v, in their shapes and dtypes, and the sums of each read."""
     from .backward import backward
 
     rows = kernel.blocks.rows
@@ -163,9 +172,13 @@ def _kernel_gradients(
     padded_lines = [
         jnp.pad(x, beyond, constant_values=fill) for x, fill in zip(lines, fills, strict=True)
     ]
-    whole = _whole_blocks(kernel, *qkv)
-    padded = backward(kernel, whole, _padded(do, rows), padded_lines, ranges, leaves)
-    return [x[tuple(map(slice, y.shape))].astype(y.dtype) for x, y in zip(padded, qkv, strict=True)]
+    # A query that sees nothing may hold NaN, and in dk its weight of 0 would make that NaN.
+    is_dead = jnp.moveaxis(lines[0] == jnp.inf, 1, 2)[..., None]
+    q, do = (jnp.where(is_dead, 0, x) for x in (qkv[0], do))
+    whole = _whole_blocks(kernel, q, *qkv[1:])
+    padded, sums = backward(kernel, whole, _padded(do, rows), padded_lines, ranges, leaves, reads)
+    each = zip(padded, qkv, strict=True)
+    return [x[tuple(map(slice, y.shape))].astype(y.dtype) for x, y in each], sums
 
 
 _attend.defvjp(_residuals, _backward, symbolic_zeros=True)

@@ -21,15 +21,16 @@ from ...masks.algebra import parts_of
 from ...masks.ranges import Rows, fully_visible_range, runs_of, visible_range
 from ..hoist import Run
 
-# Primitives that give each element from the same element of their inputs.
+# Primitives that give each element from the same element of their inputs, and that Triton has.
 ELEMENTWISE = frozenset(
-    "abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp copy copy_p cos "
-    "convert_element_type cosh div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow "
-    "is_finite le log log1p logistic lt max min mul ne neg nextafter not or population_count pow "
-    "reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic "
-    "shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh xor".split()
+    "abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp cos cosh div eq "
+    "convert_element_type erf_inv exp exp2 expm1 floor ge gt integer_pow is_finite le log log1p "
+    "logistic lt max min mul ne neg nextafter not or population_count pow rem rsqrt select_n "
+    "shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square "
+    "stop_gradient sub tan tanh xor".split()
 )
-SHAPES = frozenset("broadcast_in_dim expand_dims reshape squeeze".split())  # of one element
+# Those that change nothing of one element.
+SHAPES = frozenset("broadcast_in_dim copy copy_p expand_dims reshape squeeze".split())
 WITH_OWN_DERIVATIVE = ("custom_jvp_call", "custom_vjp_call")
 CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
 CALLS |= dict.fromkeys(WITH_OWN_DERIVATIVE, "call_jaxpr")
@@ -121,7 +122,7 @@ class Program:
 
     def _on_zeros(self, *element: jax.Array) -> jax.Array:
         """The program on a small block of zeros, which raises what no kernel takes."""
-        leaves = [Leaf(partial(_zeros, x.aval.dtype), x.aval.shape) for x in self.leaves]
+        leaves = [Leaf(partial(zeros_at, x.aval.dtype), x.aval.shape) for x in self.leaves]
         return self(leaves, *(jnp.zeros(_CHECKED_ON, x.dtype) for x in element))
 
     def __eq__(self, other: Any) -> bool:
@@ -151,7 +152,7 @@ def _calls(eqns: Sequence[Any], names: Sequence[str]) -> Iterator[bool]:
             yield from _calls(getattr(inner, "jaxpr", inner).eqns, names)
 
 
-def _zeros(dtype: Any, *at: Any) -> jax.Array:
+def zeros_at(dtype: Any, *at: Any) -> jax.Array:
     return jnp.zeros(jnp.broadcast_shapes(*map(jnp.shape, at)), dtype)
 
 

@@ -43,6 +43,7 @@ def forward(
         in_specs=[specs.rows(H), specs.head(H), specs.head(h), *map(whole, shared)],
         out_specs=[specs.rows(h), specs.line, specs.line],
         out_shape=[jax.ShapeDtypeStruct((B, T, N, h), jnp.float32), each, each],
+        name="attend_forward",
         interpret=kernel.interpret,
         **compiler(kernel),
     )(*qkv, *shared)
@@ -58,7 +59,7 @@ def _body(kernel: Kernel, counts: list[int], q_ref: Any, k_ref: Any, v_ref: Any,
         m, l, o = carry
         k, v = (ref[pl.ds(j * columns, columns), :] for ref in (k_ref, v_ref))
         index = block.places(b, n, i, j)
-        x = block.score(index, dot(kernel, q, k, 1))
+        x = block.score(index, logits_of(kernel, q, k))
         if masked:
             visible = block.mask(index)
             x, v = jnp.where(visible, x, -jnp.inf), without_hidden(visible, v)
@@ -141,15 +142,14 @@ class Block(NamedTuple):
     leaves: list[list[Leaf]]
 
     @classmethod
-    def of(cls, kernel: Kernel, refs: list[Any], counts: list[int]) -> "Block":
+    def of(cls, kernel: Kernel, refs: Sequence[Any], counts: list[int]) -> "Block":
         leaves = iter([_leaf(ref) for ref in refs])
         return cls(kernel, [[next(leaves) for _ in range(count)] for count in counts])
 
-    def places(self, b: Any, n: Any, i: Any, j: Any) -> tuple[Any, ...]:
-        """b, n, and the queries and keys of the blocks i and j, as a column and as a row."""
+    def places(self, b: Any, n: Any, i: Any, j: Any, q_axis: int = 0) -> tuple[Any, ...]:
+        """b, n, and the queries and keys of the blocks i and j, each along its axis of a block."""
         rows, columns = self.kernel.blocks[:2]
-        q = i * rows + jax.lax.broadcasted_iota(jnp.int32, (rows, 1), 0)
-        return b, n, q, j * columns + jax.lax.broadcasted_iota(jnp.int32, (1, columns), 1)
+        return b, n, i * rows + _along(q_axis, rows), j * columns + _along(1 - q_axis, columns)
 
     def score(self, index: tuple[Any, ...], logits: jax.Array) -> jax.Array:
         """Logits, scaled and changed by the score."""
@@ -162,7 +162,7 @@ class Block(NamedTuple):
         """
         (_, _, q, k), sizes = index, self.kernel.sizes
         visible = self.kernel.mask(self.leaves[0], *index) & (q < sizes.T) & (k < sizes.S)
-        return jnp.broadcast_to(visible, self.kernel.blocks[:2])
+        return jnp.broadcast_to(visible, jnp.broadcast_shapes(q.shape, k.shape))
 
     def drop(self, index: tuple[Any, ...], *weights: jax.Array) -> Sequence[jax.Array]:
         """Weights, or what is multiplied by them, after the dropout."""
@@ -171,6 +171,11 @@ class Block(NamedTuple):
         rest = 1.0 - self.kernel.rate if self.kernel.rate < 1 else jnp.inf
         keep = self.kernel.keep(self.leaves[2], *index)
         return [jnp.where(keep, x / rest, 0.0) for x in weights]
+
+
+def _along(axis: int, length: int) -> jax.Array:
+    shape = (length, 1) if axis == 0 else (1, length)
+    return jax.lax.broadcasted_iota(jnp.int32, shape, axis)
 
 
 def without_hidden(visible: jax.Array, x: jax.Array) -> jax.Array:
@@ -211,6 +216,23 @@ def dot(kernel: Kernel, a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
     axes = (((1,), (axis,)), ((), ()))
     precision = kernel.precision if a.dtype == jnp.float32 else None
     return jax.lax.dot_general(a, b, axes, precision=precision, preferred_element_type=jnp.float32)
+
+
+def logits_of(kernel: Kernel, a: jax.Array, b: jax.Array) -> jax.Array:
+    """a.b over the widths, rounded alike in every kernel, whatever the shapes and their order.
+
+    The backward pass subtracts a maximum of logits that the forward pass computed: were they
+    rounded otherwise, gradients would lose a digit where logits are large. A CPU rounds products by
+    their shapes, so what is interpreted sums in the order of the width, as Triton does in float32.
+    """
+    if not kernel.interpret:
+        return dot(kernel, a, b, 1)
+
+    def add(i: Any, total: jax.Array) -> jax.Array:
+        left, right = (jax.lax.dynamic_index_in_dim(x, i, 1, keepdims=False) for x in (a, b))
+        return total + left.astype(jnp.float32)[:, None] * right.astype(jnp.float32)[None]
+
+    return jax.lax.fori_loop(0, a.shape[1], add, jnp.zeros((len(a), len(b)), jnp.float32))
 
 
 def _leaf(ref: Any) -> Leaf:

@@ -33,6 +33,8 @@ from flax_attn import (
     reference,
 )
 from flax_attn.backends import blockwise, pallas
+from flax_attn.backends.pallas.contract import ELEMENTWISE
+from flax_attn.backends.platform import assume_platform
 from flax_attn.parity import judge
 from flax_attn.request import bind_rules, rules_of
 from parity_tests.core.fuzz import runs
@@ -54,6 +56,13 @@ def far(x, b, n, q, k):
 def learnt(params, x, b, n, q, k):
     """Of arrays that are computed first, by functions with derivatives of their own too."""
     return jnp.tanh(x * jax.nn.relu(params["head"])[n]) + params["key"][b, k]
+
+
+def every_index(params, x, b, n, q, k):
+    """Arrays read by what is one for all, by the query, by the key, by both, and twice."""
+    near = params["near"][jnp.clip(q - k, -9, 9) + 9, n]
+    scaled = x * params["head"][n] * params["one"] + params["key"][b, k] * params["query"][n, q]
+    return scaled + near * params["key"][b, q] + params["head"][n]
 
 
 @frozen
@@ -106,16 +115,23 @@ REQUESTS = {
     "dropout by an array": {"dropout": DropoutMask(draw.rand(B, N, T, S) > 0.2, 0.2)},
     "dropout of all": {"dropout": Dropout(1.0, jax.random.key(3))},
 }
+BY_INDEX = {
+    "head": BY_HEAD,
+    "one": jnp.asarray(0.7),
+    "key": BY_KEY,
+    "query": jnp.asarray(draw.standard_normal((N, T)), "bfloat16"),
+    "near": jnp.asarray(draw.standard_normal((19, N)), "float32"),
+}
 COMMIT = ("a window and a cap", "documents", "an array by head", "a function of arrays", "dropout")
 
 
 @jax.custom_jvp
 def straight_through(x):
     """Rounded, with the derivative of what is not."""
-    return jnp.round(x)
+    return jnp.floor(x)
 
 
-straight_through.defjvp(lambda primals, tangents: (jnp.round(primals[0]), tangents[0]))
+straight_through.defjvp(lambda primals, tangents: (jnp.floor(primals[0]), tangents[0]))
 
 
 def arrays(dtype="float32", T=T, S=S, H=20, h=24):
@@ -200,6 +216,9 @@ PASSES = {
         "mask": CAUSAL,
         "score": ScoreFn(learnt, {"head": BY_HEAD, "key": BY_KEY}),
     },
+    "buckets": {"mask": CAUSAL, "score": T5Bias(draw.standard_normal((32, N)).astype("float32"))},
+    "every index": {"mask": CAUSAL & Window(25, 0), "score": ScoreFn(every_index, BY_INDEX)},
+    "an array of all pairs": {"score": Additive(BIAS[..., :40, :40])},
     "its own derivative": {"score": ScoreFn(lambda x, b, n, q, k: straight_through(x))},
     "no derivative": {"score": ScoreFn(lambda x, *at: x + jax.lax.stop_gradient(x) ** 2)},
     "a scale": {"scale": jnp.asarray(0.3)},
@@ -278,35 +297,85 @@ def test_random_programs_are_equal_or_refused(first, monkeypatch):
     assert len(refused) <= 0.3 * len(served)
 
 
-def dots(jaxpr):
-    """Every product of a program, in kernels too."""
+def equations(jaxpr):
+    """Every equation of a program, in kernels too."""
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "dot_general":
-            yield eqn
+        yield eqn
         for inner in jax.tree.leaves([*eqn.params.values()], is_leaf=lambda x: hasattr(x, "eqns")):
             inner = getattr(inner, "jaxpr", inner)
             if hasattr(inner, "eqns"):
-                yield from dots(inner)
+                yield from equations(inner)
+
+
+def dots(jaxpr):
+    return (eqn for eqn in equations(jaxpr) if eqn.primitive.name == "dot_general")
+
+
+def names(jaxpr):
+    return (eqn.primitive.name for eqn in equations(jaxpr))
 
 
 @each("dtype", ["float32", "bfloat16"])
 def test_every_product_says_its_precision(dtype):
     """On Triton a float32 product without one is TF32, which interpretation does not show."""
-    q, k, v = arrays(dtype)
-    call = lambda *x: results_of(*x)  # noqa: E731
-    found = [*dots(jax.make_jaxpr(call)(q, k, v).jaxpr)]
     highest = (jax.lax.Precision.HIGHEST,) * 2
-    assert len(found) >= 2
+    found = [*dots(program_on_a_gpu(dtype))]
+    # Each of three kernels has its loops for blocks that need a mask, none, and again a mask.
+    assert len(found) == 3 * (2 + 3 + 4)
     for eqn in found:
         assert eqn.params["preferred_element_type"] == jnp.float32
         assert eqn.params["precision"] == (highest if dtype == "float32" else None)
     with jax.default_matmul_precision("tensorfloat32"):
-        fewer = [*dots(jax.make_jaxpr(call)(q, k, v).jaxpr)]
+        fewer = [*dots(program_on_a_gpu(dtype))]
         assert all(eqn.params["precision"] != highest for eqn in fewer)
 
 
-def results_of(q, k, v):
-    return pallas.attention(q, k, v, bind_rules(q, k, rules_of(mask=CAUSAL)), blocks=BLOCKS)[0]
+def program_on_a_gpu(dtype):
+    """Both passes, as they would be traced on a GPU."""
+
+    def loss(q, k, v):
+        rules = bind_rules(q, k, rules_of(mask=CAUSAL))
+        return pallas.attention(q, k, v, rules)[0].sum()
+
+    with assume_platform("gpu", (9, 0)):
+        return jax.make_jaxpr(jax.grad(loss, range(3)))(*arrays(dtype)).jaxpr
+
+
+ONE = (
+    "abs acos acosh asin asinh atan atanh cbrt ceil cos cosh erf_inv exp exp2 expm1 floor is_finite"
+)
+ONE += " log log1p logistic neg rsqrt sign sin sinh sqrt square stop_gradient tan tanh"
+OF_FLOATS = {name: getattr(jax.lax, name) for name in ONE.split()}
+OF_FLOATS |= {
+    "clamp": lambda x: jax.lax.clamp(0.0, x, 1.0),
+    "convert_element_type": lambda x: x.astype("bfloat16"),
+    "copy": jnp.copy,
+    "integer_pow": lambda x: jax.lax.integer_pow(x, 3),
+}
+TWO = "add atan2 div max min mul nextafter pow rem sub"
+OF_INDICES = "eq ge gt le lt ne shift_left shift_right_arithmetic shift_right_logical"
+
+
+def everything(x, b, n, q, k):
+    """A score that uses each primitive that stands in the kernel's list."""
+    for fn in OF_FLOATS.values():
+        x = x + fn(x).astype(x.dtype)
+    for name in TWO.split():
+        x = x + getattr(jax.lax, name)(x, k.astype(x.dtype))
+    for name in OF_INDICES.split():
+        x = x + getattr(jax.lax, name)(q, k).astype(x.dtype)
+    bits = (q & k) | (q ^ ~k) + jax.lax.population_count(q)
+    return jnp.where(q > k, x, bits.astype(x.dtype))
+
+
+def test_triton_has_each_primitive_that_a_score_may_use():
+    def call(q, k, v):
+        return pallas.attention(q, k, v, bind_rules(q, k, rules_of(score=ScoreFn(everything))))
+
+    with assume_platform("gpu", (9, 0)):
+        traced = jax.jit(call).trace(*arrays())
+    assert ELEMENTWISE - {*names(traced.jaxpr.jaxpr)} == {"add_any"}  # of derivatives
+    assert "triton" in traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
 REFUSED = {
@@ -316,6 +385,7 @@ REFUSED = {
         lambda: {"score": ScoreFn(lambda p, x, b, n, q, k: x + (p * k).sum(), jnp.ones(3))},
         "reads an array of shape",
     ),
+    "round": (lambda: {"score": ScoreFn(lambda x, b, n, q, k: jnp.round(x))}, "uses round"),
     "sort": (
         lambda: {"mask": MaskFn(lambda b, n, q, k: jnp.sort(jnp.stack([q, k]))[0] == q)},
         "uses",
