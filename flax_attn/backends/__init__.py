@@ -50,8 +50,13 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType(
         "cudnn": _kernel(cudnn, "gpu"),
         "tokamax": _kernel(tokamax, "gpu"),
         "splash": _kernel(splash, "tpu"),
-        # Of no platform, so that "auto" does not even trace its programs: no GPU has run it yet.
-        "pallas": Backend(pallas.attention, pallas.refusal, pallas.passed_over, ()),
+        # Where no GPU has run it, "auto" does not even trace its programs.
+        "pallas": Backend(
+            pallas.attention,
+            pallas.refusal,
+            pallas.passed_over,
+            ("gpu",) if pallas.CAPABILITIES else (),
+        ),
         "blockwise": Backend(blockwise.attention, None, blockwise.passed_over),
         "reference": Backend(reference.attention),
     }

@@ -21,9 +21,9 @@ from ..._internal.arrays import unify_varying
 from ..._internal.types import Sizes
 from ...reference import Stats
 from ...rules import Rules, sizes_of
-from .. import blockwise
+from .. import blockwise, protocol
 from ..hoist import hoist
-from ..platform import platform_of
+from ..platform import capability_of, platform_of
 from ..protocol import is_number, of_mesh
 from .arrays import Static, gradients_of_reads, reads_of
 from .contract import Blocks, Kernel, Program, block_ranges, mask_program
@@ -44,6 +44,9 @@ BACKWARD = {
 }
 TRITON = "jax.experimental.pallas.triton"
 NOT_RUN = 'not yet run on a GPU; backend="pallas" asks for it'
+# Compute capabilities of GPUs on which `flax-attn check-device` was run and found it equal.
+CAPABILITIES: frozenset[tuple[int, int]] = frozenset()
+FEW_QUERIES = 16  # as many as a block has at least
 
 
 def attention(
@@ -221,6 +224,10 @@ def refusal(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | Non
     return of_mesh(q)
 
 
-def passed_over(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str:
-    """Why "auto" skips it: no GPU has run it yet."""
-    return NOT_RUN
+def passed_over(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
+    """Why "auto" skips it although it could serve, or None: what no GPU has run, and decoding."""
+    if capability_of(q) not in CAPABILITIES:
+        return NOT_RUN
+    if q.shape[-3] < FEW_QUERIES:
+        return f"a block of {q.shape[-3]} queries would read all keys, one after the other"
+    return protocol.passed_over(q, k, v, rules)
