@@ -1,11 +1,10 @@
 """Prints what the kernels for GPUs need of a multiprocessor, compiled for an H200 without one.
 
-    python -m parity_tests.aot.registers [NAME ...]
+    python -m parity_tests.aot.registers [DTYPE]
 
-For 4,096 tokens, 8 query heads, 2 key heads, in bfloat16, of each kernel: registers of a thread and
-spilled bytes, as NVIDIA's `ptxas` says them of the machine code that XLA makes, kilobytes of shared
-memory, and how many blocks fit on a multiprocessor. It needs the extra `aot`, and `ptxas` on the
-PATH.
+For 4,096 tokens, 8 query heads, 2 key heads, of each kernel: registers of a thread and spilled
+bytes, as NVIDIA's `ptxas` says them of the machine code that XLA makes, kilobytes of shared memory,
+and how many blocks fit on a multiprocessor. It needs the extra `aot`, and `ptxas` on the PATH.
 """
 
 import os
@@ -143,9 +142,11 @@ def needs(name: str, width: int, dtype: str = "bfloat16") -> dict[str, Needs]:
         code = {
             re.search(r"\.entry (\w+)", text)[1]: (path, text)  # pyright: ignore
             for path in Path(folder).glob("*.ptx")
-            if "mma" in (text := path.read_text())
+            if ".entry" in (text := path.read_text())
         }
-        return {x: _needs(*code[x], int(n), int(m)) for x, n, m in kernels if x in code}
+        # Fusions are XLA's own.
+        ours = [x for x in kernels if x[0] in code and not re.match("wrapped|.*fusion", x[0])]
+        return {x: _needs(*code[x], int(n), int(m)) for x, n, m in ours}
 
 
 def _needs(path: Path, code: str, threads: int, shared: int) -> Needs:
@@ -160,14 +161,14 @@ def _needs(path: Path, code: str, threads: int, shared: int) -> Needs:
     return Needs(registers, spilled, shared, blocks, *counts)
 
 
-def rows(names: list[str]) -> Iterator[tuple[str, ...]]:
-    """A row for each request, width and kernel."""
-    for name in names or [*REQUESTS, *OF_JAX]:
+def rows(dtype: str = "bfloat16") -> Iterator[tuple[str, ...]]:
+    """A row for each request and width, with the kernels of its passes."""
+    for name in (*REQUESTS, *(OF_JAX if dtype == "bfloat16" else ())):
         for width in WIDTHS:
-            each = needs(name, width)
+            each = needs(name, width, dtype)
             if name in OF_JAX:  # it has one kernel for all gradients
-                first, second = map(str, each.values())
-                yield name, str(width), first, second, "with dq"
+                made = (str(each[kernel]) for kernel in ("mha_forward", "mha_backward"))
+                yield name, str(width), *made, "with dq"
             else:
                 yield name, str(width), *(str(each[kernel]) for kernel in KERNELS)
 
@@ -176,4 +177,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--compile"]:
         compile_one(sys.argv[2], int(sys.argv[3]), sys.argv[4])
     else:
-        print(table(("mask and score", "H", *KERNELS.values()), rows(sys.argv[1:])))
+        print(table(("mask and score", "H", *KERNELS.values()), rows(*sys.argv[1:])))

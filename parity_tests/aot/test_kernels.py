@@ -1,5 +1,7 @@
 """Other libraries' kernels compile for the machines they are made for: asked for and chosen."""
 
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 
 from flax_attn import CAUSAL, Documents, ScoreFn, Segments, Softcap, Window, attend
 
+from . import registers
 from .programs import both_ways, largest
 from .targets import GPUS, TPUS, compiled, lower
 
@@ -78,6 +81,20 @@ def test_pallas_on_a_gpu(target, mask):
     """With a function as its score, which no other kernel takes."""
     score = ScoreFn(lambda x, b, n, q, k: x - 0.01 * jnp.abs(q - k))
     check(code_of(target, backend="pallas", mask=MASKS[mask], score=score), "pallas")
+
+
+@pytest.mark.skipif(shutil.which("ptxas") is None, reason="NVIDIA's ptxas is not on the PATH")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("width", registers.WIDTHS)
+@pytest.mark.parametrize("target", GPUS, indirect=True)
+def test_pallas_fits_into_registers(target, width, dtype):
+    """Tensor cores where numbers are short; in float32 no product is rounded to TF32."""
+    each = registers.needs("`CAUSAL`", width, dtype)
+    assert {*each} == {*registers.KERNELS}
+    for needs in each.values():
+        assert needs.in_tf32 == 0
+        if dtype == "bfloat16":
+            assert needs.spilled <= 40 and needs.products > 0
 
 
 @pytest.mark.parametrize("target", ["v5e", *GPUS], indirect=True)

@@ -31,16 +31,15 @@ from .contract import Blocks, Kernel, Program, block_ranges, mask_program
 DTYPES = (jnp.float16, jnp.bfloat16, jnp.float32)
 MAX_HEAD_DIM = 256
 MIN_BLOCK = 16  # rows and columns of the smallest product of tensor cores
-# By width. In larger ones registers spill on an H200: `python -m parity_tests.aot.registers`.
-FORWARD = {
-    64: Blocks(128, 64, 8, 3),
-    128: Blocks(128, 64, 8, 3),
-    256: Blocks(64, 32, 4, 3),
-}
-BACKWARD = {
-    64: Blocks(64, 64, 4, 2),
-    128: Blocks(64, 64, 8, 2),
-    256: Blocks(32, 32, 4, 2),
+# By bytes of an element and by width, of the forward and the backward pass. In larger ones
+# registers spill on an H200, or shared memory is exceeded: `python -m parity_tests.aot.registers`.
+BLOCKS = {
+    (2, 64): (Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 2)),
+    (2, 128): (Blocks(128, 64, 8, 3), Blocks(64, 64, 8, 2)),
+    (2, 256): (Blocks(64, 32, 4, 3), Blocks(32, 32, 4, 2)),
+    (4, 64): (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2)),
+    (4, 128): (Blocks(32, 16, 8, 2), Blocks(32, 32, 8, 2)),
+    (4, 256): (Blocks(32, 16, 8, 2), Blocks(16, 16, 8, 1)),
 }
 TRITON = "jax.experimental.pallas.triton"
 NOT_RUN = 'not yet run on a GPU; backend="pallas" asks for it'
@@ -96,9 +95,9 @@ def programs(rules: Rules, sizes: Sizes) -> tuple[Program, Program, Program | No
 
 
 def blocks_of(q: jax.Array, k: jax.Array, v: jax.Array, *, backward: bool) -> Blocks:
-    """Sizes of blocks by widths and lengths; the backward pass keeps more of a block at hand."""
+    """Sizes of blocks by dtype, widths and lengths."""
     width = max(64, _power_of_two(max(q.shape[-1], v.shape[-1])))
-    blocks = (BACKWARD if backward else FORWARD)[width]
+    blocks = BLOCKS[q.dtype.itemsize, width][backward]
     rows, columns = (_power_of_two(x.shape[-3]) for x in (q, k))
     return blocks._replace(rows=min(blocks.rows, rows), columns=min(blocks.columns, columns))
 
@@ -150,8 +149,8 @@ def _backward(kernel: Kernel, plan: Any, residuals: tuple, cotangents: tuple) ->
     lines, dsinks = blockwise.row_statistics(rules.sinks, o, m, l, do, dl)
     kernel = kernel._replace(blocks=kernel.backward_blocks)
     grads, sums = _kernel_gradients(kernel, (q, k, v), leaves, rules, do, lines, static.reads)
-    found = gradients_of_reads(kernel.score, leaves[1], static.reads, sums, kernel.sizes)
-    for number, gradient in found.items():
+    changes = gradients_of_reads(kernel.score, leaves[1], static.reads, sums, kernel.sizes)
+    for number, gradient in changes.items():
         dleaves[1][number] = gradient.astype(leaves[1][number].dtype)
     # The arrays of the score are among its leaves; those of masks have no gradient.
     drules = replace(jax.tree.map(blockwise.zero_gradient, rules), sinks=dsinks)

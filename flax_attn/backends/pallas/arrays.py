@@ -88,7 +88,7 @@ def reads_of(program: Program, trained: Sequence[bool]) -> tuple[Read, ...] | No
 
     None if a block may read more than `MAX_ELEMENTS` of one of them, as of an array of all pairs.
     """
-    found: list[Read] = []
+    reads: list[Read] = []
 
     def run() -> None:
         leaves = [Leaf(partial(zeros_at, x.aval.dtype), x.aval.shape) for x in program.leaves]
@@ -97,10 +97,10 @@ def reads_of(program: Program, trained: Sequence[bool]) -> tuple[Read, ...] | No
         element = [jnp.zeros(*x) for x in zip(shapes, dtypes, strict=True)]
         for number, load in enumerate(_loads(program, leaves, element)):
             if trained[load.leaf]:
-                found.append(_read(number, load, leaves[load.leaf].shape))
+                reads.append(_read(number, load, leaves[load.leaf].shape))
 
     jax.eval_shape(run)
-    return None if any(x.elements > MAX_ELEMENTS for x in found) else tuple(found)
+    return None if any(x.elements > MAX_ELEMENTS for x in reads) else tuple(reads)
 
 
 def _read(number: int, load: _Load, shape: tuple[int, ...]) -> Read:

@@ -153,10 +153,10 @@ def _rows_body(kernel: Kernel, counts: list[int], reads: Sequence[Read], *refs: 
     def step(masked: bool, j: Any, carry: Any) -> Any:
         dq, sums = carry
         k, v = (ref[pl.ds(j * columns, columns), :] for ref in (k_ref, v_ref))
-        found = _gradients(block, (b, n, i, j), reads, masked, q, k, v, do, lines)
+        changes = _gradients(block, (b, n, i, j), reads, masked, q, k, v, do, lines)
         if masked:
-            k = without_hidden(found.visible, k)
-        return dq + dot(kernel, found.ds.astype(k.dtype), k, 0), found.added(reads, sums)
+            k = without_hidden(changes.visible, k)
+        return dq + dot(kernel, changes.ds.astype(k.dtype), k, 0), changes.added(reads, sums)
 
     ends = ends_of(ranges_ref, b, i, functools.partial(bounds, kernel))
     dq, sums = loops(step, ends, (jnp.zeros(q.shape, jnp.float32), _zeros(kernel, reads)))
@@ -180,10 +180,10 @@ def _columns_body(
             q, do = (ref[of_rows, g, :] for ref in (q_ref, do_ref))
             lines = [ref[g, of_rows][None] for ref in line_refs]
             at = (b, head * group + g, i, j)
-            found = _gradients(block, at, reads, masked, q, k, v, do, lines, q_axis=1)
-            dk = dk + dot(kernel, found.ds.astype(q.dtype), q, 0)
-            dv = dv + dot(kernel, found.weights.astype(do.dtype), do, 0)
-            return dk, dv, found.added(reads, sums)
+            changes = _gradients(block, at, reads, masked, q, k, v, do, lines, q_axis=1)
+            dk = dk + dot(kernel, changes.ds.astype(q.dtype), q, 0)
+            dv = dv + dot(kernel, changes.weights.astype(do.dtype), do, 0)
+            return dk, dv, changes.added(reads, sums)
 
         *carry, sums = loops(step, ends, (*carry, _zeros(kernel, reads)))
         for ref, value in zip(sum_refs, sums, strict=True):
@@ -247,6 +247,6 @@ def _gradients(
     x, pull, indices = differentiated(kernel.score, block.leaves[1], reads, logits, index)
     p = jnp.exp2(((jnp.where(visible, x, -jnp.inf) if masked else x) - m) * LOG2E) * inverse
     weights, dp = block.drop(index, p, dweights)
-    changes = pull(jnp.where(visible, p * (dp - delta), 0.0))
-    ds, *dread = (jnp.where(visible, x.astype(jnp.float32), 0.0) for x in changes)
+    pulled = pull(jnp.where(visible, p * (dp - delta), 0.0))
+    ds, *dread = (jnp.where(visible, x.astype(jnp.float32), 0.0) for x in pulled)
     return _Gradients(visible, weights, ds, dread, indices)
