@@ -154,7 +154,9 @@ def _computes(kind: type, owner: Any, shape: tuple[int, ...]) -> str | None:
         except Exception:
             _COMPUTED[kind] = None
         else:
-            is_norm = same.shape == x.shape and torch.allclose(same, twice, 1e-3, 1e-3)
+            # A router with one weight returns a tuple, which no norm does.
+            is_norm = torch.is_tensor(same) and same.shape == x.shape
+            is_norm = is_norm and torch.allclose(same, twice, 1e-3, 1e-3)
             ends = "LayerNorm" if is_norm and torch.allclose(same, moved, 1e-3, 1e-3) else "RMSNorm"
             _COMPUTED[kind] = ends if is_norm else ""
     return _COMPUTED[kind]

@@ -199,3 +199,34 @@ def test_another_norm_is_refused_by_the_right_name():
     assert "you may mean" not in str(caught.value)
     with pytest.raises(ParityError):
         plan(holding(Scale()), Norm(nnx.RMSNorm))
+
+
+class Router(torch.nn.Module):
+    """Returns `answer(logits)`, as routers of mixtures of experts return tuples and dicts."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.weight, self.answer = torch.nn.Parameter(torch.ones(3, D)), answer
+
+    def forward(self, x):
+        return self.answer(torch.nn.functional.linear(x, self.weight))
+
+
+class OwnRouter(nnx.Module):
+    def __init__(self, width, rngs):
+        self.weight = nnx.Param(jnp.ones((3, width)))
+
+
+ANSWERS = {
+    "logits and indices": lambda y: (y, *y.softmax(-1).topk(2)),
+    "dict": lambda y: {"logits": y},
+    "None": lambda y: None,
+    "number": lambda y: 3.0,
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_module_that_returns_no_tensor_is_no_norm(answer):
+    kind = type(f"Router{len(answer)}", (Router,), {})  # what a class computes is asked once
+    mapping = plan(holding(kind(ANSWERS[answer])), Norm(OwnRouter))
+    assert str(mapping) == "norm.weight -> norm.weight"
