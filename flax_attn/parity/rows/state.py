@@ -5,7 +5,7 @@ import numpy as np
 from .. import judge
 from ..report import Row
 from ..sides.pair import Pair
-from ..sides.run import Run
+from ..sides.run import Run, bessel_excess
 
 BIASED = "{}: nnx keeps the biased variance, torch the unbiased one (n / (n - 1)); equal up to that"
 ONE_SIDED = (
@@ -60,29 +60,25 @@ def statistics(
     A running variance may follow either convention: torch averages the unbiased variance, nnx the
     biased one.
     """
-    old = pair.weights(pair.narrow("float64"))
     new = pair.names.carried({**pair.narrow("float64"), **torch_run.state})
+    bessel = pair.names.carried(_bessel(torch_run))
     for path, value in got.state.items():
         if path not in new:
             continue
         verdict = judge.same_function(value, new[path])
-        if verdict.differs and path.endswith("var"):
-            for count, momentum in _updates(pair, torch_run, path):
-                share = new[path] - (1 - momentum) * old[path]
-                biased = (1 - momentum) * old[path] + share * (count - 1) / count
-                other = judge.same_function(value, biased)
-                if other.ok:
-                    verdict = other
-                    notes[BIASED.format(path)] = None
+        if verdict.differs and path in bessel:
+            biased = judge.same_function(value, new[path] - bessel[path])
+            if biased.ok:
+                verdict = biased
+                notes[BIASED.format(path)] = None
         rows.append(Row(path, "state", dtype, mode, verdict))
 
 
-def _updates(pair: Pair, torch_run: Run, path: str):
-    """Yields the number of elements torch averaged for a running variance, and its momentum."""
-    for name, call in torch_run.calls.items():
-        momentum = call.facts.get("momentum")
-        if "running_var" not in call.params or momentum is None:
-            continue
-        if path.startswith(f"{pair.names.tap(name).partition('#')[0]}."):
-            x = call.inputs["0"]
-            yield x.size // x.shape[1], momentum
+def _bessel(torch_run: Run) -> dict[str, np.ndarray]:
+    """`torch_run.bessel`; a recording of an earlier version has it in the calls only."""
+    excess = dict(torch_run.bessel)
+    for name, call in () if excess else torch_run.calls.items():
+        momentum, state = call.facts.get("momentum"), f"{name.partition('#')[0]}.running_var"
+        if state in torch_run.changed and momentum is not None:
+            excess[state] = bessel_excess(call.inputs["0"], momentum, excess.get(state, 0.0))
+    return excess

@@ -30,6 +30,7 @@ class Run:
       tap_gradients: gradients of taps, where known.
       state: running statistics and other variables or buffers after the call, by path.
       changed: paths of the module state that the call changed.
+      bessel: how much larger torch's running variances are for averaging unbiased variances.
       order: torch's submodules in the order in which their calls began.
       calls: what each tap of torch was computed from.
       inputs: array arguments of Flax's submodules, by the names of their outputs' taps.
@@ -48,6 +49,7 @@ class Run:
     tap_gradients: dict[str, np.ndarray] = field(default_factory=dict)
     state: dict[str, np.ndarray] = field(default_factory=dict)
     changed: list[str] = field(default_factory=list)
+    bessel: dict[str, np.ndarray] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
     calls: dict[str, "Call"] = field(default_factory=dict)
     inputs: dict[str, tuple[np.ndarray, ...]] = field(default_factory=dict)
@@ -233,6 +235,19 @@ def fit_mask(keep: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
     if keep.shape == shape or (same_matrix and keep.size == int(np.prod(shape))):
         return keep.reshape(shape)
     return None
+
+
+def bessel_excess(x: np.ndarray, momentum: float, before: np.ndarray | float) -> np.ndarray:
+    """How much larger a running variance of B C ... is after a call than with biased variances.
+
+    A call averages in its own unbiased variance, and scales what earlier calls averaged in.
+
+    >>> bessel_excess(np.array([[1.0], [3.0]]), 0.5, 0.0)  # variances 2 and 1
+    array([0.5])
+    """
+    axes = (0, *range(2, x.ndim))
+    gap = np.var(x, axis=axes, ddof=1) - np.var(x, axis=axes)
+    return (1 - momentum) * before + momentum * gap
 
 
 def complex_dtype(dtype: str) -> str:

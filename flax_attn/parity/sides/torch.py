@@ -14,7 +14,17 @@ from .. import draw, judge
 from ..torch_module import to_numpy, to_torch, write
 from .changes import Changes
 from .leaves import counted, leaves, name_of_leaf, rebuilt, refuse_unknown, split_leaves
-from .run import Call, MaskMismatch, Request, Run, Step, complex_dtype, fit_mask, rounded
+from .run import (
+    Call,
+    MaskMismatch,
+    Request,
+    Run,
+    Step,
+    bessel_excess,
+    complex_dtype,
+    fit_mask,
+    rounded,
+)
 from .torch_dispatch import dispatch_mode
 from .torch_float64 import lifted
 from .torch_fused import record_sdpa
@@ -288,6 +298,7 @@ class _Recorder:
         def leave(module, args, kwargs, out):
             self.path.pop()
             inputs = self.inputs.pop()
+            self._note_bessel(path, part, inputs)
             if path and self.wants_taps:
                 return self._note_output(path, self._call_of(path, part, inputs), out)
             return None
@@ -296,6 +307,14 @@ class _Recorder:
             part.register_forward_pre_hook(enter, with_kwargs=True),
             part.register_forward_hook(leave, with_kwargs=True),
         ]
+
+    def _note_bessel(self, path: str, part: Any, inputs: tuple[Any, ...]) -> None:
+        """Records how much a call of BatchNorm adds to its running variance by n / (n - 1)."""
+        momentum = getattr(part, "momentum", None)
+        tracks = part.training and getattr(part, "running_var", None) is not None
+        if tracks and isinstance(momentum, float) and inputs and self.dtype == "float64":
+            name, known = f"{path}.running_var".lstrip("."), self.run.bessel
+            known[name] = bessel_excess(to_numpy(inputs[0]), momentum, known.get(name, 0.0))
 
     def _call_of(self, path: str, part: Any, inputs: tuple[Any, ...]) -> Call:
         """Returns what a submodule's output is computed from; parameters are not copied again."""
