@@ -32,6 +32,7 @@ from .sides.original import Original
 from .sides.pair import Names, Pair
 from .sides.run import Run
 from .sides.steps import Decoded, check_decode, decoded
+from .sides.torch_buffers import unrounded
 from .versions import versions
 from .watch import Watch
 
@@ -122,8 +123,7 @@ def compare(
     with pair.watch:
         builder = _ReportBuilder(pair, options)
         builder.run()
-        report = Report(title, **builder.facts(), reproduce=reproduce)
-        return diagnosed(pair, report, builder.runs, builder.steps) if report.failed else report
+        return builder.report(title, reproduce)
 
 
 class _ReportBuilder:
@@ -137,6 +137,7 @@ class _ReportBuilder:
         self.alone: dict[str, None] = {}
         self.runs: dict[tuple[str, str], tuple[Run, Run, Run]] = {}
         self.steps: tuple[Decoded, list[decoding.CutComparison]] | None = None
+        self.unrounded: Run | None = None
 
     def run(self) -> None:
         """Runs both sides in every dtype, then decoding and optimizer steps if requested."""
@@ -152,16 +153,14 @@ class _ReportBuilder:
             stepped(self.pair, options.optimizer, steps, mode, self.rows, self.notes)
 
     def add(self, runs: tuple[Run, Run, Run], dtype: str, mode: str) -> None:
+        if dtype == "float64" and self.unrounded is not None:
+            runs = runs[0], self.unrounded, self.unrounded
+        rows = self._judged(runs, dtype, mode)
+        if dtype == "float64" and self.unrounded is None and _decided_against(rows):
+            runs = self._unround(runs)
+            rows = self._judged(runs, dtype, mode) if self.unrounded is not None else rows
         pair = self.pair
         got, torch_run, truth = runs
-        noisy = self._noisy(torch_run, dtype) if self.options.noise else ()
-        rows = judged(got, torch_run, truth, pair.names, dtype, mode, noisy)
-        if dtype == "float64" and not noisy and _decided_against(rows):
-            for count in (1, None):  # one noise run confirms a large difference
-                noisy = self._noisy(torch_run, dtype, count)
-                rows = judged(got, torch_run, truth, pair.names, dtype, mode, noisy)
-                if not any(map(_noise_could_excuse, rows)):
-                    break
         right = not any(row.verdict.differs for row in rows)
         # Gradients are as large as the model; only the diagnosis of a difference needs them.
         visible_runs = (replace(run, gradients={}) for run in runs) if right else runs
@@ -178,6 +177,32 @@ class _ReportBuilder:
             self.notes |= dict.fromkeys(ineffective_weights(got, truth, pair.names))
             self.notes |= dict.fromkeys(_not_dropped(pair, self.alone))
         self.notes |= dict.fromkeys((*got.notes, *torch_run.notes, *truth.notes))
+
+    def _judged(self, runs: tuple[Run, Run, Run], dtype: str, mode: str) -> list[Row]:
+        """Judges one run, allowing in float64 for torch's own rounding noise."""
+        got, torch_run, truth = runs
+        noisy = self._noisy(torch_run, dtype) if self.options.noise else ()
+        rows = judged(got, torch_run, truth, self.pair.names, dtype, mode, noisy)
+        if dtype == "float64" and not noisy and _decided_against(rows):
+            for count in (1, None):  # one noise run confirms a large difference
+                noisy = self._noisy(torch_run, dtype, count)
+                rows = judged(got, torch_run, truth, self.pair.names, dtype, mode, noisy)
+                if not any(map(_noise_could_excuse, rows)):
+                    break
+        return rows
+
+    def _unround(self, runs: tuple[Run, Run, Run]) -> tuple[Run, Run, Run]:
+        """Replaces torch's runs by ones with unrounded buffers, if those explain a difference."""
+        got, _, truth = runs
+        self.pair.watch.at("torch in float64, its rounded buffers")
+        explained = unrounded(self.pair, got, truth)
+        if explained is None:
+            return runs
+        self.pair = replace(self.pair, original=explained.original)
+        self.notes |= dict.fromkeys(explained.notes)
+        self.noisy.pop("float64", None)
+        self.unrounded, _ = explained.original.run("float64", got.keeps)
+        return got, self.unrounded, self.unrounded
 
     def decode(self, spec: Decode, dtype: str, mode: str) -> None:
         """Runs both sides step by step, each with its cache."""
@@ -200,6 +225,11 @@ class _ReportBuilder:
         made, more = self.noisy[dtype]
         made += islice(more, None if count is None else max(count - len(made), 0))
         return made
+
+    def report(self, title: str, reproduce: str) -> Report:
+        """The report, with a diagnosis if something differs."""
+        report = Report(title, **self.facts(), reproduce=reproduce)
+        return diagnosed(self.pair, report, self.runs, self.steps) if report.failed else report
 
     def facts(self) -> dict[str, Any]:
         """The report's fields, including notes on the weight mapping."""

@@ -30,6 +30,7 @@ PRINTED = 0.5e-4 + 1e-6
 LIKENESS = 1e-6
 INF = float("inf")
 NOISE = 2.0  # errors up to this multiple of torch's own rounding noise pass
+BUFFER_UNITS = 32.0  # eps by which torch's rounding of a buffer may move each of its elements
 SIGMAS = 6.0  # tolerated deviation of a dropout mask's keep rate, in standard deviations
 CHANCE = 1e-9  # equal masks that are less likely than this count as one fixed mask
 TELLS = 0.1  # values whose own torch error or rounding noise exceeds this are inconclusive

@@ -209,6 +209,16 @@ class Recording:
     def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> Iterator[Run]:
         return map(self.reader.value, self.facts["runs"][dtype].get("noise", ()))
 
+    def buffers(self) -> Arrays:
+        kinds = {source.name: source.kind for source in self.sources}
+        return {name: x for name, x in self.values.items() if kinds[name] == "buffer"}
+
+    def with_buffers(self, values: Arrays) -> None:
+        """Returns None: a recording cannot run torch again."""
+
+    def quick(self, keeps: Sequence[np.ndarray]) -> Run:
+        return self.run("float64", keeps)[0]
+
     def trials(self, truth: Run) -> None:
         """Returns None: a recording cannot run torch again."""
 

@@ -30,12 +30,14 @@ class Live:
       call: function that calls it.
       request: the call's arguments, and what to compute.
       values: weights to load into it; if empty, its own.
+      unrounded: buffers to load in float64 runs.
     """
 
     module: Any
     call: Callable[..., Any]
     request: Request
     values: Arrays = field(default_factory=dict)
+    unrounded: Arrays = field(default_factory=dict)
     keeps: None = None
     dtypes: tuple[str, ...] = ("float64", "float32")
     weights: Literal["random"] = "random"
@@ -115,6 +117,16 @@ class Live:
         for seed in range(NOISY):
             yield self._run(dtype, values, keeps, moved=RoundingMove(seed, quiet.decided))
 
+    def buffers(self) -> dict[str, np.ndarray]:
+        return {name: to_numpy(x) for name, x in self.module.named_buffers(remove_duplicate=False)}
+
+    def with_buffers(self, values: Arrays) -> "Live":
+        return replace(self, unrounded=values)
+
+    def quick(self, keeps: Sequence[np.ndarray]) -> Run:
+        quick = replace(self, request=replace(self.request, grads=False))
+        return quick.alone("float64", keeps)
+
     def trials(self, truth: Run) -> TorchFaultTrials:
         values = narrowed(self.values, "float64")
 
@@ -148,13 +160,14 @@ class Live:
     def decoded(self, decode: Any, cuts: Sequence[Any], dtype: str) -> tuple[dict, dict]:
         if decode.torch is None:
             return {}, {}
-        values = narrowed(self.values, dtype)
-        side = TorchSteps(self.module, self.request.in_dtype(dtype), values, decode)
-        torch_steps = {cut: side.run(cut, dtype) for cut in cuts}
-        narrow = dtype != "float64"
-        return torch_steps, {
-            cut: side.run(cut, "float64", True) for cut in cuts
-        } if narrow else torch_steps
+        values, request = narrowed(self.values, dtype), self.request.in_dtype(dtype)
+        wide = TorchSteps(self.module, request, {**values, **self.unrounded}, decode)
+        if dtype == "float64":
+            truth = {cut: wide.run(cut, dtype) for cut in cuts}
+            return truth, truth
+        side = TorchSteps(self.module, request, values, decode)
+        truth = {cut: wide.run(cut, "float64", True) for cut in cuts}
+        return {cut: side.run(cut, dtype) for cut in cuts}, truth
 
     def _run(
         self,
@@ -167,6 +180,7 @@ class Live:
     ) -> Run:
         """Runs torch in `dtype`, or in `at` with weights and inputs rounded to `dtype`."""
         request, made_in = self.request.in_dtype(dtype), at or dtype
+        values = {**values, **self.unrounded} if made_in == "float64" else values
         with errors_of(
             "torch",
             self.name,

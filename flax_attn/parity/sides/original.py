@@ -158,6 +158,18 @@ class Original(Protocol):
         """
         ...
 
+    def buffers(self) -> Arrays:
+        """Returns the module's buffers by name, in their dtypes."""
+        ...
+
+    def with_buffers(self, values: Arrays) -> "Original | None":
+        """Returns a copy with these buffers in float64 runs; None if torch cannot be run again."""
+        ...
+
+    def quick(self, keeps: Sequence[np.ndarray]) -> Run:
+        """Runs torch in float64 without gradients."""
+        ...
+
     def trials(self, truth: Run) -> FaultTrials | None:
         """Returns float64 runs with injected mistakes; None if torch cannot be run again."""
         ...

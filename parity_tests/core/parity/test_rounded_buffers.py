@@ -1,0 +1,140 @@
+"""Buffers that torch holds in float32: a port that computes them in float64 is right."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from flax_attn.parity import Recording, compare, record
+from parity_tests.tables import with_nightly
+
+torch = pytest.importorskip("torch", reason="the harness compares with torch")
+
+T, D, WIDTH = 7, 6, 12
+X = np.random.RandomState(0).standard_normal((2, T, WIDTH))
+ONCE = {"dtypes": ("float64",), "eager": False}
+
+
+def frequencies(base, np_like, **options):
+    return 1.0 / base ** (np_like.arange(0, D, 2, **options) / D)
+
+
+class Theirs(torch.nn.Module):
+    """Attention with two heads whose queries and keys are rotated; `table` keeps the angles."""
+
+    def __init__(self, base=10000.0, table=False):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (torch.nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.norm = torch.nn.LayerNorm(WIDTH)
+        inv_freq = frequencies(base, torch, dtype=torch.float32)
+        angles = torch.arange(T, dtype=torch.float32)[:, None] * inv_freq
+        if table:
+            self.register_buffer("cos", angles.cos(), persistent=False)
+            self.register_buffer("sin", angles.sin(), persistent=False)
+        else:
+            self.register_buffer("inv_freq", inv_freq, persistent=False)
+
+    def rotation(self, x):
+        if hasattr(self, "cos"):
+            return self.cos, self.sin
+        angles = torch.arange(T, dtype=x.dtype)[:, None] * self.inv_freq.to(x.dtype)
+        return angles.cos(), angles.sin()
+
+    def forward(self, x):
+        def heads(y):
+            return y.unflatten(-1, (2, D)).transpose(1, 2)
+
+        def rotate(y):
+            (cos, sin), (a, b) = self.rotation(x), y.chunk(2, -1)
+            return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+        q, k, v = rotate(heads(self.q(x))), rotate(heads(self.k(x))), heads(self.v(x))
+        weights = torch.softmax(q @ k.mT / D**0.5, -1)
+        return self.norm(self.o((weights @ v).transpose(1, 2).flatten(-2)))
+
+
+class Mine(nnx.Module):
+    """Computes its frequencies in the dtype of the run."""
+
+    def __init__(self, base=10000.0, epsilon=1e-5, factor=1.0):
+        rngs = nnx.Rngs(0)
+        self.q, self.k, self.v, self.o = (nnx.Linear(WIDTH, WIDTH, rngs=rngs) for _ in range(4))
+        self.norm = nnx.LayerNorm(WIDTH, epsilon=epsilon, use_fast_variance=False, rngs=rngs)
+        self.base, self.factor = base, factor
+
+    def __call__(self, x):
+        def heads(y):
+            return y.reshape(*y.shape[:2], 2, D).swapaxes(1, 2)
+
+        angles = (
+            jnp.arange(T, dtype=x.dtype)[:, None] * frequencies(self.base, jnp, dtype=x.dtype)[None]
+        )
+        cos, sin = (f(angles)[None, None] for f in (jnp.cos, jnp.sin))
+
+        def rotate(y):
+            a, b = jnp.split(y, 2, -1)
+            return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+        q, k, v = rotate(heads(self.q(x))), rotate(heads(self.k(x))), heads(self.v(x))
+        weights = jax.nn.softmax(q @ k.mT / D**0.5)
+        y = (weights @ v).swapaxes(1, 2).reshape(*x.shape[:2], WIDTH)
+        return self.norm(self.o(y)) * self.factor
+
+
+def noted(report, name):
+    return [note for note in report.notes if note.startswith(f"{name} of torch is rounded to")]
+
+
+@pytest.mark.parametrize("base", with_nightly([10000.0, 500.0, 500000.0], commit=2))
+def test_a_port_that_computes_a_rounded_buffer_is_equal(base):
+    report = compare(Theirs(base), Mine(base), X)
+    assert report.verdict == "equal" and report.certain, str(report)
+    assert len(noted(report, "inv_freq")) == 1, report.notes
+
+
+def test_a_table_is_unrounded_too():
+    report = compare(Theirs(table=True), Mine(), X)
+    assert report.verdict == "equal", str(report)
+    assert len(noted(report, "cos")) == len(noted(report, "sin")) == 1, report.notes
+
+
+WRONG = {
+    "base": dict(base=10001.0),
+    "epsilon": dict(epsilon=1e-6),
+    "a factor": dict(factor=1 + 1e-9),
+}
+
+
+@pytest.mark.parametrize("table", [False, True])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_port_is_different(wrong, table):
+    report = compare(Theirs(table=table), Mine(**WRONG[wrong]), X, **ONCE)
+    assert report.verdict == "DIFFERENT", report
+
+
+def test_a_fault_behind_a_rounded_buffer_is_placed():
+    report = compare(Theirs(), Mine(factor=1.5), X, **ONCE)
+    assert [place.tap for place in report.divergences] == ["output"], report
+    assert noted(report, "inv_freq") and "base" not in str(report), report
+    report = compare(Theirs(), Mine(epsilon=1e-2), X, **ONCE)
+    assert [place.tap for place in report.divergences] == ["norm"], report
+
+
+def test_other_steps_follow():
+    report = compare(Theirs(), Mine(), X, **ONCE, optimizer=("sgd", {"lr": 0.1}), steps=2)
+    assert report.verdict == "equal", str(report)
+
+
+def test_a_buffer_that_torch_computes_in_float64_is_not_noted():
+    theirs = Theirs()
+    theirs.inv_freq = frequencies(10000.0, torch, dtype=torch.float64)
+    report = compare(theirs, Mine(), X, **ONCE)
+    assert report.verdict == "equal" and not noted(report, "inv_freq"), report
+
+
+def test_a_recording_cannot_run_torch_again(tmp_path):
+    file = tmp_path / "rotary.safetensors"
+    record(Theirs(), (X,), file, dtypes=("float64",))
+    report = compare(Recording(file), Mine(), eager=False)
+    assert report.verdict == "DIFFERENT", report
