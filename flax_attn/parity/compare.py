@@ -201,7 +201,7 @@ class _ReportBuilder:
         self.pair = replace(self.pair, original=explained.original)
         self.notes |= dict.fromkeys(explained.notes)
         self.noisy.pop("float64", None)
-        self.unrounded, _ = explained.original.run("float64", got.keeps)
+        self.unrounded, _ = explained.original.run("float64", truth.keeps)
         return got, self.unrounded, self.unrounded
 
     def decode(self, spec: Decode, dtype: str, mode: str) -> None:

@@ -83,7 +83,8 @@ def stepped(
     weights, state, quiet = pair.weights(pair.narrow("float64")), None, {}
     side = pair.flax("float64", mode)
     got = pair.run_flax(side, weights)  # every run draws the same masks
-    for step, torch_step in enumerate(pair.original.steps(made, steps, got.keeps), 1):
+    keeps = pair.axes.to_torch(got.keeps)
+    for step, torch_step in enumerate(pair.original.steps(made, steps, keeps), 1):
         got = pair.run_flax(side, weights) if step > 1 else got
         quiet = _rounding_only(quiet, pair.names.gradients(torch_step.gradients), got)
         weights, state = _flax_step(made.optax, state, weights, got)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from ...weights.rule import Rule
 from ..watch import Watch
 from .calls import errors_of
 from .flax import Flax, Force, unique_params
+from .mask_axes import MaskAxes, outputs_agree
 from .match import Match, agreed
 from .original import Original
 from .run import MaskMismatch, Request, Run, narrowed
@@ -105,6 +106,7 @@ class Pair:
       plan: the mapping; None if each side keeps its own weights.
       names: translates torch's names to Flax's.
       watch: reports progress.
+      axes: axis orders of dropout masks, learned from the first runs.
     """
 
     original: Original
@@ -114,6 +116,7 @@ class Pair:
     plan: Plan | None
     names: Names
     watch: Watch
+    axes: MaskAxes = field(default_factory=MaskAxes)
 
     def narrow(self, dtype: str) -> dict[str, np.ndarray]:
         """Returns torch's weights rounded to `dtype`."""
@@ -126,7 +129,9 @@ class Pair:
     def flax(self, dtype: str, mode: str, force: Mapping[str, Force] | None = None) -> Flax:
         """Returns the Flax side, ready to run."""
         request = self.request.in_dtype(dtype)
-        run_options = dtype, mode == "jit", force, self.original.keeps
+        keeps = self.original.keeps
+        repeats = None if keeps is None else self.axes.to_flax(keeps)
+        run_options = dtype, mode == "jit", force, repeats
         return Flax(self.flax_module, self.call, request, *run_options)
 
     def run_flax(self, side: Flax, weights: dict[str, np.ndarray]) -> Run:
@@ -163,14 +168,32 @@ class Pair:
             if torch_runs is None:
                 self.watch.at(f"torch in {dtype}")
                 torch_runs = self._torch_run(dtype, got[0])
+                for _ in self.original.keeps or ():  # recorded masks, which Flax repeats
+                    if not self.axes.learn(got[0], torch_runs[0]):
+                        break
+                    got = [self._flax_run(dtype, mode, weights, redraw_masks=mode == modes[-1])]
             self.watch.at(f"judging {dtype}")
             # Popped, so that the generator does not keep the run alive while it is suspended.
             yield mode, (got.pop(), *torch_runs)
 
     def _torch_run(self, dtype: str, got: Run) -> tuple[Run, Run]:
-        """Runs torch with Flax's dropout masks; a mismatch error names the Flax submodule too."""
+        """Runs torch with Flax's dropout masks, until their axes are in the right order."""
+        runs = self._torch_once(dtype, got, self.axes)
+        for _ in got.keeps if self.original.keeps is None else ():
+            if not self.axes.learn(got, runs[0]):
+                break
+            runs = self._torch_once(dtype, got, self.axes)
+        for axes in self.axes.guesses(got, runs[0]) if dtype == "float64" else ():
+            other = self._torch_once(dtype, got, axes)
+            if outputs_agree(got, other[0]):
+                self.axes.orders.update(axes.orders)
+                return other
+        return runs
+
+    def _torch_once(self, dtype: str, got: Run, axes: MaskAxes) -> tuple[Run, Run]:
+        """Runs torch with these masks; a mismatch error names the Flax submodule too."""
         try:
-            return self.original.run(dtype, got.keeps)
+            return self.original.run(dtype, axes.to_torch(got.keeps))
         except MaskMismatch as error:
             number, shape, want, place = error.facts
             raise MaskMismatch(number, shape, want, place, got.places[number - 1]) from None

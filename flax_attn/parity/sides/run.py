@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -225,16 +226,42 @@ class MaskMismatch(ParityError):
 
 
 def fit_mask(keep: np.ndarray, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Reshapes a dropout mask to the other side's shape; None unless only leading axes differ.
+    """Gives a dropout mask the other side's shape: reshaped, or its axes in another order.
+
+    None unless only leading axes are merged, or the axes of three and more are permuted.
 
     >>> fit_mask(np.ones((6, 5, 4)), (2, 3, 5, 4)).shape, fit_mask(np.ones((5, 4)), (4, 5))
     ((2, 3, 5, 4), None)
+    >>> fit_mask(np.ones((2, 5, 4)), (2, 4, 5)).shape  # channels last, and first
+    (2, 4, 5)
     """
     # A merged `(B N)` axis keeps the order of elements; any other reshape would permute the mask.
     same_matrix = keep.shape[-2:] == shape[-2:] and min(keep.ndim, len(shape)) >= 2
     if keep.shape == shape or (same_matrix and keep.size == int(np.prod(shape))):
         return keep.reshape(shape)
-    return None
+    order = next(iter(axis_orders(keep.shape, shape)), None)
+    return None if order is None else keep.transpose(order)
+
+
+def axis_orders(shape: tuple[int, ...], want: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The orders of three and more axes that turn `shape` into `want`, the fewest moves first.
+
+    Orders that differ only in axes of size 1 count once.
+
+    >>> axis_orders((2, 4, 4), (2, 4, 4)), axis_orders((2, 1, 4), (2, 4, 1))
+    ([(0, 1, 2), (0, 2, 1)], [(0, 2, 1)])
+    """
+    if len(shape) < 3 or sorted(shape) != sorted(want):
+        return []
+    orders: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for order in permutations(range(len(shape))):
+        if tuple(shape[i] for i in order) == want:
+            orders.setdefault(tuple(i for i in order if shape[i] != 1), order)
+    moves = {
+        order: sum(a > b for i, a in enumerate(wide) for b in wide[i + 1 :])
+        for wide, order in orders.items()
+    }
+    return sorted(moves, key=lambda order: moves[order])
 
 
 def bessel_excess(x: np.ndarray, momentum: float, before: np.ndarray | float) -> np.ndarray:

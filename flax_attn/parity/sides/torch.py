@@ -400,6 +400,7 @@ class _Recorder:
         fitted = fit_mask(keep, shape)
         if fitted is None:
             raise MaskMismatch(self.drawn, keep.shape, shape, self.run.places[-1])
+        self.keeps[self.drawn - 1] = fitted
         return to_torch(fitted).to(like.dtype)
 
     def _on_op(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

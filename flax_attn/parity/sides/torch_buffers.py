@@ -109,7 +109,7 @@ class _Fit:
     def run(self, move: np.ndarray) -> Values | None:
         """Flax's and torch's outputs and taps by name; None if torch cannot be run again."""
         original = self.pair.original.with_buffers(self.moved(move))
-        return None if original is None else self.values(original.quick(self.got.keeps))
+        return None if original is None else self.values(original.quick(self.truth.keeps))
 
     def values(self, run: Run) -> Values:
         laid_out = reuse_layouts(self.matches, self.got, run)
