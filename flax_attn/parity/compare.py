@@ -167,7 +167,7 @@ class _ReportBuilder:
         self.runs[dtype, mode] = cast(tuple[Run, Run, Run], tuple(visible_runs))
         self.rows += rows
         states(pair, got, torch_run, dtype, mode, self.rows, self.notes)
-        draws(got, torch_run, self.rows, self.notes)
+        draws(pair, got, torch_run, self.rows, self.notes)
         if dtype == "float64" or ("float64", mode) not in self.runs:
             # Values in narrow dtypes are too coarse to pair taps or to infer layouts.
             matching = matching_taps(got, truth, pair.names.tap)

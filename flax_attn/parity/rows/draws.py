@@ -7,6 +7,7 @@ import numpy as np
 from .. import judge
 from ..report import Row
 from ..sides.leaves import counted
+from ..sides.pair import Pair
 from ..sides.run import Run, fit_mask
 
 FEW = "{} has {} places in {} calls, too few to tell whether it changes with the random key"
@@ -22,12 +23,12 @@ NUMBER = "Flax drew {} dropout masks, torch {}: dropout stands in different plac
 INVERTED = ": the keep rate is inverted, it keeps with the probability with which torch drops"
 
 
-def draws(got: Run, torch_run: Run, rows: list[Row], notes: dict) -> None:
+def draws(pair: Pair, got: Run, torch_run: Run, rows: list[Row], notes: dict) -> None:
     """Adds a row for every mask that Flax drew: whether its distribution equals torch's.
 
     If Flax reused torch's masks instead, adds one row if their number or shapes differ.
     """
-    message = _mismatch_reason(got, torch_run)
+    message = _mismatch_reason(pair, got, torch_run)
     if message and not any(row.name == MASKS for row in rows):
         rows.append(Row(MASKS, "exact", "", "", judge.failed_fact(message)))
     if not got.redrawn:
@@ -46,12 +47,13 @@ def draws(got: Run, torch_run: Run, rows: list[Row], notes: dict) -> None:
             rows.append(Row(name, "exact", "", "", verdict))
 
 
-def _mismatch_reason(got: Run, torch_run: Run) -> str:
+def _mismatch_reason(pair: Pair, got: Run, torch_run: Run) -> str:
     """Why torch's masks do not fit Flax's dropouts, or ""."""
     if len(got.keeps) != len(torch_run.keeps):
         return NUMBER.format(len(got.keeps), len(torch_run.keeps))
+    wrong = pair.misplaced(got, torch_run)
     for i, (mine, want) in enumerate(zip(got.keeps, torch_run.keeps, strict=True)):
-        if fit_mask(want, mine.shape) is None:
+        if i == wrong or fit_mask(want, mine.shape) is None:
             flax_place, torch_place = (
                 got.places[i] or "the module",
                 torch_run.places[i] or "the module",

@@ -5,12 +5,13 @@ the order is the one that makes the inputs of the two dropouts agree; the output
 module decide if a dropout is a function, whose input nobody sees.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from .. import judge
 from .leaves import counted
+from .match import Match
 from .run import Run, axis_orders, is_floating
 
 Order = tuple[int, ...]
@@ -71,6 +72,30 @@ class MaskAxes:
             default = tuple(range(mine.ndim)) if mine.shape == other.shape else (*orders, ())[0]
             if len(orders) > 1:
                 yield i, self.orders.get(i, default), orders
+
+
+def misplaced(got: Run, torch_run: Run, pairs: Iterable[tuple[str, str, Match]]) -> int | None:
+    """Number of the first mask with permuted axes, if nothing shows that the axes are permuted.
+
+    Outputs that agree show it, or the dropout's inputs, or another tap whose axes are permuted too.
+    Otherwise a mask of such a shape may as well belong to another place.
+    """
+    masks = zip(got.keeps, torch_run.keeps, strict=False)
+    permuted = [
+        i
+        for i, (mine, other) in enumerate(masks)
+        if mine.shape[-2:] != other.shape[-2:] and axis_orders(mine.shape, other.shape)
+    ]
+    if not permuted or outputs_agree(got, torch_run):
+        return None
+    others = (x for name, _, x in pairs if name.partition("#")[0] not in torch_run.places)
+    if any(len(match.layout.way) == 2 for match in others):
+        return None
+    for i in permuted:
+        orders = axis_orders(got.keeps[i].shape, torch_run.keeps[i].shape)
+        if not any(x <= judge.LIKENESS for _, x in _input_errors(got, torch_run, i, orders)):
+            return i
+    return None
 
 
 def outputs_agree(got: Run, torch_run: Run) -> bool:

@@ -15,7 +15,7 @@ from ...weights.rule import Rule
 from ..watch import Watch
 from .calls import errors_of
 from .flax import Flax, Force, unique_params
-from .mask_axes import MaskAxes, outputs_agree
+from .mask_axes import MaskAxes, misplaced, outputs_agree
 from .match import Match, agreed
 from .original import Original
 from .run import MaskMismatch, Request, Run, narrowed
@@ -188,7 +188,15 @@ class Pair:
             if outputs_agree(got, other[0]):
                 self.axes.orders.update(axes.orders)
                 return other
+        i = self.misplaced(got, runs[0])
+        if i is not None and self.original.keeps is None:
+            shapes = got.keeps[i].shape, runs[0].keeps[i].shape
+            raise MaskMismatch(i + 1, *shapes, runs[0].places[i], got.places[i])
         return runs
+
+    def misplaced(self, got: Run, torch_run: Run) -> int | None:
+        """Number of the first mask that fits by its permuted axes alone; None if there is none."""
+        return misplaced(got, torch_run, matches(got, torch_run, self.names))
 
     def _torch_once(self, dtype: str, got: Run, axes: MaskAxes) -> tuple[Run, Run]:
         """Runs torch with these masks; a mismatch error names the Flax submodule too."""

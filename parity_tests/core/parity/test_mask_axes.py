@@ -99,6 +99,44 @@ class Before(Mine):
         return self.drop_more(jnp.tanh(self.second(jnp.tanh(self.drop(self.first(x))))))
 
 
+class Dropped(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.dropout(x, 0.5, self.training)
+
+
+class Alone(nnx.Module):
+    def __init__(self, reshape):
+        self.drop, self.reshape = nnx.Dropout(0.5, rngs=nnx.Rngs(0)), reshape
+
+    def __call__(self, x):
+        return self.reshape(self.drop(self.reshape(x, (B, C, 7))), (B, 7, C))
+
+
+def test_a_mask_of_permuted_axes_needs_a_sign_of_them():
+    """A mask on reshaped elements has the same shape as one on transposed ones."""
+    x = inputs(7)
+    transposed = Alone(lambda y, _: y.swapaxes(1, 2))
+    assert compare(Dropped(), transposed, x, **ONCE).certain
+    with pytest.raises(ParityError, match="stands in another place"):
+        compare(Dropped(), Alone(lambda y, shape: y.reshape(shape)), x, **ONCE)
+
+
+@pytest.mark.parametrize("change", [lambda y: 1.1 * y, lambda y: y + 0.1])
+def test_a_fault_before_or_behind_a_dropout_is_placed(change):
+    class Before(Mine):
+        def __call__(self, x):
+            return super().__call__(change(x))
+
+    class Behind(Mine):
+        def __call__(self, x):
+            return change(super().__call__(x))
+
+    for kind, function in ((Before, False), (Behind, False), (Behind, True)):
+        report = compare(Theirs(1, function=function), kind(1), inputs(7), **ONCE)
+        assert report.verdict == "DIFFERENT", report
+        assert report.first.tap == ("output" if kind is Behind else "between the input and first")
+
+
 @pytest.mark.parametrize("sizes", with_nightly(SIZES, commit=2))
 def test_a_dropout_in_another_place_is_refused_or_different(sizes):
     x = inputs(*SIZES[sizes])
