@@ -30,7 +30,7 @@ from .rows.warnings import warnings
 from .sides.match import matching_taps
 from .sides.original import Original
 from .sides.pair import Names, Pair
-from .sides.run import Run
+from .sides.run import MODEL_OUTPUT, OUTPUT, Run
 from .sides.steps import Decoded, check_decode, decoded
 from .sides.torch_buffers import unrounded
 from .versions import versions
@@ -287,6 +287,8 @@ def make_pair(
     )
     names = Names(plan, flax_module, rules)
     original = original.with_weights(weight_strategy, plan)
+    if OUTPUT in parts or (OUTPUT,) in (path for path, _ in nnx.iter_modules(flax_module)):
+        original = original.with_output(MODEL_OUTPUT)
     watch = Watch(title, original.values)
     return Pair(original, flax_module, options.call, original.request, plan, names, watch)
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from ..call_spec import CallSpec
 from ..decode import Cut
 from ..options import Options
 from ..sides.original import Arrays, Original, Part, Stepped
-from ..sides.run import Request, Run, is_floating
+from ..sides.run import OUTPUT, Request, Run, is_floating
 from ..sides.steps import Steps
 from .store import Reader
 
@@ -198,16 +199,30 @@ class Recording:
             )
         return self
 
+    def with_output(self, name: str) -> "Recording":
+        other = copy(self)
+        other.request = replace(self.request, output=name)
+        return other
+
     def run(self, dtype: str, keeps: Sequence[np.ndarray]) -> tuple[Run, Run]:
-        run = self.reader.value(self.facts["runs"][dtype]["torch"])
+        run = self._named(self.facts["runs"][dtype]["torch"])
         if dtype == "float64":
             return run, run
         if "float64" in self.dtypes:
-            return run, self.reader.value(self.facts["runs"][dtype]["truth"])
+            return run, self._named(self.facts["runs"][dtype]["truth"])
         return _largest_move(run, [*self.noisy(dtype, keeps)]), run
 
     def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> Iterator[Run]:
-        return map(self.reader.value, self.facts["runs"][dtype].get("noise", ()))
+        return map(self._named, self.facts["runs"][dtype].get("noise", ()))
+
+    def _named(self, tree: Any) -> Run:
+        """Reads a run; its output gets the name that the request has for it."""
+        run = self.reader.value(tree)
+        for kind in (run.outputs, run.others):
+            named = {self.request.output + k.removeprefix(OUTPUT): x for k, x in kind.items()}
+            kind.clear()
+            kind.update(named)
+        return run
 
     def buffers(self) -> Arrays:
         kinds = {source.name: source.kind for source in self.sources}

@@ -13,7 +13,7 @@ from .. import judge
 from ..report import Row
 from ..sides.match import TRANSPOSED_POINTS, reuse_layouts
 from ..sides.pair import Names, matches
-from ..sides.run import Run, is_floating
+from ..sides.run import MODEL_OUTPUT, OUTPUT, Run, is_floating
 
 STRUCTURE = "names, shapes, dtypes"
 MatchingTaps = tuple[dict[str, str], dict[str, str]]  # the result of `matching_taps`
@@ -232,16 +232,17 @@ def _plain(one: Mapping[str, str], other: Mapping[str, str], dtype: str) -> dict
     return {
         name: text if dtype == "float64" else re.sub(r"^(u?int)64\[", r"\g<1>32[", text)
         for name, text in one.items()
-        if text != "None" or name in other or name.endswith("]") or name == "output"
+        if text != "None" or name in other or name.endswith("]") or name in (OUTPUT, MODEL_OUTPUT)
     }
 
 
 def _advice(got: Mapping[str, str], want: Mapping[str, str]) -> str:
     """Advice for one array instead of several, or for narrower integers."""
     for side, one, several in (("torch", got, want), ("Flax", want, got)):
-        if list(one) == ["output"] and several and "output" not in several:
-            same_text = [name for name, text in several.items() if text == one["output"]]
-            part = (same_text or list(several))[0].removeprefix("output")
+        (name, text), *more = one.items() or [("", "")]
+        if name in (OUTPUT, MODEL_OUTPUT) and not more and several and name not in several:
+            same_text = [part for part, other in several.items() if other == text]
+            part = (same_text or list(several))[0].removeprefix(name)
             call = f"{side.lower()}_call=lambda m, *xs: m(*xs){part}"
             return f": take {part} of what {side} returns: {call}"
     if {k: v.replace("int32[", "int64[") for k, v in got.items()} == dict(want):

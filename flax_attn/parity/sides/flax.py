@@ -160,7 +160,7 @@ class Flax:
             args, kwargs = request.fill({**self.inputs, **floats, **rest["inputs"]})
             with recording(copy, self.force, probes, rest.get("turn"), self.repeats) as recorder:
                 out = self.call(copy, *args, **kwargs)
-            outputs = split_leaves(out, is_array)
+            outputs = split_leaves(out, is_array, request.output)
             refuse_unknown(outputs.unknown, "Flax")
             named = {k: v for k, v in outputs.arrays.items() if _is_inexact(v)}
             exact = {k: v for k, v in outputs.arrays.items() if k not in named}

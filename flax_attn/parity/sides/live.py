@@ -97,6 +97,9 @@ class Live:
         built = read(self.module) if carried else {}
         return replace(self, values=values | {k: v for k, v in built.items() if k in carried})
 
+    def with_output(self, name: str) -> "Live":
+        return replace(self, request=replace(self.request, output=name))
+
     def run(self, dtype: str, keeps: Sequence[np.ndarray]) -> tuple[Run, Run]:
         torch_run = self.alone(dtype, keeps)
         truth = torch_run if dtype == "float64" else self.truth(dtype, keeps)

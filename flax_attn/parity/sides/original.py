@@ -147,6 +147,10 @@ class Original(Protocol):
         """Returns a copy with the weights of a strategy: "random", "given" or "as_is"."""
         ...
 
+    def with_output(self, name: str) -> "Original":
+        """Returns a copy whose output has this name."""
+        ...
+
     def run(self, dtype: str, keeps: Sequence[np.ndarray]) -> tuple[Run, Run]:
         """Runs torch in `dtype`, and in float64 with everything rounded to `dtype` (the truth)."""
         ...

@@ -12,6 +12,9 @@ from ...taps import POINTS
 from .. import draw
 from .leaves import leaves, rebuilt
 
+# Name of a module's output; the second if the module has a submodule called `output`.
+OUTPUT, MODEL_OUTPUT = "output", "model output"
+
 
 @dataclass
 class Run:
@@ -19,7 +22,8 @@ class Run:
 
     Attributes:
       outputs: numeric leaves of the output by name: "output", or "output[0]", "output.key" if
-        there are several; includes Python numbers and numpy arrays.
+        there are several; includes Python numbers and numpy arrays. "model output" instead of
+        "output" if a submodule is called so.
       others: `repr` of the other leaves: None and strings.
       taps: outputs of submodules and named points by path, in call order.
       gradients: gradients of inputs ("input x") and parameters (the module's own names).
@@ -115,6 +119,7 @@ class Request:
       train: whether both modules are in train mode.
       grads, taps: whether to compute gradients, and to record taps.
       constants: names of inputs, or of containers of inputs, that are not differentiated.
+      output: name of the output.
     """
 
     args: tuple[Any, ...]
@@ -124,6 +129,7 @@ class Request:
     grads: bool
     taps: bool
     constants: frozenset[str] = frozenset()
+    output: str = OUTPUT
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the input arrays by name: keyword or position, then the path below it."""
@@ -150,7 +156,8 @@ class Request:
         return any(name == c or name.startswith((f"{c}.", f"{c}[")) for c in self.constants)
 
     def cotangent(self, name: str, like: Any) -> np.ndarray:
-        """Draws the random cotangent of an output."""
+        """Draws the random cotangent of an output, the same under both names."""
+        name = OUTPUT + name.removeprefix(self.output)
         return draw.like(self.seed, f"cotangent/{name}", like.shape, "complex" in str(like.dtype))
 
 

@@ -72,7 +72,7 @@ def run_torch(
             out = call(module, *args, **kwargs)
             recorder.finish()
             _check_unchanged(inputs, copies)
-            outputs = split_leaves(out, torch.is_tensor)
+            outputs = split_leaves(out, torch.is_tensor, request.output)
             refuse_unknown(outputs.unknown, "torch")
             # From here on matrix products are gradients, not points of the forward pass.
             recorder.points.backward = True
