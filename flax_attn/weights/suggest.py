@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from string import ascii_lowercase
 
 from flax import nnx
 
@@ -15,21 +14,15 @@ from .fused import Roles, fits, heads_of, in_order, role
 from .gates import ORDER, Gates, gates, role_of, shared, side
 from .in_order import Likeness, defined, paired_in_order
 from .known_layers import NORMS, PAIRS, RECURRENT, flax_path, get_path, place
-from .layout import Size, axis_sizes, backwards
+from .layout import Size
 from .mapping import Draft
 from .parametrized import not_removed
 from .rule import Rule
+from .suggest_layouts import fitting_layout, sizes_both_ways
 
 MAX_PROPOSALS = 12  # more would not be read
 CERTAIN = 2.0  # greater than any name similarity
 MAX_NAMES = 60  # limit on names that are tried one by one
-# Layouts to try, the likeliest first: torch's weights have outputs first; plain Parameters and
-# transformers' Conv1D have inputs first.
-ONE_TO_ONE = {
-    "out first": ("o i -> i o", "o i ... -> ... i o", "(h k) i -> i h k", "o (h k) -> h k o"),
-    "in first": ("i (h k) -> i h k", "(h k) o -> h k o", "i o -> o i"),
-    "either": ("(h k) -> h k", "h k -> (h k)", "i h k -> i (h k)"),
-}
 SAME_ROLES = {"kernel": "weight", "scale": "weight", "embedding": "weight"}
 GATED = (r"gate", r"up")
 ALTERNATIVES = (
@@ -45,7 +38,7 @@ def propose(draft: Draft) -> list[Rule]:
     while len(rules) < MAX_PROPOSALS:
         for rule in _candidates(draft):
             then = draft.also(rule)
-            if _wrong(then) < _wrong(draft):
+            if _wrong(then) < _wrong(draft) and _fits_shapes(draft, then):
                 rules, draft = [*rules, rule, *_other_order(draft, rule)], then
                 break
         else:
@@ -62,13 +55,20 @@ def _other_order(draft: Draft, rule: Rule) -> list[Rule]:
         return []
     for layout, sizes in _fused(draft, sources, targets, by_heads=True):
         other = Rule(rule.names, layout, **sizes)
-        if other != rule and _wrong(draft.also(other)) < _wrong(draft):
+        then = draft.also(other)
+        if other != rule and _wrong(then) < _wrong(draft) and _fits_shapes(draft, then):
             return [other]
     return []
 
 
 def _wrong(draft: Draft) -> int:
     return len(draft.problems) + len(draft.unplaced) + len(draft.unfilled)
+
+
+def _fits_shapes(draft: Draft, then: Draft) -> bool:
+    """Whether the rule that leads from one draft to the other fits the shapes of its Params."""
+    # A Param that a tensor misfits is not counted as unfilled: that looks like progress.
+    return {*then.misfits} <= {*draft.misfits}
 
 
 def _candidates(draft: Draft) -> Iterator[Rule]:
@@ -291,7 +291,7 @@ def _fits(draft: Draft, name: str, owner: str) -> bool:
     want = _stacked([_shape(draft, path) for path in paths])
     if known is None or known.layout is None or want is None:
         return want == source.shape
-    return _sizes_both_ways(known.layout, source.shape, want, dict(known.sizes)) is not None
+    return sizes_both_ways(known.layout, source.shape, want, dict(known.sizes)) is not None
 
 
 def _values(draft: Draft, stars: bool) -> Iterator[Rule]:
@@ -385,23 +385,7 @@ def _layout(
     is_transposed = way == "out first" and len(want) > 1 and targets[0].first.endswith("kernel")
     if shape == want and not is_transposed:
         return None, {}
-    known, ones = ONE_TO_ONE[way], _around_ones(shape, want)
-    layouts = (*known, *ones) if way == "out first" else (*ones, *known)
-    for layout in (*layouts, *ONE_TO_ONE["either"]):
-        sizes = _sizes_both_ways(layout, shape, want, {})
-        if sizes is not None:
-            return layout, {k: v for k, v in sizes.items() if k == "h" and "(" in layout}
-    return None
-
-
-def _around_ones(shape: tuple[int, ...], want: tuple[int, ...]) -> list[str]:
-    """Returns the layout `1 a 1 -> a` of shapes that differ only in axes of size 1, if they do."""
-    sides = []
-    for of in (shape, want):
-        letters = iter(ascii_lowercase)
-        sides.append(" ".join("1" if size == 1 else next(letters, "") for size in of))
-    wide = [[size for size in of if size != 1] for of in (shape, want)]
-    return [" -> ".join(sides)] if wide[0] == wide[1] and shape != want else []
+    return fitting_layout(shape, want, way)
 
 
 def _fused(
@@ -417,7 +401,8 @@ def _fused(
 
 def _way(draft: Draft, name: str) -> str:
     kind = draft.sources[name].kind
-    is_plain = kind in ("Conv1D", "Parameter", "buffer") and not_removed(name) is None
+    inputs_first = ("Conv1D", "ConvTranspose", "Parameter", "buffer")
+    is_plain = kind in inputs_first and not_removed(name) is None
     return "in first" if is_plain else "out first"
 
 
@@ -430,19 +415,3 @@ def _stacked(shapes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
     if len({*shapes}) > 1:
         return None
     return shapes[0] if len(shapes) == 1 else (len(shapes), *shapes[0])
-
-
-def _sizes_both_ways(
-    layout: str, shape: tuple[int, ...], want: tuple[int, ...], fixed: dict[str, int]
-) -> dict[str, int] | None:
-    """Returns all axis sizes if a layout converts one shape to the other, else None."""
-    try:
-        sizes = dict(fixed)
-        for side, of in ((layout, shape), (backwards(layout), want)):
-            if "(" not in side.partition("->")[0]:
-                sizes |= axis_sizes(side, of, 1, fixed)
-        forth = axis_sizes(layout, shape, 1, sizes)
-        back = axis_sizes(backwards(layout), want, 1, forth)
-    except ValueError:
-        return None
-    return forth if forth == back else None
