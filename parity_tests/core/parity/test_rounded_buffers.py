@@ -138,3 +138,7 @@ def test_a_recording_cannot_run_torch_again(tmp_path):
     record(Theirs(), (X,), file, dtypes=("float64",))
     report = compare(Recording(file), Mine(), eager=False)
     assert report.verdict == "DIFFERENT", report
+    theirs = Theirs()  # as docs/porting.md advises
+    theirs.inv_freq = frequencies(10000.0, torch, dtype=torch.float64)
+    record(theirs, (X,), file, dtypes=("float64",))
+    assert compare(Recording(file), Mine(), eager=False).certain
