@@ -28,6 +28,7 @@ from .run import (
 from .torch_dispatch import dispatch_mode
 from .torch_float64 import lifted
 from .torch_fused import record_sdpa
+from .torch_inactive import Inactive
 from .torch_noise import RoundingMove, noise
 from .torch_points import Points
 
@@ -100,7 +101,7 @@ def _finished(recorder: "_Recorder", outputs: Any, before: Mapping[str, Any]) ->
     run.others, run.keeps = outputs.others, list(recorder.keeps)
     run.state = {name: np.asarray(x) for name, x in after.items() if not isinstance(x, str)}
     run.changed = [name for name, x in after.items() if not _same(x, before.get(name))]
-    run.notes += _wrong_dtype_note(module, dtype)
+    run.notes += [*_wrong_dtype_note(module, dtype), *recorder.inactive.notes()]
     return run
 
 
@@ -245,6 +246,7 @@ class _Recorder:
         self.run = Run()
         self.path: list[str] = []
         self.inputs: list[tuple[Any, ...]] = []
+        self.inactive = Inactive()
         fixed = (*module.parameters(), *module.buffers())
         self.points = Points(self._note_point, self._note_gradient, fixed)
 
@@ -417,7 +419,11 @@ class _Recorder:
             return keep
         # An operation in place is announced first, while its operand has the old value.
         self.points.before_op(name, args)
+        tracked = self.dtype == "float64" and not self.points.backward
+        operand = self.inactive.operand(name, args) if tracked else None
         out = func(*args, **kwargs)
+        if operand is not None:
+            self.inactive.note(name, args, operand, out, (self.path or [""])[-1])
         self.points.after_op(name, args, out)
         return out
 
