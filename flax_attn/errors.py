@@ -4,16 +4,18 @@
 class ParityError(AssertionError):
     """Two modules are not the same function, or weights cannot be ported between them.
 
-    `report` is the full report of a comparison, or None.
+    Attributes:
+      report: the full report of a comparison, or None.
+      full: the whole text, of which the message of a long refusal shows the beginning.
 
     >>> raise ParityError("output differs")
     Traceback (most recent call last):
     flax_attn.errors.ParityError: output differs
     """
 
-    def __init__(self, text: str, report: object = None):
+    def __init__(self, text: str, report: object = None, full: str = ""):
         super().__init__(text)
-        self.report = report
+        self.report, self.full = report, full or text
 
 
 class CheckpointError(ValueError):

@@ -1,7 +1,6 @@
 """Reports: what was compared, the first difference, and how to reproduce it."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from .judge import Verdict
-from .repeated import of_layers, together
 
 # Row kinds that decide the verdict. A tap may differ while the function is equal.
 DECIDING = ("exact", "output", "gradient", "state", "step", "decode")
@@ -20,10 +18,8 @@ EQUAL, ANOTHER_WAY = "equal", "equal, another way inside"
 UNSURE = "equal as far as this input can tell"
 NOTHING, DIFFERENT = "nothing is proven", "DIFFERENT"
 
-# Maximum number of places and names that a report lists.
-MAX_LISTED = 6
-# Row kinds for which torch's own rounding noise is reported.
-MEASURED = ("tap", "output", "gradient")
+# Maximum number of lines of a report, a screen; `Report.text(full=True)` has all.
+MAX_LINES = 60
 
 
 @dataclass(frozen=True)
@@ -215,7 +211,18 @@ class Report:
         return max(known, key=badness) if known else None
 
     def __str__(self) -> str:
-        return _text(self)
+        return self.text()
+
+    def text(self, full: bool = False) -> str:
+        """The report as text, of at most `MAX_LINES` lines unless `full`."""
+        from .show import lines_of, see_again
+
+        lines, behind = lines_of(self), see_again(self)
+        if not full and len(lines) + len(behind) > MAX_LINES:
+            shown = MAX_LINES - len(behind) - 1
+            rest = plural(len(lines) - shown, "line")
+            lines = [*lines[:shown], f"  and {rest} more: report.text(full=True)"]
+        return "\n".join([*lines, *behind])
 
     def summary(self) -> str:
         """The largest errors, in one line."""
@@ -286,153 +293,3 @@ def plural(count: int, word: str) -> str:
     ('1 place', '3 places')
     """
     return f"{count:,} {word}" + ("" if count == 1 else "s")
-
-
-def _text(report: Report) -> str:
-    """The report as text: a summary, or the first difference, its likely cause and its effects."""
-    count = len(report.failed)
-    lines = [f"{report.title}: {plural(len(report.rows), 'comparison')}, {count} different"]
-    if not report.ok and not count:
-        lines.append(f"  {unproven(report)}")
-    elif not count:
-        lines.append(f"  {report.summary()}")
-    else:
-        lines += [*_first(report), *_others(report), "  what it does:"]
-        lines += [f"    {line}" for line in effects(report)]
-    lines += [f"  {line}" for line in _layers(report)]
-    states = {row.name for row in report.rows if row.kind == "state"}
-    facts = (
-        ("constant, not carried", tuple(x for x in report.constants if x not in states)),
-        ("seen on one side only", report.unpaired),
-        ("computed another way inside, with the same result", report.rewritten),
-        (
-            "equal as far as this input can tell: within torch's own rounding noise",
-            report.unsure if report.ok else (),
-        ),
-    )
-    lines += [f"  {what}: {_few(names)}" for what, names in facts if names]
-    lines += [f"  {note}" for note in (*together(report.notes), report.replayed) if note]
-    lines += _noise(report)
-    if count and report.reproduce:
-        lines.append(f"  see it again  {report.reproduce}")
-        if report.reproduce.startswith("flax-attn"):
-            lines.append(f"  as a page     {report.reproduce} --html report.html")
-    return "\n".join(lines)
-
-
-def _layers(report: Report) -> list[str]:
-    """One line per list of repeated layers, using local errors where available."""
-    backward = report.first is not None and _backward(report.first)
-    kind = "local gradient" if backward else "local"
-    rows = [row for row in report.local if row.kind == kind]
-    rows = rows or [row for row in report.rows if row.kind in ("tap", "gradient")]
-    errors: dict[str, float] = {}
-    for row in rows:
-        if row.dtype == "float64" and row.verdict.shows:
-            errors[row.name] = max(errors.get(row.name, 0.0), badness(row.verdict.error))
-    return of_layers(errors, [row.name for row in rows if row.verdict.differs])
-
-
-def unproven(report: Report) -> str:
-    """Why nothing is proven although no comparison failed."""
-    if not report.rows:
-        return "nothing was compared, so nothing is proven"
-    whys = dict.fromkeys(f"{r.name}: {r.verdict.note}" for r in report.rows if r.kind == "output")
-    return "nothing is proven: " + (_few(tuple(whys)) or "no output was compared")
-
-
-def _first(report: Report) -> list[str]:
-    """The verdict, and the place with its neighbours: local error and accumulated error."""
-    first = report.first
-    if first is None:
-        return []
-    description = f": looks like {first.hint}" if first.hint else ""
-    between = first.kind == "between"
-    place = first.tap if between else f"at {first.tap} ({first.kind})"
-    lines = [f"DIFFERENT {place}{description}", *([f"  {first.advice}"] if first.advice else [])]
-    rows = [row for row in report.local if (row.kind == "local gradient") == _backward(first)]
-    names = [row.name for row in rows]
-    if first.tap not in names:
-        return [*lines, f"  error {first.error:.1e}, limit {first.limit:.1e}{_worst_line(first)}"]
-    at = names.index(first.tap)
-    neighbours = rows[max(at - 1, 0) : at + 2]
-    kinds = ("gradient",) if _backward(first) else ("tap", "output")
-    accumulated_error = {
-        row.name: f"{row.verdict.error:.1e}" for row in report.rows[::-1] if row.kind in kinds
-    }
-    wide = max(len(row.name) for row in neighbours)
-    lines.append(f"  {'':<{wide + 2}}  {'local error':<13}{'accumulated':<13}limit")
-    for row in neighbours:
-        here = row.name == first.tap
-        line = f"  {'>' if here else ' '} {row.name:<{wide}}  {row.verdict.error:<13.1e}"
-        line += f"{accumulated_error.get(row.name, ''):<13}{row.verdict.limit:.1e}"
-        lines.append(line + (_worst_line(first) if here else ""))
-    return lines
-
-
-def _backward(place: Divergence) -> bool:
-    return place.kind == "gradient"
-
-
-def _worst_line(place: Divergence) -> str:
-    if place.index is None:
-        return ""
-    at = ", ".join(map(str, place.index))
-    return f"   [{at}]: Flax {place.got:.9g}, torch {place.want:.9g}"
-
-
-def _others(report: Report) -> list[str]:
-    lines = []
-    for place in report.divergences[1:MAX_LISTED]:
-        description = f": looks like {place.hint}" if place.hint else ""
-        where = place.tap if place.kind == "between" else f"{place.tap} ({place.kind})"
-        lines.append(f"  also {where}, {place.error:.1e}{description}")
-        lines += [f"    {place.advice}"] if place.advice else []
-    rest = len(report.divergences) - MAX_LISTED
-    return lines + ([f"  and {plural(rest, 'place')} more"] if rest > 0 else [])
-
-
-def effects(report: Report) -> list[str]:
-    """The failed comparisons, one line per dtype and kind."""
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in report.failed:
-        groups.setdefault((row.dtype, row.kind), []).append(row)
-    lines = []
-    for (dtype, kind), rows in groups.items():
-        of = sum(row.kind == kind and row.dtype == dtype for row in report.rows)
-        worst = max(rows, key=lambda row: np.nan_to_num(row.verdict.error, nan=np.inf))
-        line = f"{dtype:<9} {kind:<9} {len(rows)} of {of} over the limit, worst "
-        line += f"{worst.name} {worst.verdict.error:.1e}"
-        if worst.verdict.other_error is not None:
-            line += f" (torch's own {worst.verdict.other_error:.1e})"
-        lines.append(f"{line}  {worst.verdict.note}".rstrip())
-    return lines
-
-
-def _noise(report: Report) -> list[str]:
-    """One line for each compared value in each dtype; empty unless noise was requested.
-
-    Shows Flax's error next to torch's rounding noise: the change when each torch operation is
-    perturbed by up to one ulp, measured in the same way. In narrow dtypes also torch's own error.
-    """
-    rows = [row for row in report.rows if row.verdict.noise is not None and row.kind in MEASURED]
-    if not report.noise or not rows:
-        return []
-    wide = max(len(row.name) for row in rows)
-    lines = ["  how much difference is normal here: torch's own rounding noise beside each error"]
-    lines.append(f"    {'':<{wide + 20}}  error    noise    torch's own error")
-    last = {(row.dtype, row.kind, row.name): row for row in rows}
-    return lines + [_line(row, wide) for row in last.values()]
-
-
-def _line(row: Row, wide: int) -> str:
-    v = row.verdict
-    torch_error = "" if v.other_error is None else f"  {v.other_error:.1e}"
-    what = f"    {row.dtype:<9} {row.kind:<9} {row.name:<{wide}}"
-    return f"{what}  {v.error:.1e}  {v.noise:.1e}{torch_error}"
-
-
-def _few(names: Sequence[str]) -> str:
-    names = together(names)
-    rest = len(names) - MAX_LISTED
-    return ", ".join(names[:MAX_LISTED]) + (f" and {rest} more" if rest > 0 else "")

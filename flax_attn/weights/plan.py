@@ -13,6 +13,9 @@ from .move import Move, Stack
 from .rule import Rule
 from .suggest import ALTERNATIVES, by_order, propose, unknown_gates
 
+HEADER = "The torch module does not fit the Flax module:"
+MAX_LINES = 20  # of a refusal
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -79,17 +82,25 @@ def make_plan(
     """
     draft = Draft(sources, module, rules, parts=parts)
     if draft.problems:
-        lines = ["The torch module does not fit the Flax module:"]
-        lines += [f"  - {problem}" for problem in draft.problems]
-        proposed = propose(draft)
-        if len({rule.names for rule in proposed}) < len(proposed):
-            lines.append(f"{ALTERNATIVES}.")
-        lines += ["you may mean:"] * bool(proposed) + [f"  {rule}" for rule in proposed]
-        if unsure := by_order(draft, proposed):
-            lines.append(
-                f"{' and '.join(unsure)} fit either way, and no name tells: the rules follow the "
-                "order in which both sides define their layers; check which is called first."
-            )
-        lines += unknown_gates(draft, proposed)
-        raise ParityError("\n".join(lines))
+        raise _refusal(draft)
     return Plan(tuple(draft.moves), draft.constants, tuple(draft.skipped), tuple(draft.tied))
+
+
+def _refusal(draft: Draft) -> ParityError:
+    """The error that lists all problems and proposed rules; a long one shows the rules first."""
+    problems, proposed = [f"  - {problem}" for problem in draft.problems], propose(draft)
+    rules = ["you may mean:"] * bool(proposed) + [f"  {rule}" for rule in proposed]
+    if unsure := by_order(draft, proposed):
+        rules.append(
+            f"{' and '.join(unsure)} fit either way, and no name tells: the rules follow the "
+            "order in which both sides define their layers; check which is called first."
+        )
+    rules += unknown_gates(draft, proposed)
+    if len({rule.names for rule in proposed}) < len(proposed):
+        rules = [f"{ALTERNATIVES}.", *rules]
+    full = "\n".join([HEADER, *problems, *rules])
+    if 1 + len(problems) + len(rules) <= MAX_LINES:
+        return ParityError(full)
+    shown = max(MAX_LINES - len(rules) - 2, 1)
+    rest = f"  and {len(problems) - shown} problems more: the error's `full` has all"
+    return ParityError("\n".join([HEADER, *rules, *problems[:shown], rest]), full=full)

@@ -1,4 +1,4 @@
-"""Reports as self-contained HTML pages.
+"""Reports as text, and as self-contained HTML pages.
 
 The pages contain no scripts and no external addresses; their policy makes browsers block both.
 """
@@ -7,11 +7,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..cases import certificate
-from ..report import DIFFERENT, NOTHING, UNSURE, Divergence, Report, effects, plural, unproven
+from ..report import DIFFERENT, NOTHING, UNSURE, Divergence, Report, plural
 from . import chart as page_chart
 from .heat import heat_map
 from .html import Html, code, el, join, number
 from .table import summary, tables, where
+from .text import effects, unproven
+from .text import lines_of as lines_of
+from .text import see_again as see_again
 
 MAPS = 12  # maximum number of heat maps for a single report
 MANY_MAPS = 3  # maximum number of heat maps per report among many

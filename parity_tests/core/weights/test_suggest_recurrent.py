@@ -148,7 +148,7 @@ def test_where_no_name_tells_the_order_is_that_of_the_definition_and_is_told():
     assert printed(source, flax) == rules("net", "x.{p,k,b,a}", "h.{p,k,b,a}")
     with pytest.raises(ParityError) as caught:
         plan(source, flax)
-    last = str(caught.value).splitlines()[-1]
+    last = caught.value.full.splitlines()[-1]
     assert "net.x.{p,k,b,a}.kernel and net.h.{p,k,b,a}.kernel" in last
     assert "no name tells which gate is which: the rows of torch's LSTM are i, f, g, o" in last
     assert "in the order in which they are defined" in last
