@@ -106,7 +106,8 @@ class Changes:
             copied = tuple(map(_copied, args)) if func._schema.is_mutable else args
             out = func(*args, **kwargs)
             site = (path(), *place, func, _shapes(args))
-            self.noted.append(Operation(number, site, path(), func, copied, kwargs, out))
+            shown = _closed(func, copied)
+            self.noted.append(Operation(number, site, path(), func, shown, kwargs, out))
             return out
 
         return dispatch_mode(on_op)
@@ -151,6 +152,18 @@ def _changed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], change: C
 
     made = change(functional, (before, *args[1:]), kwargs)
     return args[0].copy_(made)
+
+
+def _closed(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the arguments, a slice's end being at most the size of its axis.
+
+    Torch passes 2**63 - 1 for an open end, which no sentence should show.
+    """
+    if func.overloadpacket.__name__ != "slice":
+        return args
+    padded: list[Any] = [*args, *[None] * (4 - len(args))]
+    x, axis, start, end, *step = padded
+    return args if end is None else (x, axis, start, min(end, x.shape[axis]), *step)
 
 
 def _copied(x: Any) -> Any:

@@ -1,5 +1,6 @@
 """Long refusals and reports fit a screen; the whole text is at hand."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -51,6 +52,32 @@ def test_a_long_report_fits_a_screen():
     assert lines[-2:] == full[-2:] and lines[-2].startswith("  see it again")
     hidden = int(lines[-3].split()[1])
     assert len(full) - hidden == 59
+
+
+class Halves(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(6, 8), torch.nn.Linear(4, 6)
+
+    def forward(self, x):
+        y = self.up(x)
+        return self.down(torch.sin(3 * y[:, :4]) - y[:, 4:] ** 3)
+
+
+class Exchanged(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.up, self.down = nnx.Linear(6, 8, rngs=rngs), nnx.Linear(4, 6, rngs=rngs)
+
+    def __call__(self, x):
+        y = self.up(x)
+        return self.down(jnp.sin(3 * y[:, 4:]) - y[:, :4] ** 3)
+
+
+def test_no_sentence_shows_the_end_of_an_open_slice():
+    report = compare(Halves(), Exchanged(), X, dtypes=("float64",), eager=False)
+    assert "exchanged: another order of [1, 0, 4] and [1, 4, 8]" in report.first.hint, report
+    assert "9223372036854775807" not in str(report)
 
 
 def test_a_short_report_is_whole():
