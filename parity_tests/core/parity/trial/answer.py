@@ -1,0 +1,122 @@
+"""What the harness says of a fault: whether it is found, placed, named, or somebody is misled."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from flax import nnx
+
+from flax_attn.parity import ParityError, Report, compare
+from flax_attn.parity.sides.run import Run
+
+from .fault import Fault, Subject, differ
+
+FIRST, SECOND = 0, 1  # the draws of weights and inputs
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The report on one fault.
+
+    Attributes:
+      fault: which.
+      found, placed, named: whether it was.
+      misled: whether a printed cause fails on a second draw.
+      said: what was printed.
+      seconds: that the search took, 0 if unknown.
+    """
+
+    fault: Fault
+    found: bool
+    placed: bool = False
+    named: bool = False
+    misled: bool = False
+    said: str = ""
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        words = ("found", "placed", "named", "misled")
+        marks = "".join(w[0] if getattr(self, w) else "-" for w in words)
+        return f"{marks} {self.seconds:5.2f}  {self.fault}  =>  {self.said}"
+
+
+def compared(subject: Subject, port: type[nnx.Module], seed: int) -> Report:
+    """The comparison in float64, with weights and inputs of a seed."""
+    options = {"dtypes": ("float64",), "jit": False, "rules": subject.rules, "seed": seed}
+    options |= dict(subject.options or {})
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        module = port(rngs=nnx.Rngs(0))
+        return compare(subject.theirs(), module, *subject.inputs(seed), **options)
+
+
+def answered(fault: Fault, right: Run, wrong: Run) -> Answer:
+    """Compares the wrong port, and checks on a second draw what was said of it."""
+    try:
+        report = compared(fault.subject, fault.port, FIRST)
+    except ParityError as error:
+        return Answer(fault, True, said=f"refused: {' '.join(str(error).split())[:200]}")
+    except Exception as error:
+        return Answer(fault, False, said=f"CRASHED {type(error).__name__}: {str(error)[:200]}")
+    first = report.first
+    if report.ok or first is None:
+        return Answer(fault, not report.ok, said=report.verdict)
+    said = f"{first.tap} ({first.kind}): {first.hint or 'no cause'}"
+    again = bool(first.hint) and holds(fault, first)
+    compared_taps = {row.name for row in report.rows if row.kind in ("tap", "output")}
+    placed = is_placed(first.tap, first.kind, compared_taps, right, wrong)
+    return Answer(fault, True, placed, again, bool(first.hint) and not again, said)
+
+
+def holds(fault: Fault, first: Any) -> bool:
+    """Whether what was said is said again on another draw."""
+    again = compared(fault.subject, fault.port, SECOND).first
+    return again is not None and again.hint == first.hint
+
+
+def is_placed(tap: str, kind: str, taps: set[str], right: Run, wrong: Run) -> bool:
+    """Whether a place is the first that differs between the right port's run and the wrong one's.
+
+    A value: what it is computed from is unchanged. Between two: the first is unchanged, and what
+    arrives at the second is not. A gradient: no value differs.
+    """
+    changed = [name for name in _changed(right, wrong) if name in taps]
+    if kind == "gradient":
+        return not changed
+    if kind == "state":
+        return tap in _moved(right.state, wrong.state)
+    before, _, after = tap.removeprefix("between ").partition(" and ")
+    if after:
+        arrives = after in changed or _arrives_changed(after, right, wrong)
+        return arrives and before not in changed and not _between(before, after, changed, right)
+    if tap in right.outputs:
+        return tap in _moved(right.outputs, wrong.outputs) and not _computed_from(tap, changed)
+    return tap in changed and not _arrives_changed(tap, right, wrong)
+
+
+def _moved(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    return [name for name, x in one.items() if name not in other or differ(x, other[name])]
+
+
+def _changed(right: Run, wrong: Run) -> list[str]:
+    """The taps and outputs that differ, in call order."""
+    return [*_moved(right.taps, wrong.taps), *_moved(right.outputs, wrong.outputs)]
+
+
+def _computed_from(output: str, changed: Sequence[str]) -> list[str]:
+    """Taps that differ, which an output may be computed from."""
+    return [name for name in changed if not name.startswith("output")]
+
+
+def _arrives_changed(tap: str, right: Run, wrong: Run) -> bool:
+    """Whether a submodule's own inputs differ; indices belong to the submodule."""
+    pairs = zip(right.inputs.get(tap, ()), wrong.inputs.get(tap, ()), strict=False)
+    return any(differ(x, y) for x, y in pairs if x.dtype.kind in "fc")
+
+
+def _between(before: str, after: str, changed: Sequence[str], right: Run) -> list[str]:
+    """Taps after the first and before the second that differ."""
+    order = [*right.taps, *right.outputs]
+    start = order.index(before) + 1 if before in order else 0
+    end = order.index(after) if after in order else len(order)
+    return [name for name in order[start:end] if name in changed]
