@@ -68,6 +68,8 @@ class Divergence:
       kind: "value", "gradient", "between" two taps, or the kind of the row if no place was found.
       got, want: Flax's and torch's value at `index`.
       advice: how to narrow it down further, or "".
+      note: what else differs there and may be related, or "".
+      search: what the search for a change of torch's program gave, or None.
 
     >>> print(Divergence("scores", 0.25, 1e-12, "same function", None, "a scale left out"))
     scores, value: error 0.25, limit 1e-12
@@ -84,6 +86,13 @@ class Divergence:
     got: float | None = None
     want: float | None = None
     advice: str = ""
+    note: str = ""
+    search: Any = field(default=None, compare=False, repr=False)
+
+    @property
+    def cause(self) -> Any:
+        """The change of torch's program that gives Flax's value, or None."""
+        return self.search.cause if self.search is not None else None
 
     @classmethod
     def of(cls, row: Row, kind: str, hint: str = "") -> "Divergence":
@@ -97,6 +106,7 @@ class Divergence:
         if self.index is not None:
             text += f", worst at {list(self.index)}: {self.got:.9g}, torch {self.want:.9g}"
         text += f"\n      looks like {self.hint}" if self.hint else ""
+        text += f"\n      note: {self.note}" if self.note else ""
         return text + (f"\n      {self.advice}" if self.advice else "")
 
 
@@ -241,9 +251,12 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything except the maps, as plain Python values."""
-        parts = asdict(replace(self, maps={}))
+        # A change holds functions; its sentence is the hint.
+        plain_places = tuple(replace(place, search=None) for place in self.divergences)
+        report = replace(self, maps={}, divergences=plain_places)
+        parts = asdict(report)
         del parts["maps"]
-        first = asdict(self.first) if self.first else None
+        first = asdict(report.first) if report.first else None
         properties = {"verdict": self.verdict, "unsure": self.unsure, "rewritten": self.rewritten}
         return {**parts, "ok": self.ok, **properties, "first": first}
 

@@ -5,7 +5,7 @@ cotangent by torch's gradient. Whatever differs is then wrong by itself: steps t
 an error agree, and several faults are separated, in the backward pass too.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,15 +15,16 @@ from .. import judge
 from ..report import Divergence, Report, Row, plural
 from ..rows.decoding import CutComparison
 from ..rows.values import STRUCTURE
+from ..search.span import Outcome
 from ..sides.flax import Force
 from ..sides.match import reuse_layouts
 from ..sides.pair import Names, Pair, matches
 from ..sides.run import Run, is_floating
 from ..sides.steps import Decoded
 from .backward import unaffected, unused
+from .cause import cause_of, cause_of_gradients, explains_all
 from .decoding import with_steps
-from .hints import attempt, backward_hint, hint, result_hint, state_hint
-from .hints.fault_trials import explains_all, fault_hint, other_stop_gradient
+from .hints import SHARE, attempt, backward_hint, hint, result_hint, state_hint
 from .hints.indices import arrived_wrong, other_indices
 from .hints.masks import fully_masked
 from .hints.settings import explained_settings, other_settings, padding_row, state_settings
@@ -88,7 +89,7 @@ def _placed(pair: Pair, report: Report, failed: list[Row], runs: Runs) -> Report
     late = [arrived for arrived in backward if arrived.row.verdict.differs]
     notes = (*report.notes, *dict.fromkeys(plain.findings["casts"]), *_equivalent_note(other))
     if not places:
-        places += [Divergence.of(a.row, "gradient", _gradient_hint(local, plain, a)) for a in late]
+        places += _gradient_places(local, plain, late)
     elif late:
         also = plural(len(late), "place")
         notes += (f"gradients are also off at {also}: mend the values first",)
@@ -115,26 +116,43 @@ def _values(local: Local, wrong: list[Row], plain: Run) -> list[tuple[Span | Non
             continue
         span = between(local, row)
         if span is None:
-            description = _tap_hint(local, row)
-            places.append((None, Divergence.of(row, "value", description)))
+            places.append((None, _at_tap(local, row)))
         elif not any(np.array_equal(span.got, x) for x in earlier):
             earlier.append(span.got)
-            description = _span_hint(local, row, span)
-            place = Divergence.of(span.row, "between", description)
-            places.append((span, replace(place, advice=span.advice)))
+            places.append((span, _at_span(local, row, span)))
         if span is not None and (fault := local_fault(local, row)):
             odd, out = fault
             run = replace(local.run, taps={**local.run.taps, row.name: out})
             description = hint(odd, run, local.truth, local.pair.names)
             places.append((None, Divergence.of(odd, "value", description)))
-        if explains_all(local, row.name, plain):
+        if places and explains_all(local, places[-1][1].cause, plain):
             return places[-1:]
     return places
 
 
-def _tap_hint(local: Local, row: Row) -> str:
-    """The hint for a tap: explaining settings, inputs, value, a mistake, or other settings."""
-    for step in (explained_settings, other_indices, _numbers_of, fault_hint, other_settings):
+def _at_tap(local: Local, row: Row) -> Divergence:
+    """The place of a wrong tap or output, with its cause.
+
+    Inside attention the older rules name rotations and masks that are no single change.
+    """
+    inside = bool(local.truth.point(local.torch_names.get(row.name, "")))
+    text = _first_of(local, row, (explained_settings, other_indices, _numbers_of))
+    outcome = None if text and inside else attempt("search", lambda: cause_of(local, row), None)
+    text = _whole(text, outcome)
+    note = "" if text else _first_of(local, row, (other_settings,))
+    tried = str(outcome) if outcome and not text else ""
+    return replace(Divergence.of(row, "value", text), search=outcome, note=note, advice=tried)
+
+
+def _whole(text: str, outcome: Outcome | None) -> str:
+    """The hint, or the sentence of the search if there is no hint or only one of a share."""
+    cause = outcome.cause if outcome else None
+    return cause.sentence if cause and (not text or text.endswith(SHARE)) else text
+
+
+def _first_of(local: Local, row: Row, steps: Sequence[Callable[[Local, Row], str]]) -> str:
+    """The first description that a step gives, or ""."""
+    for step in steps:
         if description := attempt(step.__name__, lambda step=step: step(local, row), ""):
             return description
     return ""
@@ -142,6 +160,15 @@ def _tap_hint(local: Local, row: Row) -> str:
 
 def _numbers_of(local: Local, row: Row) -> str:
     return hint(row, local.run, local.truth, local.pair.names)
+
+
+def _at_span(local: Local, row: Row, span: Span) -> Divergence:
+    """The place between two taps, with its cause."""
+    outcome = attempt("search", lambda: cause_of(local, row, span), None)
+    text = _whole(_span_hint(local, row, span), outcome)
+    tried = str(outcome) if outcome and not text else ""
+    advice = "; ".join(x for x in (tried, span.advice) if x)
+    return replace(Divergence.of(span.row, "between", text), search=outcome, advice=advice)
 
 
 def _span_hint(local: Local, row: Row, span: Span) -> str:
@@ -156,8 +183,7 @@ def _span_hint(local: Local, row: Row, span: Span) -> str:
         run = replace(local.run, taps={**local.run.taps, flax_name: span.got})
         if description := hint(replace(row, name=flax_name), run, truth, names):
             return description
-    description = hint(row, local.run, truth, names) or hint(span.row, local.run, truth, names)
-    return description or attempt("fault_hint", lambda: fault_hint(local, row, span), "")
+    return hint(row, local.run, truth, names) or hint(span.row, local.run, truth, names)
 
 
 def _with_places(
@@ -177,14 +203,22 @@ def _equivalent_note(other: set[str]) -> Iterator[str]:
         yield f"computed another way inside, with the same result: {', '.join(sorted(other))}"
 
 
-def _gradient_hint(local: Local, plain: Run, arrived: "Arrived") -> str:
-    """The hint for a gradient."""
+def _gradient_places(local: Local, plain: Run, late: Sequence["Arrived"]) -> list[Divergence]:
+    """The places of wrong gradients; a stopped gradient is searched for once."""
+    texts = [_gradient_hint(local, arrived) for arrived in late]
+    outcome = attempt("search", lambda: cause_of_gradients(local, plain), None)
+    places = []
+    for arrived, text in zip(late, texts, strict=True):
+        place = Divergence.of(arrived.row, "gradient", _whole(text, outcome))
+        places.append(replace(place, search=outcome))
+    return places
+
+
+def _gradient_hint(local: Local, arrived: "Arrived") -> str:
+    """The hint for one gradient."""
     name, got, want = arrived.row.name, arrived.got, arrived.want
     description = attempt("padding_row", lambda: padding_row(local, name, got, want), "")
-    description = description or backward_hint(got, want)
-    return description or attempt(
-        "other_stop_gradient", lambda: other_stop_gradient(local, plain), ""
-    )
+    return description or backward_hint(got, want)
 
 
 def _result(row: Row, local: Local, plain: Run) -> Divergence:

@@ -1,7 +1,7 @@
 """Selects the taps at fault, excluding equivalent computations, and faults between taps."""
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 
@@ -16,9 +16,9 @@ from ..rows.values import taps
 from ..sides.flax import Force
 from ..sides.flow import feeds
 from ..sides.match import SCALED_POINTS, hidden, layouts, match_value, matching_taps
-from ..sides.original import FaultTrials
 from ..sides.pair import Names, Pair
 from ..sides.run import Run, is_floating
+from ..sides.tape import Tape
 
 # Maximum number of extra runs to separate taps that feed the same step.
 ROUNDS = 4
@@ -34,7 +34,6 @@ class Local:
       pair, mode, truth: the pair, Flax's mode, and torch's run.
       force: torch's values by Flax's names.
       run: the run, whose taps are computed from torch's values.
-      fault_runs: by row name, torch's run with the mistake that reproduces Flax's value.
     """
 
     pair: Pair
@@ -42,7 +41,6 @@ class Local:
     truth: Run
     force: dict[str, Force]
     run: Run
-    fault_runs: dict[str, Run] = field(default_factory=dict)
 
     @classmethod
     def of(cls, pair: Pair, mode: str, truth: Run, force: Mapping[str, Force]) -> "Local":
@@ -62,9 +60,9 @@ class Local:
         return feeds(self.pair.flax("float64", "eager", self.force), weights)
 
     @cached_property
-    def trials(self) -> FaultTrials | None:
-        """Torch runs with mistakes, or None if torch cannot run again."""
-        return self.pair.original.trials(self.truth)
+    def tape(self) -> Tape | None:
+        """Torch's recorded program, or None if torch cannot run again."""
+        return self.pair.original.program(self.truth)
 
     @cached_property
     def rows(self) -> list[Row]:

@@ -234,7 +234,7 @@ class Recording:
     def quick(self, keeps: Sequence[np.ndarray]) -> Run:
         return self.run("float64", keeps)[0]
 
-    def trials(self, truth: Run) -> None:
+    def program(self, truth: Run) -> None:
         """Returns None: a recording cannot run torch again."""
 
     def steps(self, optimizer: Any, count: int, keeps: Sequence[np.ndarray]) -> Iterator[Stepped]:

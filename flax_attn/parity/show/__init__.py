@@ -155,6 +155,7 @@ def _place(place: Divergence) -> Html:
         el("span", place.tap, class_="tap mono"),
         el("span", place.kind, class_="kind"),
         el("p", "Looks like ", place.hint, class_="hint") if place.hint else None,
+        el("p", "Note: ", place.note) if place.note else None,
         el("p", place.advice) if place.advice else None,
         el("p", facts, class_="quiet"),
         el("p", "worst ", code(values), class_="quiet") if values else None,

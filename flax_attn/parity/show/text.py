@@ -79,11 +79,15 @@ def _first(report: Report) -> list[str]:
     description = f": looks like {first.hint}" if first.hint else ""
     between = first.kind == "between"
     place = first.tap if between else f"at {first.tap} ({first.kind})"
-    lines = [f"DIFFERENT {place}{description}", *([f"  {first.advice}"] if first.advice else [])]
+    more = (f"note: {first.note}" if first.note else "", first.advice)
+    lines = [f"DIFFERENT {place}{description}", *(f"  {x}" for x in more if x)]
     rows = [row for row in report.local if (row.kind == "local gradient") == _backward(first)]
     names = [row.name for row in rows]
     if first.tap not in names:
-        return [*lines, f"  error {first.error:.1e}, limit {first.limit:.1e}{_worst_line(first)}"]
+        return [
+            *lines,
+            f"  error {first.error:.1e}, limit {first.limit:.1e}{_worst_noise_line(first)}",
+        ]
     at = names.index(first.tap)
     neighbours = rows[max(at - 1, 0) : at + 2]
     kinds = ("gradient",) if _backward(first) else ("tap", "output")
@@ -96,7 +100,7 @@ def _first(report: Report) -> list[str]:
         here = row.name == first.tap
         line = f"  {'>' if here else ' '} {row.name:<{wide}}  {row.verdict.error:<13.1e}"
         line += f"{accumulated_error.get(row.name, ''):<13}{row.verdict.limit:.1e}"
-        lines.append(line + (_worst_line(first) if here else ""))
+        lines.append(line + (_worst_noise_line(first) if here else ""))
     return lines
 
 
@@ -104,7 +108,7 @@ def _backward(place: Divergence) -> bool:
     return place.kind == "gradient"
 
 
-def _worst_line(place: Divergence) -> str:
+def _worst_noise_line(place: Divergence) -> str:
     if place.index is None:
         return ""
     at = ", ".join(map(str, place.index))
@@ -117,7 +121,8 @@ def _others(report: Report) -> list[str]:
         description = f": looks like {place.hint}" if place.hint else ""
         where = place.tap if place.kind == "between" else f"{place.tap} ({place.kind})"
         lines.append(f"  also {where}, {place.error:.1e}{description}")
-        lines += [f"    {place.advice}"] if place.advice else []
+        more = (f"note: {place.note}" if place.note else "", place.advice)
+        lines += [f"    {x}" for x in more if x]
     rest = len(report.divergences) - MAX_LISTED
     return lines + ([f"  and {plural(rest, 'place')} more"] if rest > 0 else [])
 
@@ -152,10 +157,10 @@ def _noise(report: Report) -> list[str]:
     lines = ["  how much difference is normal here: torch's own rounding noise beside each error"]
     lines.append(f"    {'':<{wide + 20}}  error    noise    torch's own error")
     last = {(row.dtype, row.kind, row.name): row for row in rows}
-    return lines + [_line(row, wide) for row in last.values()]
+    return lines + [_noise_line(row, wide) for row in last.values()]
 
 
-def _line(row: Row, wide: int) -> str:
+def _noise_line(row: Row, wide: int) -> str:
     v = row.verdict
     torch_error = "" if v.other_error is None else f"  {v.other_error:.1e}"
     what = f"    {row.dtype:<9} {row.kind:<9} {row.name:<{wide}}"

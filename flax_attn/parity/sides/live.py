@@ -9,16 +9,16 @@ import numpy as np
 from ...weights.described import Source
 from ...weights.plan import Plan
 from .. import draw
-from ..mistakes.trials import TorchFaultTrials
 from ..torch_module import describe, part_of, read, to_numpy, to_torch
 from .calls import errors_of
-from .changes import Changes
 from .original import Arrays, Part, Stepped
 from .run import Request, Run, narrowed
 from .steps import TorchSteps
-from .torch import is_inexact, run_torch, wrong_dtype_buffers
+from .tape import Tape
+from .torch import run_torch, wrong_dtype_buffers
 from .torch_noise import RUNS as NOISY
 from .torch_noise import RoundingMove
+from .torch_recorder import is_inexact
 
 
 @dataclass(frozen=True)
@@ -130,16 +130,10 @@ class Live:
         quick = replace(self, request=replace(self.request, grads=False))
         return quick.alone("float64", keeps)
 
-    def trials(self, truth: Run) -> TorchFaultTrials:
-        values = narrowed(self.values, "float64")
-
-        def run(changes: Changes, others: Arrays) -> Run:
-            # There are many trials: the backward pass runs only for mistakes in gradients.
-            request = replace(self.request, grads=changes.backward)
-            quick = replace(self, request=request)
-            return quick._run("float64", {**values, **others}, truth.keeps, changes=changes)
-
-        return TorchFaultTrials(run, truth, self.request.arrays(), read(self.module))
+    def program(self, truth: Run) -> Tape:
+        tape = Tape()
+        self._run("float64", narrowed(self.values, "float64"), truth.keeps, tape=tape)
+        return tape
 
     def steps(self, optimizer: Any, count: int, keeps: Sequence[np.ndarray]) -> Iterator[Stepped]:
         values = narrowed(self.values, "float64")
@@ -179,7 +173,7 @@ class Live:
         keeps: Sequence[np.ndarray] | None,
         at: str = "",
         moved: RoundingMove | None = None,
-        changes: Changes | None = None,
+        tape: Tape | None = None,
     ) -> Run:
         """Runs torch in `dtype`, or in `at` with weights and inputs rounded to `dtype`."""
         request, made_in = self.request.in_dtype(dtype), at or dtype
@@ -191,5 +185,5 @@ class Live:
             self.call,
             lambda: wrong_dtype_buffers(self.module, made_in),
         ):
-            more = keeps, bool(at), moved, changes
+            more = keeps, bool(at), moved, tape
             return run_torch(self.module, self.call, request, values, made_in, *more)

@@ -1,6 +1,6 @@
 """Interface of the torch side: a live module, or recorded results of one."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -9,6 +9,7 @@ import numpy as np
 from ...weights.described import Source
 from ...weights.plan import Plan
 from .run import Request, Run
+from .tape import Tape
 
 Arrays = dict[str, np.ndarray]
 
@@ -33,62 +34,6 @@ class Stepped(NamedTuple):
 
     gradients: Arrays
     values: Arrays
-
-
-class Trial(NamedTuple):
-    """One injected mistake in torch's run.
-
-    Attributes:
-      path: path of the innermost submodule that contains it.
-      first, last: numbers of the first and last changed operation.
-      description: describes the mistake in a sentence.
-      run: runs torch with it; returns None if torch fails with it.
-    """
-
-    path: str
-    first: int
-    last: int
-    description: str
-    run: Callable[[], Run | None]
-
-
-def inside(path: str, owner: str) -> bool:
-    """Whether the submodule `path` is `owner`, or inside it."""
-    return not owner or path == owner or path.startswith(f"{owner}.")
-
-
-class FaultTrials(Protocol):
-    """Repeats torch's float64 run, each time with one injected mistake.
-
-    Attributes:
-      count: number of operations in the run.
-      built: the module's weights when it was built, before others were drawn.
-    """
-
-    @property
-    def count(self) -> int: ...
-    @property
-    def built(self) -> Arrays: ...
-
-    def start(self, path: str) -> int:
-        """Number of the first operation in a submodule; `count` if there is none."""
-        ...
-
-    def end(self, path: str) -> int:
-        """Number of the last operation in a submodule; `count` if there is none."""
-        ...
-
-    def without(self, names: Sequence[str]) -> Iterator[Trial]:
-        """Yields trials without skipped parameters, as if Flax lacked them: zeros, or ones."""
-        ...
-
-    def other_gradients(self) -> Iterator[Trial]:
-        """Yields trials whose gradients continue where torch stops them, or the reverse."""
-        ...
-
-    def among(self, wanted: Callable[[int, str], bool]) -> Iterator[Trial]:
-        """Yields every mistake in operations selected by number and submodule, last first."""
-        ...
 
 
 class Original(Protocol):
@@ -174,8 +119,8 @@ class Original(Protocol):
         """Runs torch in float64 without gradients."""
         ...
 
-    def trials(self, truth: Run) -> FaultTrials | None:
-        """Returns float64 runs with injected mistakes; None if torch cannot be run again."""
+    def program(self, truth: Run) -> Tape | None:
+        """Returns every operation of a float64 run; None if torch cannot be run again."""
         ...
 
     def steps(self, optimizer: Any, count: int, keeps: Sequence[np.ndarray]) -> Iterator[Stepped]:

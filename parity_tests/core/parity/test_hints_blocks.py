@@ -125,7 +125,7 @@ PAIRS = {
     ),
     "gates of a cell": Pair(
         {"w": (4, 8), "u": (4, 8)}, torch_cell, flax_cell,
-        lambda p, x: flax_cell(p, x, turn=True), "2 parts of a part [3, 8] exchanged",
+        lambda p, x: flax_cell(p, x, turn=True), "the 2 parts of the sum (test_hints_blocks.py:",
     ),
     "what is kept in a cell": Pair(
         {"w": (4, 8), "u": (4, 8)}, torch_cell, flax_cell,
@@ -272,7 +272,7 @@ def test_a_parameter_that_a_rule_skips():
     theirs = Theirs(pair.shapes, pair.theirs)
     torch.nn.init.normal_(theirs.v)
     report = compare(theirs, mine, X, rules=[Rule.skip("v")], **QUICK)
-    said = "v, which a rule skips, missing: it is multiplied, a scale or factor in torch"
+    said = "v (a rule skips it) left out, a factor that torch multiplies with"
     assert report.first is not None and report.first.hint == said
 
 

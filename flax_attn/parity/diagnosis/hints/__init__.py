@@ -36,6 +36,7 @@ POINTS = {"scores": scores, "weights": weights, "context": context, "input": rec
 POINTS |= dict.fromkeys(("query", "key", "value"), rotated_heads)
 # Maximum number of preceding torch taps to consider.
 BEFORE = 8
+SHARE = " of it"  # ends a hint of a fault that is there in part
 Found = TypeVar("Found")
 
 
@@ -107,7 +108,7 @@ def _centred(evidence: Evidence) -> Evidence:
 def _with_share(what: str | Callable[[float], str], share: float) -> str:
     if callable(what):
         return what(share)
-    return what if round(share, 6) == 1 else f"{what}, {share:.2g} of it"
+    return what if round(share, 6) == 1 else f"{what}, {share:.2g}{SHARE}"
 
 
 def backward_hint(got: np.ndarray, want: np.ndarray) -> str:

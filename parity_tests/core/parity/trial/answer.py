@@ -11,8 +11,10 @@ from flax_attn.parity import ParityError, Report, compare
 from flax_attn.parity.sides.run import Run
 
 from .fault import Fault, Subject, differ
+from .second_draw import gives_flax
 
 FIRST, SECOND = 0, 1  # the draws of weights and inputs
+SAME = 1e-12  # relative difference of two runs that compute the same
 
 
 @dataclass(frozen=True)
@@ -62,24 +64,33 @@ def answered(fault: Fault, right: Run, wrong: Run) -> Answer:
     if report.ok or first is None:
         return Answer(fault, not report.ok, said=report.verdict)
     said = f"{first.tap} ({first.kind}): {first.hint or 'no cause'}"
-    again = bool(first.hint) and holds(fault, first)
-    compared_taps = {row.name for row in report.rows if row.kind in ("tap", "output")}
+    causes = [place.cause for place in report.divergences if place.cause is not None]
+    again = bool(first.hint) and holds(fault, first, causes)
+    named = again and first.cause is not None
+    compared_taps = [row.name for row in report.rows if row.kind in ("tap", "output")]
     placed = is_placed(first.tap, first.kind, compared_taps, right, wrong)
-    return Answer(fault, True, placed, again, bool(first.hint) and not again, said)
+    seconds = first.search.seconds if first.search is not None else 0.0
+    return Answer(fault, True, placed, named, bool(first.hint) and not again, said, seconds)
 
 
-def holds(fault: Fault, first: Any) -> bool:
-    """Whether what was said is said again on another draw."""
-    again = compared(fault.subject, fault.port, SECOND).first
-    return again is not None and again.hint == first.hint
+def holds(fault: Fault, first: Any, causes: Sequence[Any]) -> bool:
+    """Whether the printed changes, applied to torch, give Flax's values on another draw.
+
+    Without a change, whether the same words are said again.
+    """
+    if first.cause is None:
+        again = compared(fault.subject, fault.port, SECOND).first
+        return again is not None and again.hint == first.hint
+    return gives_flax(fault.subject, fault.port, SECOND, causes, first.kind)
 
 
-def is_placed(tap: str, kind: str, taps: set[str], right: Run, wrong: Run) -> bool:
+def is_placed(tap: str, kind: str, taps: list[str], right: Run, wrong: Run) -> bool:
     """Whether a place is the first that differs between the right port's run and the wrong one's.
 
     A value: what it is computed from is unchanged. Between two: the first is unchanged, and what
     arrives at the second is not. A gradient: no value differs.
     """
+    tap = tap.removeprefix("model ") if tap.startswith("model output") else tap
     changed = [name for name in _changed(right, wrong) if name in taps]
     if kind == "gradient":
         return not changed
@@ -88,14 +99,14 @@ def is_placed(tap: str, kind: str, taps: set[str], right: Run, wrong: Run) -> bo
     before, _, after = tap.removeprefix("between ").partition(" and ")
     if after:
         arrives = after in changed or _arrives_changed(after, right, wrong)
-        return arrives and before not in changed and not _between(before, after, changed, right)
+        return arrives and before not in changed and not _between(before, after, changed, taps)
     if tap in right.outputs:
         return tap in _moved(right.outputs, wrong.outputs) and not _computed_from(tap, changed)
     return tap in changed and not _arrives_changed(tap, right, wrong)
 
 
 def _moved(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    return [name for name, x in one.items() if name not in other or differ(x, other[name])]
+    return [name for name, x in one.items() if name not in other or differ(x, other[name], SAME)]
 
 
 def _changed(right: Run, wrong: Run) -> list[str]:
@@ -111,12 +122,11 @@ def _computed_from(output: str, changed: Sequence[str]) -> list[str]:
 def _arrives_changed(tap: str, right: Run, wrong: Run) -> bool:
     """Whether a submodule's own inputs differ; indices belong to the submodule."""
     pairs = zip(right.inputs.get(tap, ()), wrong.inputs.get(tap, ()), strict=False)
-    return any(differ(x, y) for x, y in pairs if x.dtype.kind in "fc")
+    return any(differ(x, y, SAME) for x, y in pairs if x.dtype.kind in "fc")
 
 
-def _between(before: str, after: str, changed: Sequence[str], right: Run) -> list[str]:
+def _between(before: str, after: str, changed: Sequence[str], order: list[str]) -> list[str]:
     """Taps after the first and before the second that differ."""
-    order = [*right.taps, *right.outputs]
     start = order.index(before) + 1 if before in order else 0
     end = order.index(after) if after in order else len(order)
     return [name for name in order[start:end] if name in changed]

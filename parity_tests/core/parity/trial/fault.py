@@ -119,6 +119,7 @@ def moves(wrong: Run, right: Run) -> bool:
         for name in one
     ]
     same = right.outputs.keys() == wrong.outputs.keys()
+    same = same and right.gradients.keys() == wrong.gradients.keys()
     if not same or any(y is None or x.shape != y.shape or x.dtype != y.dtype for x, y in pairs):
         return False
     if not all(np.isfinite(y).all() for x, y in pairs if np.isfinite(x).all()):
@@ -126,10 +127,10 @@ def moves(wrong: Run, right: Run) -> bool:
     return any(differ(x, y) for x, y in pairs)
 
 
-def differ(x: np.ndarray, y: np.ndarray) -> bool:
-    """Whether two arrays differ by more than a fault must move, measured by the first's norm."""
+def differ(x: np.ndarray, y: np.ndarray, limit: float = COUNTS) -> bool:
+    """Whether two arrays differ by more than a limit, measured by the first's norm."""
     if x.shape != y.shape or x.dtype.kind not in "fc":
         return x.shape != y.shape or not np.array_equal(x, y)
     finite = np.isfinite(x) & np.isfinite(y)
     gap = np.linalg.norm(np.where(finite, x - y, 0.0))
-    return bool((np.isfinite(x) != np.isfinite(y)).any() or gap > COUNTS * np.linalg.norm(x))
+    return bool((np.isfinite(x) != np.isfinite(y)).any() or gap > limit * np.linalg.norm(x))

@@ -40,11 +40,16 @@ AROUND = {
     "half of it": ("jnp.where(jnp.arange(y.shape[-1]) % 2 == 0, y, 0.5 * y)",),
     "mixed with its neighbour": ("0.9 * y + 0.1 * jnp.roll(y, 1, -1)",),
     "quantised": ("jnp.round(16 * y) / 16",),
+    "signed root": ("jnp.sign(y) * jnp.sqrt(jnp.abs(y))",),
+    "differences": ("y - jnp.roll(y, 1, -1)",),
+    "cubed": ("y**3",),
+    "last doubled": ("y.at[..., -1].multiply(2)",),
 }
 # Kinds that the catalogue of the search does not have, as it is now.
 LACKING = (
     "first zeroed", "running mean", "sorted", "by its largest", "half of it",
-    "mixed with its neighbour", "quantised", "clipped", "statement left out", "two at once",
+    "mixed with its neighbour", "quantised", "clipped", "signed root", "differences", "cubed",
+    "last doubled",
 )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ def crossed(call, modify_logits=None, product=f_scaled, softmax=None, parts=None
 
     def port(m, share, x, memory):
         change = {
-            "scored": (lambda s: modify_logits(m, share, s)) if modify_logits else same,
+            "modify_logits": (lambda s: modify_logits(m, share, s)) if modify_logits else same,
             "product": lambda q, k: (
                 product(share, q, k) if product is not f_scaled else f_scaled(q, k)
             ),

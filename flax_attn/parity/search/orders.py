@@ -1,11 +1,10 @@
-"""Mistakes of order: parts of a projection, patches, kernels, time."""
+"""Changes of order: parts of a projection, patches, kernels, time."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, permutations
 from typing import Any
 
-from ..sides.changes import Mistakes, Named, Operation
-from .elements import named_or_shape
+from .operation import Changed, Operation, computed, operand
 
 ALL_ORDERS_UP_TO = 4  # up to this number of parts, every order is tried
 SWAPS_UP_TO = 16  # up to this number of parts, only swaps of two are tried
@@ -33,21 +32,21 @@ def _order_text(order: Sequence[int]) -> str:
     return "exchanged" if len(order) == 2 else f"in the order {numbers}"
 
 
-def _parts(op: Operation, named: Named) -> Mistakes:
+def _parts(op: Operation) -> Changed:
     """Parts of one array in another order, or interleaved."""
-    count = len(op.out)
-    if not 2 <= count <= SWAPS_UP_TO or len({tuple(x.shape) for x in op.out}) > 1:
+    count = len(op.outs)
+    if not 2 <= count <= SWAPS_UP_TO or len({tuple(x.shape) for x in op.outs}) > 1:
         return
-    what = f"the {count} parts of {named_or_shape(op.args[0], named)}"
+    what = f"the {count} parts of {op.label(0)}"
     plain = ", ".join(map(str, range(count)))
     for order in orders(count):
         yield (
             f"{what} {_order_text(order)}: another order than torch's {plain}",
-            lambda func, args, kwargs, order=order: [func(*args, **kwargs)[i] for i in order],
+            computed(lambda f, a, k, order=order: [f(*a, **k)[i] for i in order]),
         )
     if op.name != "unbind":
-        description = f"{what} interleaved, every {count}th number: another order of its axes"
-        yield description, lambda func, args, kwargs: _interleaved(count, args, kwargs)
+        text = f"{what} interleaved, every {count}th number: another order of its axes"
+        yield text, computed(lambda f, a, k: _interleaved(count, a, k))
 
 
 def _interleaved(count: int, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
@@ -56,31 +55,44 @@ def _interleaved(count: int, args: Sequence[Any], kwargs: dict[str, Any]) -> lis
     return [x[..., i::count].movedim(-1, dim) for i in range(count)]
 
 
-def _put_together(op: Operation, named: Named) -> Mistakes:
+def _put_together(op: Operation) -> Changed:
     """Parts concatenated or stacked in another order."""
     parts = op.args[0]
-    if not 2 <= len(parts) <= SWAPS_UP_TO or len({tuple(x.shape) for x in parts}) > 1:
+    if not 2 <= len(parts) <= SWAPS_UP_TO:
         return
-    names = ", ".join(filter(None, map(named, parts)))
-    what = f"{len(parts)} parts{f', {names},' if names else ''} put together"
+    names = [op.called(x.value) for x in op.node.args[0]]
+    listed = f", {', '.join(names)}," if len({*names}) == len(names) else ""
+    what = f"{len(parts)} parts{listed} put together"
     for order in orders(len(parts)):
         yield (
             f"{what} {_order_text(order)}: another order",
-            lambda f, a, k, order=order: f([a[0][i] for i in order], *a[1:], **k),
+            computed(lambda f, a, k, order=order: f([a[0][i] for i in order], *a[1:], **k)),
         )
+    for i, j in combinations(range(len(parts)), 2):
+        for to, of in ((i, j), (j, i)):
+            if parts[i].shape == parts[j].shape:
+                name = op.called(op.node.args[0][of].value)
+                yield (
+                    f"{what}, but the {to + 1}th is {name} again",
+                    computed(lambda f, a, k, to=to, of=of: f(_doubled(a[0], to, of), *a[1:], **k)),
+                )
 
 
-def _transposed_kernel(op: Operation, named: Named) -> Mistakes:
+def _doubled(parts: Sequence[Any], to: int, of: int) -> list[Any]:
+    return [parts[of] if i == to else x for i, x in enumerate(parts)]
+
+
+def _transposed_kernel(op: Operation) -> Changed:
     """A square kernel, or its square blocks, not transposed."""
     x = op.args[0]
-    name = named(x) if x.ndim == 2 and min(x.shape) > 1 else ""
-    if not name:
+    if x.ndim != 2 or min(x.shape) < 2:
         return
     rows, columns = x.shape
     if rows == columns:
-        yield f"{name} untransposed", lambda func, args, kwargs: args[0].clone()
+        yield f"{op.label(0)} untransposed", computed(lambda f, a, k: a[0].clone())
     elif rows % columns == 0 or columns % rows == 0:
-        yield f"the square blocks of {name} untransposed", lambda f, a, k: _blocks(a[0])
+        text = f"the square blocks of {op.label(0)} untransposed"
+        yield text, computed(lambda f, a, k: _blocks(a[0]))
 
 
 def _blocks(x: Any) -> Any:
@@ -91,17 +103,17 @@ def _blocks(x: Any) -> Any:
     return w.T if tall else w
 
 
-def _reversed(op: Operation, named: Named) -> Mistakes:
-    yield "not reversed: torch's flip left out", lambda f, a, k: a[0].clone()
+def _reversed(op: Operation) -> Changed:
+    yield "not reversed: torch's flip left out", operand(0)
 
 
-def _rolled(op: Operation, named: Named) -> Mistakes:
-    yield "not shifted: torch's roll left out", lambda f, a, k: a[0].clone()
-    yield "shifted the other way", lambda f, a, k: f(a[0], [-n for n in a[1]], *a[2:])
+def _rolled(op: Operation) -> Changed:
+    yield "not shifted: torch's roll left out", operand(0)
+    yield "shifted the other way", computed(lambda f, a, k: f(a[0], [-n for n in a[1]], *a[2:]))
 
 
 PARTS = ("split", "unsafe_split", "split_with_sizes", "unsafe_split_with_sizes", "chunk", "unbind")
-ORDERS: dict[str, Callable[[Operation, Named], Mistakes]] = {
+ORDERS: dict[str, Callable[[Operation], Changed]] = {
     **dict.fromkeys(PARTS, _parts),
     **dict.fromkeys(("cat", "stack"), _put_together),
     "t": _transposed_kernel,

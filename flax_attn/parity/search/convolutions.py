@@ -1,20 +1,21 @@
-"""Mistakes in convolutions: stride, padding, dilation, kernel, bias."""
+"""Changes of convolutions: stride, padding, dilation, kernel, bias."""
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from ..sides.changes import Change, Mistakes, Named, Operation, with_arguments
+from .operation import Changed, Operation, computed, exchanged, with_arguments
+from .replay import Change
 
 # Argument positions of torch's operation.
 BIAS, STRIDE, PADDING, DILATION, TRANSPOSED, OUTPUT_PADDING = range(2, 8)
 
 
-def _convolution(op: Operation, named: Named) -> Mistakes:
+def _convolution(op: Operation) -> Changed:
     weight = op.args[1]
-    kernel = named(weight) or "the kernel"
+    kernel = op.label(1)
     if op.args[BIAS] is not None:
-        description = f"{named(op.args[BIAS]) or 'the bias'}, a bias, missing"
+        description = f"{op.label(BIAS)}, a bias, missing"
         yield description, with_arguments({BIAS: None})
     if max(weight.shape[2:], default=1) > 1:
         description = f"{kernel} mirrored: its places in reversed order"
@@ -28,7 +29,7 @@ def _convolution(op: Operation, named: Named) -> Mistakes:
 
 
 def _kernel(change: Callable[[Any], Any]) -> Change:
-    return lambda func, args, kwargs: func(args[0], change(args[1]), *args[2:], **kwargs)
+    return computed(lambda f, a, k: f(a[0], change(a[1]), *a[2:], **k))
 
 
 def _number_text(what: str, flax: Sequence[int], torch: Sequence[int]) -> str:
@@ -36,7 +37,7 @@ def _number_text(what: str, flax: Sequence[int], torch: Sequence[int]) -> str:
     return f"another {what}: {one}, torch {two}"
 
 
-def _other_numbers(op: Operation) -> Mistakes:
+def _other_numbers(op: Operation) -> Changed:
     """Another dilation or stride; for a dilation also with the padding that preserves the shape."""
     args, sizes = op.args, op.args[1].shape[2:]
     for place, what in ((DILATION, "dilation"), (STRIDE, "stride")):
@@ -73,7 +74,7 @@ def _fronts(op: Operation) -> Mapping[tuple[int, ...], str]:
     return kinds
 
 
-def _shifted(op: Operation) -> Mistakes:
+def _shifted(op: Operation) -> Changed:
     """More padding before and less after, or the reverse."""
     for front, name in _fronts(op).items():
         if list(front) != list(op.args[PADDING]) and min(front) >= 0:
@@ -90,7 +91,7 @@ def _moved(front: Sequence[int]) -> Change:
         sizes = func(*args, **kwargs).shape[2:]
         none = [0] * len(front)
         if args[TRANSPOSED]:
-            whole = with_arguments({PADDING: none, OUTPUT_PADDING: none})(func, args, kwargs)
+            whole = func(*exchanged(args, {PADDING: none, OUTPUT_PADDING: none}), **kwargs)
             ends = [-x for x in front], [lo + n for lo, n in zip(front, sizes, strict=True)]
             made = pad(whole, _ends(*ends, whole.shape[2:]))
         else:
@@ -98,10 +99,10 @@ def _moved(front: Sequence[int]) -> Change:
             need = [(n - 1) * s + d * (k - 1) + 1 for n, k, s, d in axes]
             needed = [n - lo for lo, n in zip(front, need, strict=True)]
             x = pad(args[0], _ends(front, needed, args[0].shape[2:]))
-            made = with_arguments({0: x, PADDING: none})(func, args, kwargs)
+            made = func(*exchanged(args, {0: x, PADDING: none}), **kwargs)
         return made[(slice(None), slice(None), *(slice(n) for n in sizes))]
 
-    return change
+    return computed(change)
 
 
 def _ends(front: Sequence[int], need: Sequence[int], sizes: Sequence[int]) -> list[int]:
@@ -110,4 +111,4 @@ def _ends(front: Sequence[int], need: Sequence[int], sizes: Sequence[int]) -> li
     return [x for ends in reversed(both) for x in ends]
 
 
-CONVOLUTIONS: dict[str, Callable[[Operation, Named], Mistakes]] = {"convolution": _convolution}
+CONVOLUTIONS: dict[str, Callable[[Operation], Changed]] = {"convolution": _convolution}

@@ -1,0 +1,103 @@
+"""The cause of a value or gradient: the change of torch's program that gives Flax's.
+
+Needs torch, not a recording of it.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from ...weights.plan import Plan
+from .. import judge
+from ..report import Row
+from ..search.engine import explained
+from ..search.gradients import explained_gradients
+from ..search.replay import Replay, in_float64
+from ..search.span import Cause, Outcome
+from ..search.target import Target
+from ..sides.run import Run
+from ..sides.tape import Tape
+from .places import Local, Span
+
+
+def cause_of(local: Local, row: Row, span: Span | None = None) -> Outcome | None:
+    """What the search for a wrong value gave; None where there is nothing to search in."""
+    tape = local.tape
+    place = None if tape is None else _marked(local, row, span)
+    if tape is None or place is None or place[0] not in tape.marks:
+        return None
+    mark, got, want = place
+    number = tape.marks[mark]
+    if got.size != want.size or got.dtype.kind not in "fc":
+        return None
+    bounds = frozenset(_agreeing(local, tape)) - {number}
+    return explained(tape, Target(number, got, want), bounds, labels(tape, local.pair.plan))
+
+
+def _marked(local: Local, row: Row, span: Span | None) -> tuple[str, np.ndarray, np.ndarray] | None:
+    """The name of a value on the tape, Flax's array and torch's."""
+    name = local.torch_names.get(row.name if span is None else span.step)
+    if span is not None and name is not None:
+        want = local.truth.calls[name].inputs.get(span.argument)
+        return None if want is None else (f"argument {span.argument} {name}", span.got, want)
+    if name is not None:
+        return f"tap {name}", local.run.taps[row.name], local.truth.taps[name]
+    if row.name in local.truth.outputs:
+        return f"output {row.name}", local.run.outputs[row.name], local.truth.outputs[row.name]
+    return None
+
+
+def _agreeing(local: Local, tape: Tape) -> list[int]:
+    """The values that Flax was given: those of all taps that were replaced by torch's."""
+    marks = (f"tap {local.torch_names[name]}" for name in local.force if name in local.torch_names)
+    return [tape.marks[mark] for mark in marks if mark in tape.marks]
+
+
+def labels(tape: Tape, plan: Plan | None) -> Mapping[int, str]:
+    """Names of values: of parameters and inputs, then of taps."""
+    skipped = plan.skipped if plan else ()
+    names = {
+        number: f"{name} (a rule skips it)" if name in skipped else name
+        for number, name in tape.names.items()
+    }
+    taps = {k.removeprefix("tap "): v for k, v in tape.marks.items() if k.startswith("tap ")}
+    return {**{v: k for k, v in reversed(taps.items())}, **names}
+
+
+def explains_all(local: Local, cause: Cause | None, plain: Run) -> bool:
+    """Whether one cause makes all of torch's outputs equal Flax's.
+
+    Then no later place is at fault.
+    """
+    tape = local.tape
+    if cause is None or tape is None:
+        return False
+    with in_float64():
+        replay = Replay(tape, cause.changes)
+        for name, got in plain.outputs.items():
+            number = tape.marks.get(f"output {name}")
+            if number is None:
+                continue
+            made = replay.value(number).detach().resolve_conj().numpy()
+            if made.dtype.kind in "fc" and not _same(got, made):
+                return False
+    return True
+
+
+def _same(got: np.ndarray, made: np.ndarray) -> bool:
+    return got.shape == made.shape and judge.same_function(got, made, zero=True).ok
+
+
+def cause_of_gradients(local: Local, plain: Run) -> Outcome | None:
+    """What the search for other gradient stops gave; None where there is nothing to search."""
+    tape, names, request = local.tape, local.pair.names, local.pair.request
+    if tape is None or not plain.gradients:
+        return None
+
+    def agrees(made: dict[str, np.ndarray]) -> bool:
+        carried = names.gradients(made)
+        shared = carried.keys() & plain.gradients.keys()
+        return bool(shared) and all(_same(plain.gradients[k], carried[k]) for k in shared)
+
+    label = labels(tape, local.pair.plan)
+    return explained_gradients(tape, label, request.cotangent, agrees)

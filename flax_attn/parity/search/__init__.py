@@ -1,0 +1,1 @@
+"""Searches for the one change of torch's program that gives Flax's value."""

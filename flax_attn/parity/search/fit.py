@@ -1,0 +1,134 @@
+"""Constants that are fitted: another epsilon, slope, scale or shift than torch's."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from ..sides.tape import Ref
+from .generic import arounds
+from .operation import Operation, around, number_text, with_arguments
+from .replay import Changes
+from .span import Cause, Span
+
+STEPS = 10  # of Newton's method
+STEP = 1e-6  # relative, of the difference that gives the derivative
+ENOUGH = 8  # number of values for one constant
+DIGITS, CLOSE = 4, 1e-3  # of a short number, and how near it must be to the fitted one
+
+
+def fitted(span: Span) -> Iterator[Cause]:
+    """Changes with a constant that makes the program give Flax's value."""
+    if span.target.got.size < ENOUGH:
+        return
+    for what, nodes in span.sites:
+        op = span.operation(nodes[0])
+        for sentence, start, change in _families(op):
+            if span.late:
+                return
+
+            def changes(c: float, change: Any = change, nodes: Any = nodes) -> Changes:
+                return {node.number: change(c) for node in nodes}
+
+            constant = _solved(span, changes, start)
+            if constant is not None:
+                yield Cause(f"{sentence.format(number_text(constant))}{what}", changes(constant))
+
+
+Family = tuple[str, float, Callable[[float], Any]]
+
+
+def _families(op: Operation) -> Iterator[Family]:
+    """Sentence, torch's constant and the change by a constant."""
+    for i, x in enumerate(op.node.args):
+        if isinstance(x, float) or (isinstance(x, int) and _counts(op, i, x)):
+            name = [*op.node.schema][i] if i < len(op.node.schema) else "constant"
+            word = "epsilon" if name == "eps" else "constant"
+            text = f"another {word} of {op}: {{}}, torch {number_text(x)}"
+            yield text, float(x), lambda c, i=i: with_arguments({i: c})
+        elif isinstance(x, Ref) and op.args[i].numel() == 1 and op.args[i].is_floating_point():
+            value = float(op.args[i])
+            yield (
+                f"another constant of {op}: {{}}, torch {number_text(value)}",
+                value,
+                lambda c, i=i: around(lambda y: y * 0 + c, i),
+            )
+    for place, label in arounds(op).items():
+        x = op.out if place < 0 else op.args[place]
+        if (x.is_floating_point() or x.is_complex()) and x.numel() > 1:
+            yield (
+                f"another scale: {label} times {{}}",
+                1.0,
+                lambda c, p=place: around(lambda y: y * c, p),
+            )
+            yield (
+                f"{{}} added to {label}",
+                0.0,
+                lambda c, p=place: around(lambda y: y + c, p),
+            )
+
+
+def _counts(op: Operation, i: int, x: int) -> bool:
+    """Whether a whole number is a factor or a term, and not an axis or a size."""
+    return op.name in ("mul", "div", "add", "sub", "rsub", "pow") and not isinstance(x, bool)
+
+
+def _solved(span: Span, changes: Callable[[float], Changes], start: float) -> float | None:
+    """The constant by Newton's method, or None; of small positive numbers the logarithm."""
+    small = 0 < start < 0.1
+    unpack = np.exp if small else lambda u: u
+    u = np.log(start) if small else start
+
+    def gap(u: float) -> np.ndarray | None:
+        made = span.evaluate(changes(float(unpack(u))))
+        return None if made is None else span.target.gap(made)
+
+    before = np.inf
+    for _ in range(STEPS):
+        h = STEP * max(abs(u), 1.0)
+        here, ahead = gap(u), gap(u + h)
+        if here is None or ahead is None:
+            return None
+        size = float(np.linalg.norm(np.nan_to_num(here)))
+        if size <= 1e-9 * span.target.size or size > 0.98 * before:
+            break
+        before = size
+        slope = np.nan_to_num((ahead - here) / h)
+        steep = float(np.vdot(slope, slope).real)
+        if not steep:
+            return None
+        u = float(u - np.vdot(slope, np.nan_to_num(here)).real / steep)
+    return _rounded(span, changes, float(unpack(u)), start)
+
+
+def _rounded(
+    span: Span, changes: Callable[[float], Changes], c: float, torch: float
+) -> float | None:
+    """A short number near `c` that gives Flax's value; None if ahead is none.
+
+    A number without a short form depends on the data, and is no constant of a program.
+    """
+    for guess in _short(c, torch):
+        if abs(guess - c) <= CLOSE * max(abs(c), abs(guess)) and span.explains(changes(guess)):
+            return guess
+    return None
+
+
+def _short(c: float, torch: float) -> Iterator[float]:
+    """Numbers of few digits, their inverses and roots, and multiples of torch's constant."""
+    if not np.isfinite(c):
+        return
+    for digits in range(1, DIGITS + 1):
+
+        def short(x: float, digits: int = digits) -> np.float64:
+            return np.float64(f"{x:.{digits}g}")
+
+        yield float(short(c))
+        if c:
+            yield float(1 / short(1 / c))
+            yield float(np.copysign(np.sqrt(short(c * c)), c))
+            yield float(np.copysign(1 / np.sqrt(short(1 / (c * c))), c))
+        if torch and c:
+            yield float(torch * short(c / torch))
+            yield float(torch / short(torch / c))
+            yield float(torch + short(c - torch))

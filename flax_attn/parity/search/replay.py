@@ -1,0 +1,179 @@
+"""Evaluates a part of a recorded program again, from recorded values, with some changes."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..sides.tape import Node, Ref, Tape, mapped
+
+# Evaluates an operation otherwise: called with the operation's function, arguments and keywords.
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What one operation does otherwise.
+
+    Attributes:
+      function: evaluates it in the place of the operation's own function.
+      operands: numbers of other values by index of the argument that they replace.
+      detached: indices of arguments that pass no gradient; -1 for the result.
+      attached: whether a `detach` lets gradients pass.
+      more: numbers of further values that `function` gets, by number, as its last argument.
+    """
+
+    function: Function | None = None
+    operands: Mapping[int, int] = field(default_factory=dict)
+    detached: frozenset[int] = frozenset()
+    attached: bool = False
+    more: tuple[int, ...] = ()
+
+
+Changes = Mapping[int, Change]
+
+
+@contextmanager
+def in_float64() -> Iterator[None]:
+    """Quotients of integers and the like are float64, as in the recorded run."""
+    import torch
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class Replay:
+    """One evaluation of a program with changes.
+
+    Values that depend on no changed operation are the recorded ones, unless gradients are wanted.
+
+    Args:
+      tape: the recorded program.
+      changes: by number of the operation.
+      leaves: values that are replaced, with their numbers; nothing before them is evaluated.
+      whole: whether to evaluate unchanged operations too, as gradients need it.
+      bounds: values that stay as recorded, even if they depend on a change.
+    """
+
+    def __init__(
+        self,
+        tape: Tape,
+        changes: Changes,
+        leaves: Mapping[int, Any] | None = None,
+        whole: bool = False,
+        bounds: frozenset[int] = frozenset(),
+    ):
+        self.tape, self.changes, self.whole, self.bounds = tape, changes, whole, bounds
+        self.made: dict[int, Any] = dict(leaves or {})
+        self.first = min(changes, default=0)
+        self.reached: dict[int, bool] = {}
+
+    def value(self, number: int) -> Any:
+        """Evaluates a value, and what it depends on."""
+        left = [number]
+        while left:
+            one = left[-1]
+            node = self._pending(one)
+            if node is None:
+                left.pop()
+                continue
+            missing = [x for x in self._operands(node) if self._pending(x) is not None]
+            if set(missing) & {*left}:
+                raise RecursionError("an operation would depend on its own result")
+            if missing:
+                left += missing[:1]
+            else:
+                self._evaluate(node)
+                left.pop()
+        return self._get(number)
+
+    def _get(self, number: int) -> Any:
+        return self.made[number] if number in self.made else self.tape.values[number]
+
+    def _pending(self, number: int) -> Node | None:
+        """The operation to evaluate before a value is known; None if it is."""
+        producer = self.tape.producers[number]
+        if number in self.made or number in self.bounds or producer < 0:
+            return None
+        return self.tape.nodes[producer] if self.whole or self.depends(number) else None
+
+    def depends(self, number: int) -> bool:
+        """Whether a value depends on a changed operation."""
+        left = [number]
+        while left:
+            one = left[-1]
+            producer = self.tape.producers[one]
+            if one in self.reached:
+                left.pop()
+            elif producer in self.changes and one not in self.bounds:
+                self.reached[one] = True
+            elif producer < self.first or one in self.bounds:
+                self.reached[one] = False
+            else:
+                operands = self.tape.nodes[producer].operands
+                missing = [x for x in operands if x not in self.reached]
+                left += missing
+                if not missing:
+                    self.reached[one] = any(self.reached[x] for x in operands)
+        return self.reached[number]
+
+    def _operands(self, node: Node) -> list[int]:
+        change = self.changes.get(node.number)
+        if change is None or not (change.operands or change.more):
+            return node.operands
+        kept = [x for i, x in enumerate(node.args) if i not in change.operands]
+        rest = Node(**{**vars(node), "args": tuple(kept)})
+        return [*rest.operands, *change.operands.values(), *change.more]
+
+    def _evaluate(self, node: Node) -> None:
+        import torch
+
+        change = self.changes.get(node.number)
+        args, kwargs = self._arguments(node, change)
+        with torch.set_grad_enabled(self.whole and node.grad):
+            if change is not None and change.function is not None:
+                more = ({x: self._get(x) for x in change.more},) if change.more else ()
+                out = change.function(node.func, args, dict(kwargs), *more)
+            elif change is not None and change.attached:
+                out = args[0]
+            else:
+                out = node.func(*args, **kwargs)
+            if change is not None and -1 in change.detached:
+                out = mapped(out, lambda x: x.detach() if torch.is_tensor(x) else x)
+        results: Sequence[Any] = out if node.several else [out]
+        for number, result in zip(node.outs, results, strict=False):
+            if number >= 0:
+                self.made[number] = result
+
+    def _arguments(self, node: Node, change: Change | None) -> tuple[Any, dict[str, Any]]:
+        def fill(x: Any) -> Any:
+            return self._get(x.value) if isinstance(x, Ref) else x
+
+        args = [mapped(x, fill) for x in node.args]
+        for place, number in (change.operands if change else {}).items():
+            args[place] = self._get(number).contiguous()
+        for place in change.detached if change else ():
+            if place >= 0:
+                args[place] = args[place].detach()
+        return tuple(args), {k: mapped(x, fill) for k, x in node.kwargs.items()}
+
+
+def span(tape: Tape, targets: Iterable[int], bounds: frozenset[int]) -> list[Node]:
+    """The operations that values depend on, up to the bounds, in order."""
+    numbers: set[int] = set()
+    left = [x for x in targets]
+    seen: set[int] = set()
+    while left:
+        one = left.pop()
+        producer = tape.producers[one]
+        if one in seen or one in bounds or producer < 0:
+            continue
+        seen.add(one)
+        if producer not in numbers:
+            numbers.add(producer)
+            left += tape.nodes[producer].operands
+    return [tape.nodes[i] for i in sorted(numbers)]

@@ -1,0 +1,167 @@
+"""The part of torch's program between values that agree and one that differs."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..report import plural
+from ..sides.tape import Node, Ref, Tape
+from .operation import VIEWS, Operation
+from .replay import Change, Changes, Replay, span
+from .sites import subsets
+from .target import Target
+
+SECONDS = 20.0  # of CPU time, after which a search stops
+
+
+def cpu_seconds() -> float:
+    """CPU time of this thread."""
+    return time.thread_time()
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A change of torch's program that gives Flax's value.
+
+    Attributes:
+      sentence: what it is, in words.
+      changes: by number of the operation.
+    """
+
+    sentence: str
+    changes: Changes
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Only the sentence is pickled: changes hold functions."""
+        return {"sentence": self.sentence, "changes": {}}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a search gave.
+
+    Attributes:
+      cause: the change that explains the value; None if none does.
+      tried: number of changes that were evaluated.
+      operations: number of operations in the span.
+      seconds: of CPU time.
+      stopped: whether time ran out before everything was tried.
+    """
+
+    cause: Cause | None
+    tried: int
+    operations: int
+    seconds: float
+    stopped: bool
+
+    def __str__(self) -> str:
+        """How much was tried in vain."""
+        counts = plural(self.tried, "change"), plural(self.operations, "operation")
+        text = f"{counts[0]} of {counts[1]} tried"
+        stop = f"stopped after {self.seconds:.0f} s" if self.stopped else "none explains it"
+        return f"{text}, {stop}"
+
+
+@dataclass
+class Span:
+    """A span, evaluated from recorded values.
+
+    Attributes:
+      tape: torch's recorded program.
+      target: the value that differs.
+      bounds: numbers of values that agree, which stay as recorded.
+      labels: names of values by number.
+      tried: number of evaluations.
+      started: CPU time when the search began.
+    """
+
+    tape: Tape
+    target: Target
+    bounds: frozenset[int]
+    labels: Mapping[int, str]
+    tried: int = 0
+    started: float = field(default_factory=cpu_seconds)
+
+    def __post_init__(self) -> None:
+        self.nodes = span(self.tape, [self.target.number], self.bounds)
+        self.computing = [node for node in self.nodes if node.name not in VIEWS]
+        self.sites = [*subsets(self.nodes, self.labels)]
+        made = {number for node in self.nodes for number in node.outs}
+        used = {number for node in self.nodes for number in node.operands}
+        self.entering = frozenset(used - made) | (self.bounds & used)
+        self.after: dict[int, list[Node]] = {}
+
+    def operation(self, node: Node) -> Operation:
+        """An operation as the catalogue looks at it."""
+        return Operation(node, self.tape, self.labels, self.entering)
+
+    @property
+    def seconds(self) -> float:
+        """CPU time since the search began."""
+        return cpu_seconds() - self.started
+
+    @property
+    def late(self) -> bool:
+        """Whether the search must stop."""
+        return self.seconds > SECONDS
+
+    def explains(self, changes: Changes) -> bool:
+        """Whether the program with these changes gives Flax's value."""
+        made = self.evaluate(changes)
+        return made is not None and self.target.equals(made)
+
+    def evaluate(self, changes: Changes) -> Any:
+        """The target's value with some changes; None if the program fails with them."""
+        self.tried += 1
+        if any(change.operands or change.more for change in changes.values()):
+            return self._replayed(changes)
+        made: dict[int, Any] = {}
+        try:
+            for node in self._affected(changes):
+                _evaluate(node, changes.get(node.number), made, self.tape.values)
+        except Exception:  # a change may give shapes that do not fit
+            return None
+        return made.get(self.target.number)
+
+    def _replayed(self, changes: Changes) -> Any:
+        try:
+            return Replay(self.tape, changes, bounds=self.bounds).value(self.target.number)
+        except Exception:
+            return None
+
+    def _affected(self, changes: Changes) -> Sequence[Node]:
+        """The changed operations and all behind them, in order."""
+        lists = [self._behind(number) for number in changes]
+        if len(lists) == 1:
+            return lists[0]
+        numbers = sorted({node.number for nodes in lists for node in nodes})
+        return [self.tape.nodes[i] for i in numbers]
+
+    def _behind(self, number: int) -> list[Node]:
+        if number not in self.after:
+            reached, nodes = set(self.tape.nodes[number].outs), [self.tape.nodes[number]]
+            for node in self.nodes:
+                if node.number > number and reached & {*node.operands}:
+                    reached |= {*node.outs} - self.bounds
+                    nodes.append(node)
+            self.after[number] = nodes
+        return self.after[number]
+
+
+def _evaluate(node: Node, change: Change | None, made: dict[int, Any], values: list[Any]) -> None:
+    def fill(x: Any) -> Any:
+        if isinstance(x, Ref):
+            return made[x.value] if x.value in made else values[x.value]
+        return [fill(y) for y in x] if isinstance(x, list) else x
+
+    args = tuple(fill(x) for x in node.args)
+    kwargs = {k: fill(x) for k, x in node.kwargs.items()} if node.kwargs else {}
+    if change is not None and change.function is not None:
+        out = change.function(node.func, args, kwargs)
+    else:
+        out = node.func(*args, **kwargs)
+    results = out if node.several else [out]
+    for number, result in zip(node.outs, results, strict=False):
+        if number >= 0:
+            made[number] = result

@@ -1,0 +1,176 @@
+"""The search for one change of torch's program: it is recorded, evaluated again, and changed."""
+
+from importlib import import_module
+
+import numpy as np
+import pytest
+
+from flax_attn.parity import judge
+from flax_attn.parity.search.engine import explained
+from flax_attn.parity.search.replay import Change, Replay, in_float64
+from flax_attn.parity.search.target import Target
+from flax_attn.parity.sides.run import Request
+from flax_attn.parity.sides.tape import Tape
+
+torch = pytest.importorskip("torch", reason="the search changes torch's program")
+gradients = import_module("flax_attn.parity.search.gradients").gradients
+sides = import_module("flax_attn.parity.sides.torch")
+F = torch.nn.functional
+
+
+class InPlace(torch.nn.Module):
+    """Writes into views, and into what views see."""
+
+    def forward(self, x):  # B T D
+        y = x * 2
+        first, rest = y[:, :1], y[:, 1:]
+        rest.add_(1.0)
+        first.copy_(rest[:, -1:])
+        y.mul_(first.clone())
+        y[..., 0] = 0.5
+        return torch.relu_(y) + rest.sum()
+
+
+class Detached(torch.nn.Module):
+    """Stops gradients in two ways, and needs a gradient of the same numbers beside them."""
+
+    def forward(self, x):
+        hard = (x > 0).to(x.dtype)
+        soft = torch.sigmoid(x)
+        with torch.no_grad():
+            scale = soft.mean()
+        return hard + soft - soft.detach(), soft * scale + x.detach() * x
+
+
+class Attends(torch.nn.Module):
+    """A mask that is built in the forward pass, and a softmax."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv = torch.nn.Linear(6, 18)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).chunk(3, -1)
+        mask = torch.ones(x.shape[1], x.shape[1]).tril().bool()
+        scores = (q @ k.mT / 6**0.5).masked_fill(~mask, -torch.inf)
+        return F.layer_norm(scores.softmax(-1) @ v + x, (6,))
+
+
+MODULES = {
+    "in place": InPlace,
+    "detached": Detached,
+    "attention": Attends,
+    "a GRU": lambda: torch.nn.GRU(6, 4, batch_first=True),
+    "an LSTM of two directions": lambda: torch.nn.LSTM(6, 3, bidirectional=True),
+    "a batch norm in train mode": lambda: torch.nn.Sequential(
+        torch.nn.Conv1d(5, 4, 3), torch.nn.BatchNorm1d(4), torch.nn.ReLU(inplace=True)
+    ),
+    "torch's own attention": lambda: torch.nn.MultiheadAttention(6, 2, batch_first=True),
+}
+X = np.random.RandomState(0).standard_normal((3, 5, 6))
+
+
+def recorded(module, *inputs, train=False):
+    """The tape of a float64 run, and the run."""
+    tape, request = Tape(), Request(inputs, {}, 0, train, True, True)
+    weights = {k: p.detach().double().numpy() for k, p in module.named_parameters()}
+    run = sides.run_torch(module, lambda m, *xs: m(*xs), request, weights, "float64", tape=tape)
+    return tape, run, request
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_recorded_program_gives_the_run_bit_for_bit(name):
+    torch.manual_seed(0)
+    inputs = (X, X, X) if name == "torch's own attention" else (X,)
+    tape, run, request = recorded(MODULES[name](), *inputs, train="train" in name)
+    with in_float64():
+        again = Replay(tape, {}, whole=True)
+        for output, value in run.outputs.items():
+            made = again.value(tape.marks[f"output {output}"])
+            np.testing.assert_array_equal(made.detach().numpy(), value)
+        made = gradients(tape, {}, request.cotangent)
+    assert made.keys() == run.gradients.keys()
+    for path, gradient in run.gradients.items():
+        assert judge.same_function(made[path], gradient, zero=True).ok, path
+
+
+def test_a_change_reaches_all_that_depends_on_it():
+    """A change of one write reaches what every other view of that memory gives."""
+    tape, run, _ = recorded(InPlace(), X)
+    (added,) = (node for node in tape.nodes if node.name == "add" and node.args[-1] == 1.0)
+    change = Change(lambda f, a, k: f(a[0], 3.0))
+    with in_float64():
+        made = Replay(tape, {added.number: change}).value(tape.marks["output output"])
+
+    class Three(InPlace):
+        def forward(self, x):
+            y = x * 2
+            first, rest = y[:, :1], y[:, 1:]
+            rest.add_(3.0)
+            first.copy_(rest[:, -1:])
+            y.mul_(first.clone())
+            y[..., 0] = 0.5
+            return torch.relu_(y) + rest.sum()
+
+    np.testing.assert_array_equal(made.numpy(), Three()(torch.from_numpy(X)).numpy())
+    assert not np.array_equal(made.numpy(), run.outputs["output"])
+
+
+class Formula(torch.nn.Module):
+    def __init__(self, formula):
+        super().__init__()
+        self.formula = formula
+
+    def forward(self, x):
+        return self.formula(x)
+
+
+def right(x):
+    y = F.gelu(x) * 0.7 + x.roll(1, 1)
+    return y / y.square().mean(-1, keepdim=True).sqrt()
+
+
+FAULTS = {
+    "another activation": lambda x: wrong(x, act=F.silu),
+    "0.7123, torch 0.7": lambda x: wrong(x, factor=0.7123),
+    "shifted the other way": lambda x: wrong(x, by=-1),
+    "not added, where torch adds it": lambda x: wrong(x, other=0.0 * x),
+    "another axis": lambda x: wrong(x, axis=1),
+    "tanh GELU": lambda x: wrong(x, act=lambda y: F.gelu(y, approximate="tanh")),
+}
+
+
+def wrong(x, act=F.gelu, factor=0.7, by=1, other=None, axis=-1):
+    y = act(x) * factor + (x.roll(by, 1) if other is None else other)
+    return y / y.square().mean(axis, keepdim=True).sqrt()
+
+
+def searched(got):
+    tape, run, _ = recorded(Formula(right), X)
+    number, want = tape.marks["output output"], run.outputs["output"]
+    return tape, explained(tape, Target(number, got, want), frozenset(), tape.names)
+
+
+@pytest.mark.parametrize("said", FAULTS)
+def test_a_change_is_named_and_holds_on_other_numbers(said):
+    tape, outcome = searched(FAULTS[said](torch.from_numpy(X)).numpy())
+    cause = outcome.cause
+    assert cause is not None and said in cause.sentence, outcome
+    other = np.random.RandomState(1).standard_normal(X.shape)
+    tape, _, _ = recorded(Formula(right), other)
+    with in_float64():
+        made = Replay(tape, cause.changes).value(tape.marks["output output"])
+    expected = FAULTS[said](torch.from_numpy(other)).numpy()
+    assert judge.same_function(made.numpy(), expected).ok
+
+
+def test_what_nothing_explains_says_how_much_was_tried():
+    _, outcome = searched(np.random.RandomState(2).standard_normal(X.shape))
+    assert outcome.cause is None and outcome.tried > 500, outcome
+    assert str(outcome).endswith("operations tried, none explains it"), outcome
+
+
+def test_a_constant_that_depends_on_the_data_is_no_cause():
+    x = torch.from_numpy(X)
+    _, outcome = searched((right(x) / (1 + x.abs().max())).numpy())
+    assert outcome.cause is None, outcome.cause
