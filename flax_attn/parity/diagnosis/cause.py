@@ -31,7 +31,8 @@ def cause_of(local: Local, row: Row, span: Span | None = None) -> Outcome | None
     if got.size != want.size or got.dtype.kind not in "fc":
         return None
     bounds = frozenset(_agreeing(local, tape)) - {number}
-    return explained(tape, Target(number, got, want), bounds, labels(tape, local.pair.plan))
+    named = labels(tape, local.pair.plan)
+    return explained(tape, Target(number, got, want), bounds, named, local.budget)
 
 
 def _marked(local: Local, row: Row, span: Span | None) -> tuple[str, np.ndarray, np.ndarray] | None:
@@ -100,4 +101,4 @@ def cause_of_gradients(local: Local, plain: Run) -> Outcome | None:
         return bool(shared) and all(_same(plain.gradients[k], carried[k]) for k in shared)
 
     label = labels(tape, local.pair.plan)
-    return explained_gradients(tape, label, request.cotangent, agrees)
+    return explained_gradients(tape, label, request.cotangent, agrees, local.budget)

@@ -127,7 +127,25 @@ def _values(local: Local, wrong: list[Row], plain: Run) -> list[tuple[Span | Non
             places.append((None, Divergence.of(odd, "value", description)))
         if places and explains_all(local, places[-1][1].cause, plain):
             return places[-1:]
-    return places
+    return _behind(local, wrong, plain) or places
+
+
+def _behind(local: Local, wrong: list[Row], plain: Run) -> list[tuple[Span | None, Divergence]]:
+    """The one place behind a tap that Flax computes in another way, if its cause explains all.
+
+    A port may tap a value before the activation that torch's submodule ends with: at the tap the
+    activation seems to be left out, while the fault is behind it.
+    """
+    taps = [row.name for row in wrong if row.name in local.force][:1]
+    if len(wrong) < 2 or not taps:
+        return []
+    other = local.without({*taps})
+    for row in [row for row in other.wrong() if row.name not in taps][:1]:
+        span = between(other, row)
+        place = _at_tap(other, row) if span is None else _at_span(other, row, span)
+        if explains_all(other, place.cause, plain):
+            return [(span, place)]
+    return []
 
 
 def _at_tap(local: Local, row: Row) -> Divergence:

@@ -13,6 +13,7 @@ from .. import judge
 from ..repeated import together
 from ..report import Row
 from ..rows.values import taps
+from ..search.span import Budget
 from ..sides.flax import Force
 from ..sides.flow import feeds
 from ..sides.match import SCALED_POINTS, hidden, layouts, match_value, matching_taps
@@ -34,6 +35,7 @@ class Local:
       pair, mode, truth: the pair, Flax's mode, and torch's run.
       force: torch's values by Flax's names.
       run: the run, whose taps are computed from torch's values.
+      budget: the time that is left for searches.
     """
 
     pair: Pair
@@ -41,17 +43,25 @@ class Local:
     truth: Run
     force: dict[str, Force]
     run: Run
+    budget: Budget
 
     @classmethod
-    def of(cls, pair: Pair, mode: str, truth: Run, force: Mapping[str, Force]) -> "Local":
+    def of(
+        cls,
+        pair: Pair,
+        mode: str,
+        truth: Run,
+        force: Mapping[str, Force],
+        budget: Budget | None = None,
+    ) -> "Local":
         weights = pair.weights(pair.narrow("float64"))
         run = pair.run_flax(pair.flax("float64", mode, force), weights)
-        return cls(pair, mode, truth, dict(force), run)
+        return cls(pair, mode, truth, dict(force), run, budget or Budget())
 
     def without(self, names: set[str]) -> "Local":
         """The same with some taps not replaced."""
         others = {name: force for name, force in self.force.items() if name not in names}
-        return Local.of(self.pair, self.mode, self.truth, others)
+        return Local.of(self.pair, self.mode, self.truth, others, self.budget)
 
     @cached_property
     def feeds(self) -> dict[str, frozenset[str]]:

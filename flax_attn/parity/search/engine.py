@@ -15,7 +15,7 @@ from .fit import fitted
 from .inside import attempted, inside
 from .operands import exchanged_slices, other_operands
 from .replay import in_float64
-from .span import Cause, Outcome, Span
+from .span import Budget, Cause, Outcome, Span
 from .target import Target
 
 # Changes inside of fused operations, which a port may write out.
@@ -24,25 +24,32 @@ PAIRS_UP_TO = 8  # number of operations in which pairs of changes are tried
 
 
 def explained(
-    tape: Tape, target: Target, bounds: frozenset[int], labels: Mapping[int, str]
+    tape: Tape,
+    target: Target,
+    bounds: frozenset[int],
+    labels: Mapping[int, str],
+    budget: Budget | None = None,
 ) -> Outcome:
     """Searches for the cause of a value: ends at the first change that gives Flax's array."""
-    span = Span(tape, target, bounds, labels)
+    span = Span(tape, target, bounds, labels, budget or Budget())
+    span.budget.start()
     with in_float64(), warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         cause = next(_causes(span), None) if target.orders and span.nodes else None
-    return Outcome(cause, span.tried, len(span.computing), span.seconds, span.late)
+    late = cause is None and span.budget.spent
+    span.budget.stop()
+    return Outcome(cause, span.tried, len(span.computing), span.budget.seconds, late)
 
 
 def _causes(span: Span) -> Iterator[Cause]:
     for cause in _candidates(span):
-        if span.late:
+        if span.budget.spent:
             return
         if span.explains(cause.changes):
             yield cause
     yield from fitted(span)
     for cause in _of_kind(span, INSIDE):
-        if span.late:
+        if span.budget.spent:
             return
         if span.explains(cause.changes):
             yield cause
@@ -73,7 +80,7 @@ def _pairs(span: Span) -> Iterator[Cause]:
     singles = [cause for kind in KINDS if kind.pairs for cause in _of_kind(span, kind)]
     for i, one in enumerate(singles):
         for other in singles[i + 1 :]:
-            if span.late:
+            if span.budget.spent:
                 return
             both = {**one.changes, **other.changes}
             disjoint = len(both) == len(one.changes) + len(other.changes)

@@ -24,7 +24,7 @@ def fitted(span: Span) -> Iterator[Cause]:
     for what, nodes in span.sites:
         op = span.operation(nodes[0])
         for sentence, start, change in _families(op):
-            if span.late:
+            if span.budget.spent:
                 return
 
             def changes(c: float, change: Any = change, nodes: Any = nodes) -> Changes:

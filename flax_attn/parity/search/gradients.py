@@ -10,7 +10,7 @@ from ..sides.tape import Node, Ref, Tape, flat
 from ..torch_module import to_numpy, to_torch
 from .operation import Operation
 from .replay import Change, Changes, Replay, in_float64, span
-from .span import SECONDS, Cause, Outcome, cpu_seconds
+from .span import Budget, Cause, Outcome
 
 Gradients = dict[str, np.ndarray]
 PARAMETER, INPUT, OUTPUT = "parameter ", "input ", "output "
@@ -50,21 +50,23 @@ def explained_gradients(
     labels: Mapping[int, str],
     cotangent: Callable[[str, Any], np.ndarray],
     agrees: Callable[[Gradients], bool],
+    budget: Budget,
 ) -> Outcome:
     """Searches for the change of torch's stopped gradients that gives Flax's.
 
     Args:
       cotangent: the gradient of an output.
       agrees: whether gradients by torch's names are Flax's.
+      budget: the time that is left.
     """
-    start = cpu_seconds()
+    budget.start()
     outputs = [v for k, v in tape.marks.items() if k.startswith(OUTPUT)]
     nodes = span(tape, outputs, frozenset())
     tried, late, cause = 0, False, None
     with in_float64(), warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         for candidate in _other_stops(tape, nodes, labels):
-            tried, late = tried + 1, cpu_seconds() - start > SECONDS
+            tried, late = tried + 1, budget.spent
             if late:
                 break
             try:
@@ -74,7 +76,8 @@ def explained_gradients(
             if agrees(made):
                 cause = candidate
                 break
-    return Outcome(cause, tried, len(nodes), cpu_seconds() - start, late)
+    budget.stop()
+    return Outcome(cause, tried, len(nodes), budget.seconds, late)
 
 
 def _other_stops(tape: Tape, nodes: Sequence[Node], labels: Mapping[int, str]) -> Iterator[Cause]:

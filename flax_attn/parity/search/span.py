@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..report import plural
@@ -12,12 +12,32 @@ from .replay import Change, Changes, Replay, span
 from .sites import subsets
 from .target import Target
 
-SECONDS = 20.0  # of CPU time, after which a search stops
+SECONDS = 25.0  # of CPU time, which all searches of one comparison may take together
 
 
-def cpu_seconds() -> float:
-    """CPU time of this thread."""
-    return time.thread_time()
+class Budget:
+    """The CPU time that is left for all searches of one comparison.
+
+    Attributes:
+      seconds: what they have taken so far.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._since = time.thread_time()
+
+    def start(self) -> None:
+        """Begins to count."""
+        self._since = time.thread_time()
+
+    def stop(self) -> None:
+        """Ends counting; what came between two searches is not counted."""
+        self.seconds += time.thread_time() - self._since
+
+    @property
+    def spent(self) -> bool:
+        """Whether the running search must stop."""
+        return self.seconds + time.thread_time() - self._since > SECONDS
 
 
 @dataclass(frozen=True)
@@ -45,7 +65,7 @@ class Outcome:
       cause: the change that explains the value; None if none does.
       tried: number of changes that were evaluated.
       operations: number of operations in the span.
-      seconds: of CPU time.
+      seconds: of CPU time that all searches of the comparison have taken.
       stopped: whether time ran out before everything was tried.
     """
 
@@ -72,16 +92,16 @@ class Span:
       target: the value that differs.
       bounds: numbers of values that agree, which stay as recorded.
       labels: names of values by number.
+      budget: the time that is left.
       tried: number of evaluations.
-      started: CPU time when the search began.
     """
 
     tape: Tape
     target: Target
     bounds: frozenset[int]
     labels: Mapping[int, str]
+    budget: Budget
     tried: int = 0
-    started: float = field(default_factory=cpu_seconds)
 
     def __post_init__(self) -> None:
         self.nodes = span(self.tape, [self.target.number], self.bounds)
@@ -95,16 +115,6 @@ class Span:
     def operation(self, node: Node) -> Operation:
         """An operation as the catalogue looks at it."""
         return Operation(node, self.tape, self.labels, self.entering)
-
-    @property
-    def seconds(self) -> float:
-        """CPU time since the search began."""
-        return cpu_seconds() - self.started
-
-    @property
-    def late(self) -> bool:
-        """Whether the search must stop."""
-        return self.seconds > SECONDS
 
     def explains(self, changes: Changes) -> bool:
         """Whether the program with these changes gives Flax's value."""

@@ -107,6 +107,7 @@ class Tape:
     _current: dict[tuple[Any, ...], int] = field(default_factory=dict)
     _detached: dict[tuple[Any, ...], int] = field(default_factory=dict)
     _aliases: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict)
+    _in_memory: dict[int, list[int]] = field(default_factory=dict)
     _alive: list[Any] = field(default_factory=list)
     _storages: dict[int, str] = field(default_factory=dict)
     _stopped: bool = False
@@ -195,6 +196,7 @@ class Tape:
         self.values.append(tensor.detach())
         self.producers.append(producer)
         self._alive.append(tensor.untyped_storage())
+        self._in_memory.setdefault(key[0], []).append(number)
         (self._detached if detached else self._current)[key] = number
         self._aliases.setdefault(key[0], []).append(key)
         if key[0] in self._storages:
@@ -231,10 +233,8 @@ class Tape:
 
     def _freeze(self, tensor: Any) -> None:
         """Copies the values in memory that is about to be overwritten."""
-        for key in self._aliases.get(_storage(tensor), ()):
-            for number in (self._current.get(key), self._detached.get(key)):
-                if number is not None and _storage(self.values[number]) == key[0]:
-                    self.values[number] = _copied(self.values[number])
+        for number in self._in_memory.pop(_storage(tensor), ()):
+            self.values[number] = _copied(self.values[number])
 
     def _rewrite(self, tensor: Any) -> None:
         """Gives new values to all other views of memory that an operation has overwritten."""

@@ -10,7 +10,7 @@ from flax_attn.parity.search.engine import explained
 from flax_attn.parity.search.replay import Change, Replay, in_float64
 from flax_attn.parity.search.target import Target
 from flax_attn.parity.sides.run import Request
-from flax_attn.parity.sides.tape import Tape
+from flax_attn.parity.sides.tape import Ref, Tape
 
 torch = pytest.importorskip("torch", reason="the search changes torch's program")
 gradients = import_module("flax_attn.parity.search.gradients").gradients
@@ -29,6 +29,16 @@ class InPlace(torch.nn.Module):
         y.mul_(first.clone())
         y[..., 0] = 0.5
         return torch.relu_(y) + rest.sum()
+
+
+class OfItself(torch.nn.Module):
+    """Overwrites what was read before under another name of the same view."""
+
+    def forward(self, x):
+        y = x * 2
+        before = y.view_as(y) * 3.0
+        y.add_(1.0)
+        return before + y
 
 
 class Detached(torch.nn.Module):
@@ -58,6 +68,7 @@ class Attends(torch.nn.Module):
 
 MODULES = {
     "in place": InPlace,
+    "in place behind a view": OfItself,
     "detached": Detached,
     "attention": Attends,
     "a GRU": lambda: torch.nn.GRU(6, 4, batch_first=True),
@@ -114,6 +125,20 @@ def test_a_change_reaches_all_that_depends_on_it():
 
     np.testing.assert_array_equal(made.numpy(), Three()(torch.from_numpy(X)).numpy())
     assert not np.array_equal(made.numpy(), run.outputs["output"])
+
+
+def test_values_are_those_that_were_computed():
+    """Each is as it was before an operation in place: every operation gives its recorded result."""
+    for module in (InPlace(), OfItself()):
+        tape, _, _ = recorded(module, X)
+        for node in tape.nodes:
+            args = [tape.values[a.value] if isinstance(a, Ref) else a for a in node.args]
+            if node.kwargs or any(isinstance(a, list) for a in args):
+                continue
+            made = node.func(*args)
+            made = made if node.several else [made]
+            for number, value in zip(node.outs, made, strict=True):
+                np.testing.assert_array_equal(value, tape.values[number], err_msg=node.name)
 
 
 class Formula(torch.nn.Module):

@@ -11,6 +11,7 @@ from flax_attn.parity import ParityError, Report, compare
 from flax_attn.parity.sides.run import Run
 
 from .fault import Fault, Subject, differ
+from .mutations import LACKING
 from .second_draw import gives_flax
 
 FIRST, SECOND = 0, 1  # the draws of weights and inputs
@@ -36,6 +37,13 @@ class Answer:
     misled: bool = False
     said: str = ""
     seconds: float = 0.0
+
+    def facts(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        fault = self.fault
+        facts = {"block": fault.subject.name, "kind": fault.kind, "fault": str(fault.mutation)}
+        facts |= {"lacking": fault.kind in LACKING, "said": self.said, "seconds": self.seconds}
+        return facts | {w: getattr(self, w) for w in ("found", "placed", "named", "misled")}
 
     def __str__(self) -> str:
         words = ("found", "placed", "named", "misled")
