@@ -127,7 +127,8 @@ def _values(local: Local, wrong: list[Row], plain: Run) -> list[tuple[Span | Non
             places.append((None, Divergence.of(odd, "value", description)))
         if places and explains_all(local, places[-1][1].cause, plain):
             return places[-1:]
-    return _behind(local, wrong, plain) or places
+    explained = bool(places) and places[0][1].cause is not None
+    return (_behind(local, wrong, plain) if explained else []) or places
 
 
 def _behind(local: Local, wrong: list[Row], plain: Run) -> list[tuple[Span | None, Divergence]]:
