@@ -104,7 +104,7 @@ def _solved(span: Span, changes: Callable[[float], Changes], start: float) -> fl
 def _rounded(
     span: Span, changes: Callable[[float], Changes], c: float, torch: float
 ) -> float | None:
-    """A short number near `c` that gives Flax's value; None if ahead is none.
+    """A short number near `c` that gives Flax's value; None if there is none.
 
     A number without a short form depends on the data, and is no constant of a program.
     """

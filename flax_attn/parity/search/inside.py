@@ -4,11 +4,10 @@ A port writes out what torch has as one operation: a norm, a GELU, a loss. Torch
 recorded as a program of its own, in which one operation is changed.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..sides.tape import Tape, flat
+from ..sides.tape import Ref, Tape, flat
 from .operation import Changed, Operation
 from .replay import Change, Changes, Replay
 
@@ -30,38 +29,19 @@ class Inside:
     def __init__(self, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]):
         import torch
 
-        self.tape = Tape()
+        self.function, self.tape = function, Tape()
         tensors = {str(i): x for i, x in enumerate(flat(args)) if torch.is_tensor(x)}
         with self.tape.mode(tensors):
             out = function(*args, **kwargs)
         self.several = isinstance(out, tuple | list)
-        self.outs = [
-            self.tape.number(x) if torch.is_tensor(x) else x
-            for x in (out if self.several else [out])
-        ]
+        results = out if self.several else [out]
+        self.outs = [Ref(self.tape.number(x)) if torch.is_tensor(x) else x for x in results]
 
     def evaluate(self, changes: Changes) -> Any:
         """The results with some changes."""
         replay = Replay(self.tape, changes)
-        made = [replay.value(x) if isinstance(x, int) else x for x in self.outs]
+        made = [replay.value(x.value) if isinstance(x, Ref) else x for x in self.outs]
         return tuple(made) if self.several else made[0]
-
-
-@lru_cache(maxsize=1)
-def _table() -> dict[tuple[int, ...], tuple[Any, Inside]]:
-    """The formulas that were recorded last, by the identities of their arguments."""
-    return {}
-
-
-def recorded(function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Inside:
-    """The recorded formula; the same for the same arguments."""
-    table, key = _table(), (id(function), *map(id, flat(args)))
-    if key not in table:
-        if len(table) > MAX_OPERATIONS:
-            table.clear()
-        # The arguments are kept, so that their identities stay theirs.
-        table[key] = (args, Inside(function, args, kwargs))
-    return table[key][1]
 
 
 def inside(rows: tuple[Callable[[Operation], Changed], ...], op: Operation) -> Changed:
@@ -69,18 +49,25 @@ def inside(rows: tuple[Callable[[Operation], Changed], ...], op: Operation) -> C
     function = formula(op.node.name, op.node.overload)
     if function is None:
         return
-    whole = recorded(function, op.args, op.kwargs)
+    whole = Inside(function, op.args, op.kwargs)
     if not 2 <= len(whole.tape.nodes) <= MAX_OPERATIONS:
         return
     for node in whole.tape.nodes:
         inner = Operation(node, whole.tape, {})
         for row in rows:
             for sentence, change in attempted(row, inner):
-                yield f"{sentence}, inside {op}", _within(function, node.number, change)
+                yield f"{sentence}, inside {op}", _within(whole, op.args, node.number, change)
 
 
-def _within(function: Callable[..., Any], number: int, change: Change) -> Change:
-    return Change(lambda f, a, k: recorded(function, a, k).evaluate({number: change}))
+def _within(whole: Inside, known: Sequence[Any], number: int, change: Change) -> Change:
+    """The operation by its formula with one change; recorded anew for other arguments."""
+
+    def evaluate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        same = all(x is y for x, y in zip(flat(args), flat(known), strict=True))
+        formula = whole if same else Inside(whole.function, args, kwargs)
+        return formula.evaluate({number: change})
+
+    return Change(evaluate)
 
 
 def attempted(row: Callable[[Operation], Changed], op: Operation) -> Iterator[tuple[str, Change]]:

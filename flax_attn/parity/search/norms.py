@@ -129,11 +129,6 @@ def _layer_norm(op: Operation) -> Changed:
         yield text, _other(replace(plain, over=(axis,)), (2, 3, 4))
 
 
-def _rms_norm(op: Operation) -> Changed:
-    yield "no norm at all", _first(lambda x, *_: x.clone())
-    yield "another norm, the mean taken off", _first(lambda x, *_: x - x.mean(-1, keepdim=True))
-
-
 def _group_norm(op: Operation) -> Changed:
     yield from _affine(op)
     yield "no norm at all", _first(lambda x, *_: x.clone())
@@ -146,7 +141,7 @@ def _group_norm(op: Operation) -> Changed:
         yield text, _other(Norm(over, channels=True), (1, 2, 7))
     if groups == 1:
         yield from _formulas(Norm(tuple(range(1, rank)), channels=True), (1, 2, 7))
-    yield "groups of every other channel", _first(lambda *args: _every_other(*args))
+    yield "groups of every other channel", _first(_every_other)
 
 
 def _every_other(x: Any, weight: Any, bias: Any, n: int, c: int, _: int, groups: int, eps: Any):
@@ -341,7 +336,6 @@ LAYERS: dict[str, Callable[[Operation], Changed]] = {
     **dict.fromkeys(REDUCTIONS, _reduction),
     **dict.fromkeys(("_softmax", "_safe_softmax", "_log_softmax"), _softmax),
     "native_layer_norm": _layer_norm,
-    "_fused_rms_norm": _rms_norm,
     "native_group_norm": _group_norm,
     **dict.fromkeys(
         ("native_batch_norm", "cudnn_batch_norm", "_native_batch_norm_legit"), _batch_norm

@@ -132,34 +132,42 @@ class Replay:
     def _evaluate(self, node: Node) -> None:
         import torch
 
-        change = self.changes.get(node.number)
-        args, kwargs = self._arguments(node, change)
         with torch.set_grad_enabled(self.whole and node.grad):
-            if change is not None and change.function is not None:
-                more = ({x: self._get(x) for x in change.more},) if change.more else ()
-                out = change.function(node.func, args, dict(kwargs), *more)
-            elif change is not None and change.attached:
-                out = args[0]
-            else:
-                out = node.func(*args, **kwargs)
-            if change is not None and -1 in change.detached:
-                out = mapped(out, lambda x: x.detach() if torch.is_tensor(x) else x)
-        results: Sequence[Any] = out if node.several else [out]
-        for number, result in zip(node.outs, results, strict=False):
-            if number >= 0:
-                self.made[number] = result
+            self.made |= evaluated(node, self.changes.get(node.number), self._get)
 
-    def _arguments(self, node: Node, change: Change | None) -> tuple[Any, dict[str, Any]]:
-        def fill(x: Any) -> Any:
-            return self._get(x.value) if isinstance(x, Ref) else x
 
-        args = [mapped(x, fill) for x in node.args]
-        for place, number in (change.operands if change else {}).items():
-            args[place] = self._get(number).contiguous()
-        for place in change.detached if change else ():
-            if place >= 0:
-                args[place] = args[place].detach()
-        return tuple(args), {k: mapped(x, fill) for k, x in node.kwargs.items()}
+def evaluated(node: Node, change: Change | None, get: Callable[[int], Any]) -> dict[int, Any]:
+    """The results of one operation by number; `get` gives a value."""
+    args, kwargs = _arguments(node, change, get)
+    if change is None:
+        out = node.func(*args, **kwargs)
+    elif change.attached:
+        out = args[0]
+    elif change.function is None:
+        out = node.func(*args, **kwargs)
+    else:
+        more = ({x: get(x) for x in change.more},) if change.more else ()
+        out = change.function(node.func, args, kwargs, *more)
+    if change is not None and -1 in change.detached:
+        out = mapped(out, lambda x: x.detach() if hasattr(x, "detach") else x)
+    results: Sequence[Any] = out if node.several else [out]
+    return {i: x for i, x in zip(node.outs, results, strict=False) if i >= 0}
+
+
+def _arguments(
+    node: Node, change: Change | None, get: Callable[[int], Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def fill(x: Any) -> Any:
+        return get(x.value) if isinstance(x, Ref) else x
+
+    args = [mapped(x, fill) for x in node.args]
+    for place, number in (change.operands if change else {}).items():
+        # Kernels of norms take the memory of their weights as it lies.
+        args[place] = get(number).contiguous()
+    for place in change.detached if change else ():
+        if place >= 0:
+            args[place] = args[place].detach()
+    return tuple(args), {k: mapped(x, fill) for k, x in node.kwargs.items()}
 
 
 def span(tape: Tape, targets: Iterable[int], bounds: frozenset[int]) -> list[Node]:

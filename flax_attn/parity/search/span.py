@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..report import plural
-from ..sides.tape import Node, Ref, Tape
+from ..sides.tape import Node, Tape
 from .operation import VIEWS, Operation
-from .replay import Change, Changes, Replay, span
+from .replay import Changes, Replay, evaluated, span
 from .sites import subsets
 from .target import Target
 
@@ -127,9 +127,13 @@ class Span:
         if any(change.operands or change.more for change in changes.values()):
             return self._replayed(changes)
         made: dict[int, Any] = {}
+
+        def get(number: int) -> Any:
+            return made[number] if number in made else self.tape.values[number]
+
         try:
             for node in self._affected(changes):
-                _evaluate(node, changes.get(node.number), made, self.tape.values)
+                made |= evaluated(node, changes.get(node.number), get)
         except Exception:  # a change may give shapes that do not fit
             return None
         return made.get(self.target.number)
@@ -157,21 +161,3 @@ class Span:
                     nodes.append(node)
             self.after[number] = nodes
         return self.after[number]
-
-
-def _evaluate(node: Node, change: Change | None, made: dict[int, Any], values: list[Any]) -> None:
-    def fill(x: Any) -> Any:
-        if isinstance(x, Ref):
-            return made[x.value] if x.value in made else values[x.value]
-        return [fill(y) for y in x] if isinstance(x, list) else x
-
-    args = tuple(fill(x) for x in node.args)
-    kwargs = {k: fill(x) for k, x in node.kwargs.items()} if node.kwargs else {}
-    if change is not None and change.function is not None:
-        out = change.function(node.func, args, kwargs)
-    else:
-        out = node.func(*args, **kwargs)
-    results = out if node.several else [out]
-    for number, result in zip(node.outs, results, strict=False):
-        if number >= 0:
-            made[number] = result

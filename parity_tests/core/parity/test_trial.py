@@ -4,6 +4,8 @@ from importlib import import_module
 
 import pytest
 
+from parity_tests.tables import with_nightly
+
 pytest.importorskip("torch", reason="the harness compares with torch")
 pytest.importorskip("transformers", reason="some of the blocks are its classes")
 PLACE = "parity_tests.core.parity.trial"
@@ -11,6 +13,7 @@ subjects = import_module(f"{PLACE}.subjects").SUBJECTS
 mutations = import_module(f"{PLACE}.mutations")
 drawn = import_module(f"{PLACE}.draw_faults").drawn
 answered = import_module(f"{PLACE}.answer").answered
+compared = import_module(f"{PLACE}.answer").compared
 
 
 def of(*names):
@@ -24,6 +27,18 @@ def test_blocks_and_kinds_are_many():
     assert len(kinds) > 35 and kinds >= {*mutations.LACKING}
     assert 4 * len(mutations.LACKING) >= len(kinds)
     assert min(len(subject.faults()) for subject in subjects) >= 200
+
+
+@pytest.mark.parametrize(
+    "subject",
+    with_nightly(subjects[15:], commit=lambda subject: subject.name in ("Mixer", "GAT")),
+    ids=lambda subject: subject.name,
+)
+def test_a_right_port_is_equal(subject):
+    """Of the older list of blocks another test shows it."""
+    report = compared(subject, subject.port, 0)
+    assert report.certain, str(report)
+    assert any(row.kind == "gradient" and row.verdict.shows for row in report.rows)
 
 
 def test_faults_are_drawn_by_a_seed():

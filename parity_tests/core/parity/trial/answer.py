@@ -54,7 +54,7 @@ class Answer:
 def compared(subject: Subject, port: type[nnx.Module], seed: int) -> Report:
     """The comparison in float64, with weights and inputs of a seed."""
     options = {"dtypes": ("float64",), "jit": False, "rules": subject.rules, "seed": seed}
-    options |= dict(subject.options or {})
+    options |= subject.options
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         module = port(rngs=nnx.Rngs(0))
         return compare(subject.theirs(), module, *subject.inputs(seed), **options)

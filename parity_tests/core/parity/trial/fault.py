@@ -4,7 +4,7 @@ import ast
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import ModuleType
 from typing import Any
@@ -41,7 +41,7 @@ class Subject:
     port: type[nnx.Module]
     inputs: Callable[[int], tuple[Any, ...]]
     rules: tuple[Any, ...] = ()
-    options: Mapping[str, Any] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def source(self) -> str:
@@ -54,7 +54,7 @@ class Subject:
 
     def run(self, port: type[nnx.Module], seed: int = 0) -> Run:
         """The outputs, gradients and taps of a port with weights and inputs of a seed."""
-        options = dict(self.options or {})
+        options = self.options
         call = options.get("flax_call") or (lambda module, *args: module(*args))
         train = options.get("train", False)
         constants = frozenset(options.get("constants", ()))

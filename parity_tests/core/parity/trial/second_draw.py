@@ -42,7 +42,7 @@ def gives_flax(
 
 def _pair(subject: Subject, port: type[nnx.Module], seed: int) -> tuple[Any, Any]:
     """Both sides with the weights and inputs of a seed, and Flax's run."""
-    given = dict(subject.options or {})
+    given = subject.options
     names = ("constants", "train", "grads", "taps", "torch_call")
     defaults = ((), False, True, True, None)
     constants, train, grads, taps, call = map(given.get, names, defaults)

@@ -27,7 +27,4 @@ PORTED = [
     for b in ported.BLOCKS
     if isinstance(b.port, type)
 ]
-SUBJECTS = [
-    *PORTED,
-    *(Subject(b.name, b.theirs, b.port, b.inputs, b.rules, b.options) for b in BLOCKS),
-]
+SUBJECTS = [*PORTED, *BLOCKS]

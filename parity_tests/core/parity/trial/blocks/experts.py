@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from .block import Block, normal, torch
+from ..fault import Subject
+from .draws import normal, torch
 
 F = torch.nn.functional
 CAPACITY = 3
@@ -67,5 +68,5 @@ class Experts(nnx.Module):
 
 
 BLOCKS = [
-    Block("Experts", TorchExperts, Experts, lambda seed: (normal(seed, "experts", 11, 6),)),
+    Subject("Experts", TorchExperts, Experts, lambda seed: (normal(seed, "experts", 11, 6),)),
 ]

@@ -7,7 +7,8 @@ from flax import nnx
 
 from flax_attn.parity import Rule
 
-from .block import Block, draw, normal, torch
+from ..fault import Subject
+from .draws import draw, normal, torch
 
 F = torch.nn.functional
 
@@ -124,14 +125,14 @@ class ISAB(nnx.Module):
 
 
 BLOCKS = [
-    Block(
+    Subject(
         "GAT",
         TorchGAT,
         GAT,
         lambda seed: (normal(seed, "gat", 7, 5), edges(seed, 7)),
         (Rule("weight.weight -> weight", "(n h) i -> n i h", n=2),),
     ),
-    Block(
+    Subject(
         "ISAB",
         TorchISAB,
         ISAB,

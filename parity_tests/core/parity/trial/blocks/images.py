@@ -8,7 +8,8 @@ from flax import nnx
 
 from flax_attn.parity import Rule
 
-from .block import Block, channels_last, normal, torch
+from ..fault import Subject
+from .draws import channels_last, normal, torch
 
 F = torch.nn.functional
 
@@ -116,7 +117,7 @@ class ADM(nnx.Module):
 
 
 BLOCKS = [
-    Block(
+    Subject(
         "MBConv",
         TorchMBConv,
         MBConv,
@@ -129,7 +130,7 @@ BLOCKS = [
         ),
         {"torch_call": channels_last},
     ),
-    Block(
+    Subject(
         "ADM",
         TorchADM,
         ADM,

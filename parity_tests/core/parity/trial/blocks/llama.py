@@ -8,7 +8,8 @@ from flax import nnx
 
 from flax_attn.parity import Rule
 
-from .block import Block, normal, torch
+from ..fault import Subject
+from .draws import normal, torch
 
 F = torch.nn.functional
 
@@ -83,7 +84,7 @@ class Layer(nnx.Module):
 
 
 BLOCKS = [
-    Block(
+    Subject(
         "Llama",
         TorchLayer,
         Layer,

@@ -8,7 +8,8 @@ from flax import nnx
 
 from flax_attn.parity import Rule
 
-from .block import Block, normal, torch
+from ..fault import Subject
+from .draws import normal, torch
 
 F = torch.nn.functional
 
@@ -92,7 +93,7 @@ class FNet(nnx.Module):
 
 
 BLOCKS = [
-    Block(
+    Subject(
         "Mixer",
         TorchMixer,
         Mixer,
@@ -104,7 +105,7 @@ BLOCKS = [
             Rule("token_down.bias -> token_out_bias"),
         ),
     ),
-    Block(
+    Subject(
         "FNet",
         TorchFNet,
         FNet,

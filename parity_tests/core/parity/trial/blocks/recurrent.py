@@ -6,7 +6,8 @@ from flax import nnx
 
 from flax_attn.parity import Rule
 
-from .block import Block, normal, torch
+from ..fault import Subject
+from .draws import normal, torch
 
 F = torch.nn.functional
 
@@ -133,7 +134,7 @@ class S4D(nnx.Module):
 
 
 BLOCKS = [
-    Block(
+    Subject(
         "RWKV",
         TorchTimeMix,
         TimeMix,
@@ -143,7 +144,7 @@ BLOCKS = [
             Rule("{key,value,receptance}.weight -> kvr", "n o i -> n i o"),
         ),
     ),
-    Block(
+    Subject(
         "S4D",
         TorchS4D,
         S4D,

@@ -7,7 +7,8 @@ from flax import nnx
 
 from flax_attn.parity import Rule
 
-from .block import Block, draw, integers, normal, torch
+from ..fault import Subject
+from .draws import draw, integers, normal, torch
 
 F = torch.nn.functional
 
@@ -127,7 +128,7 @@ def gumbel(seed, *shape):
 
 
 BLOCKS = [
-    Block(
+    Subject(
         "CRF",
         TorchCRF,
         CRF,
@@ -137,7 +138,7 @@ BLOCKS = [
             np.arange(7) < np.array([[7], [5], [2], [1]]),
         ),
     ),
-    Block(
+    Subject(
         "VAE",
         TorchVAE,
         VAE,

@@ -6,7 +6,8 @@ from flax import nnx
 
 from flax_attn.parity import Rule
 
-from .block import Block, normal, torch
+from ..fault import Subject
+from .draws import normal, torch
 
 F = torch.nn.functional
 
@@ -106,7 +107,7 @@ def wave_call(module, x, step, mel):
 
 
 BLOCKS = [
-    Block(
+    Subject(
         "Conformer",
         TorchConformer,
         Conformer,
@@ -117,7 +118,7 @@ BLOCKS = [
         ),
         {"train": True},
     ),
-    Block(
+    Subject(
         "DiffWave",
         TorchDiffWave,
         DiffWave,
