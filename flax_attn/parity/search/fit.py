@@ -14,7 +14,7 @@ from .span import Cause, Span
 STEPS = 10  # of Newton's method
 STEP = 1e-6  # relative, of the difference that gives the derivative
 ENOUGH = 8  # number of values for one constant
-DIGITS, CLOSE = 4, 1e-3  # of a short number, and how near it must be to the fitted one
+DIGITS, CLOSE = 7, 1e-3  # of a short number, and how near it must be to the fitted one
 
 
 def fitted(span: Span) -> Iterator[Cause]:

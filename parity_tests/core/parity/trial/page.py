@@ -25,7 +25,7 @@ def text(answers: Sequence[Mapping[str, Any]]) -> str:
     rows = [counted(f"`{b}`", [x for x in usual if x["block"] == b]) for b in blocks]
     rows.append(counted("**all**", usual))
     rows.append(counted("kinds that the catalogue lacks", lacking))
-    return f"{table(HEADINGS, rows).rstrip()}\n\n{_seconds(answers)}"
+    return f"{table(HEADINGS, rows).rstrip()}\n\n{_seconds(answers)}\n"
 
 
 def _seconds(answers: Iterable[Mapping[str, Any]]) -> str:
