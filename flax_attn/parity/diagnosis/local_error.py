@@ -24,7 +24,7 @@ from ..sides.steps import Decoded
 from .backward import unaffected, unused
 from .cause import cause_of, cause_of_gradients, explains_all
 from .decoding import with_steps
-from .hints import SHARE, attempt, backward_hint, hint, result_hint, state_hint
+from .hints import attempt, backward_hint, hint, hint_in_part, likely, result_hint, state_hint
 from .hints.indices import arrived_wrong, other_indices
 from .hints.masks import fully_masked
 from .hints.settings import explained_settings, other_settings, padding_row, state_settings
@@ -141,7 +141,9 @@ def _behind(local: Local, wrong: list[Row], plain: Run) -> list[tuple[Span | Non
     if len(wrong) < 2 or not taps:
         return []
     other = local.without({*taps})
-    for row in [row for row in other.wrong() if row.name not in taps][:1]:
+    # What is not replaced and is no output is computed another way with the same result.
+    compared = {*other.force, *other.truth.outputs}
+    for row in [row for row in other.wrong() if row.name in compared][:1]:
         span = between(other, row)
         place = _at_tap(other, row) if span is None else _at_span(other, row, span)
         if explains_all(other, place.cause, plain):
@@ -155,42 +157,49 @@ def _at_tap(local: Local, row: Row) -> Divergence:
     Inside attention the older rules name rotations and masks that are no single change.
     """
     inside = bool(local.truth.point(local.torch_names.get(row.name, "")))
-    text = _first_of(local, row, (explained_settings, other_indices, _numbers_of))
+    text = _first_of(local, row, (explained_settings, other_indices, _of_values(hint)))
+    text = text or (_of_values(hint_in_part)(local, row) if inside else "")
     outcome = None if text and inside else attempt("search", lambda: cause_of(local, row), None)
-    text = _whole(text, outcome)
-    note = "" if text else _first_of(local, row, (other_settings,))
-    tried = str(outcome) if outcome and not text else ""
+    text = text or _sentence(outcome, lambda: _of_values(hint_in_part)(local, row))
+    note = "" if text else _first_of(local, row, (other_settings, _of_values(likely)))
+    tried = str(outcome) if outcome and outcome.tried and not text else ""
     return replace(Divergence.of(row, "value", text), search=outcome, note=note, advice=tried)
 
 
-def _whole(text: str, outcome: Outcome | None) -> str:
-    """The hint, or the sentence of the search if there is no hint or only one of a share."""
+def _sentence(outcome: Outcome | None, in_part: Callable[[], str]) -> str:
+    """The cause that a search gave; before a fitted one a share of a known fault; or ""."""
     cause = outcome.cause if outcome else None
-    return cause.sentence if cause and (not text or text.endswith(SHARE)) else text
+    if cause is not None and not cause.fitted:
+        return cause.sentence
+    return in_part() or (cause.sentence if cause else "")
+
+
+def _of_values(step: Callable[..., str]) -> Callable[[Local, Row], str]:
+    """A hint from both sides' values, as a step."""
+    return lambda local, row: step(row, local.run, local.truth, local.pair.names)
 
 
 def _first_of(local: Local, row: Row, steps: Sequence[Callable[[Local, Row], str]]) -> str:
     """The first description that a step gives, or ""."""
     for step in steps:
-        if description := attempt(step.__name__, lambda step=step: step(local, row), ""):
+        if description := attempt("of a place", lambda step=step: step(local, row), ""):
             return description
     return ""
-
-
-def _numbers_of(local: Local, row: Row) -> str:
-    return hint(row, local.run, local.truth, local.pair.names)
 
 
 def _at_span(local: Local, row: Row, span: Span) -> Divergence:
     """The place between two taps, with its cause."""
     outcome = attempt("search", lambda: cause_of(local, row, span), None)
-    text = _whole(_span_hint(local, row, span), outcome)
-    tried = str(outcome) if outcome and not text else ""
+    text = _span_hint(local, row, span, hint)
+    text = text or _sentence(outcome, lambda: _span_hint(local, row, span, hint_in_part))
+    note = "" if text else _span_hint(local, row, span, likely)
+    tried = str(outcome) if outcome and outcome.tried and not text else ""
     advice = "; ".join(x for x in (tried, span.advice) if x)
-    return replace(Divergence.of(span.row, "between", text), search=outcome, advice=advice)
+    place = Divergence.of(span.row, "between", text)
+    return replace(place, search=outcome, note=note, advice=advice)
 
 
-def _span_hint(local: Local, row: Row, span: Span) -> str:
+def _span_hint(local: Local, row: Row, span: Span, of_tap: Callable[..., str]) -> str:
     """The hint between two taps, from a tap that only torch has there, or from the next tap."""
     truth, names = local.truth, local.pair.names
     inputs = (
@@ -200,9 +209,9 @@ def _span_hint(local: Local, row: Row, span: Span) -> str:
     if span.alone and (want is None or np.array_equal(truth.taps[span.alone[-1]], want)):
         flax_name = names.tap(span.alone[-1])
         run = replace(local.run, taps={**local.run.taps, flax_name: span.got})
-        if description := hint(replace(row, name=flax_name), run, truth, names):
+        if description := of_tap(replace(row, name=flax_name), run, truth, names):
             return description
-    return hint(row, local.run, truth, names) or hint(span.row, local.run, truth, names)
+    return of_tap(row, local.run, truth, names) or of_tap(span.row, local.run, truth, names)
 
 
 def _with_places(
@@ -228,7 +237,7 @@ def _gradient_places(local: Local, plain: Run, late: Sequence["Arrived"]) -> lis
     outcome = attempt("search", lambda: cause_of_gradients(local, plain), None)
     places = []
     for arrived, text in zip(late, texts, strict=True):
-        place = Divergence.of(arrived.row, "gradient", _whole(text, outcome))
+        place = Divergence.of(arrived.row, "gradient", _sentence(outcome, str) or text)
         places.append(replace(place, search=outcome))
     return places
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .operation import Changed, Operation, around, computed, operand, with_arguments
+from .replay import Change
 
 ACTIVATIONS = {
     "softplus": "softplus", "silu": "SiLU", "relu": "ReLU", "tanh": "tanh",
@@ -45,8 +46,13 @@ def functions() -> dict[str, Callable[[Any], Any]]:
 
 def activation(op: Operation) -> Changed:
     """Another activation, or none."""
+    import torch
+
     name = ACTIVATIONS[op.name]
     yield f"{name} left out, an activation missing", operand(0)
+    if op.name == "square":
+        text = "2 to the power of it: base and exponent exchanged"
+        yield text, computed(lambda f, a, k: torch.exp2(a[0]))
     if op.name == "gelu":
         tanh = op.kwargs.get("approximate") == "tanh"
         form, other = ("the exact GELU", "none") if tanh else ("the tanh GELU", "tanh")
@@ -245,6 +251,38 @@ def power(op: Operation) -> Changed:
             if other != op.args[1]:
                 text = f"another power: {other:g}, torch {op.args[1]:g}"
                 yield text, with_arguments({1: other})
+        text = f"{op.args[1]:g} to the power of {op.label(0)}: base and exponent exchanged"
+        yield text, computed(lambda f, a, k: a[1] ** a[0])
+
+
+def gated(op: Operation) -> Changed:
+    """A gated unit: the other half as the gate, another gate, or none."""
+    import torch
+
+    axis = op.args[1] if len(op.args) > 1 else -1
+
+    def of_halves(function: Callable[[Any, Any], Any]) -> Change:
+        return computed(lambda f, a, k: function(*a[0].chunk(2, axis)))
+
+    text = "the first half as the gate, where torch's glu takes the second"
+    yield text, of_halves(lambda x, gate: gate * torch.sigmoid(x))
+    yield "the gate left out: the first half alone", of_halves(lambda x, gate: x)
+    yield "the gate alone: the first half left out", of_halves(lambda x, gate: torch.sigmoid(gate))
+    yield "a gate without its sigmoid", of_halves(lambda x, gate: x * gate)
+    text = "the first half through the sigmoid too"
+    yield text, of_halves(lambda x, gate: torch.sigmoid(x) * torch.sigmoid(gate))
+    for name, function in functions().items():
+        if name != "the sigmoid":
+            text = f"{name} in the place of the gate's sigmoid: another activation"
+            yield text, of_halves(lambda x, gate, f=function: x * f(gate))
+    yield (
+        "every other number as the gate, where torch's glu takes the second half",
+        computed(
+            lambda f, a, k: f(torch.cat([a[0].movedim(axis, 0)[i::2] for i in (0, 1)]), 0).movedim(
+                0, axis
+            )
+        ),
+    )
 
 
 def left_out(text: str) -> Callable[[Operation], Changed]:
@@ -273,6 +311,7 @@ ELEMENTS: dict[str, Callable[[Operation], Changed]] = {
     "neg": left_out("a minus sign left out: the other sign"),
     **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), clamped),
     "pow": power,
+    "glu": gated,
     "floor": left_out("not rounded down"),
     "round": left_out("not rounded"),
     "_conj": left_out("a conjugate left out"),

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..sides.tape import Tape
 from .catalogue import KINDS, Kind
+from .chains import chains
 from .fit import fitted
 from .inside import attempted, inside
 from .operands import exchanged_slices, other_operands
@@ -63,6 +64,7 @@ def _candidates(span: Span) -> Iterator[Cause]:
         if kind.name == "left out":
             yield from exchanged_slices(span)
             yield from other_operands(span)
+            yield from chains(span)
 
 
 def _of_kind(span: Span, kind: Kind) -> Iterator[Cause]:

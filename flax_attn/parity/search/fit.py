@@ -13,49 +13,60 @@ from .span import Cause, Span
 
 STEPS = 10  # of Newton's method
 STEP = 1e-6  # relative, of the difference that gives the derivative
-ENOUGH = 8  # number of values for one constant
+ENOUGH = 8  # number of values for one constant of many digits
 DIGITS, CLOSE = 7, 1e-3  # of a short number, and how near it must be to the fitted one
+FEW_DIGITS = 3  # of a number that is fitted to fewer values, such as a loss
 
 
 def fitted(span: Span) -> Iterator[Cause]:
     """Changes with a constant that makes the program give Flax's value."""
-    if span.target.got.size < ENOUGH:
-        return
-    for what, nodes in span.sites:
-        op = span.operation(nodes[0])
-        for sentence, start, change in _families(op):
-            if span.budget.spent:
-                return
+    for families in (_constants, _factors_and_terms):
+        for what, nodes in span.sites:
+            for sentence, start, change in families(span.operation(nodes[0])):
+                if span.budget.spent:
+                    return
 
-            def changes(c: float, change: Any = change, nodes: Any = nodes) -> Changes:
-                return {node.number: change(c) for node in nodes}
+                def changes(c: float, change: Any = change, nodes: Any = nodes) -> Changes:
+                    return {node.number: change(c) for node in nodes}
 
-            constant = _solved(span, changes, start)
-            if constant is not None:
-                yield Cause(f"{sentence.format(number_text(constant))}{what}", changes(constant))
+                constant = _solved(span, changes, start)
+                if constant is not None:
+                    text = sentence.format(number_text(constant))
+                    yield Cause(f"{text}{what}", changes(constant), fitted=True)
 
 
 Family = tuple[str, float, Callable[[float], Any]]
 
 
-def _families(op: Operation) -> Iterator[Family]:
-    """Sentence, torch's constant and the change by a constant."""
+def _constants(op: Operation) -> Iterator[Family]:
+    """Another constant where torch has one: sentence, torch's, and the change by it."""
     for i, x in enumerate(op.node.args):
         if isinstance(x, float) or (isinstance(x, int) and _counts(op, i, x)):
             name = [*op.node.schema][i] if i < len(op.node.schema) else "constant"
             word = "epsilon" if name == "eps" else "constant"
             text = f"another {word} of {op}: {{}}, torch {number_text(x)}"
             yield text, float(x), lambda c, i=i: with_arguments({i: c})
-        elif isinstance(x, Ref) and op.args[i].numel() == 1 and op.args[i].is_floating_point():
+        elif isinstance(x, Ref) and _is_constant(op, i):
             value = float(op.args[i])
             yield (
                 f"another constant of {op}: {{}}, torch {number_text(value)}",
                 value,
                 lambda c, i=i: around(lambda y: y * 0 + c, i),
             )
+
+
+def _is_constant(op: Operation, place: int) -> bool:
+    """Whether an argument is one number that the program does not compute."""
+    x = op.args[place]
+    outside = op.tape.producers[op.node.args[place].value] < 0
+    return outside and x.numel() == 1 and x.is_floating_point()
+
+
+def _factors_and_terms(op: Operation) -> Iterator[Family]:
+    """A factor or a term where torch has none."""
     for place, label in arounds(op).items():
         x = op.out if place < 0 else op.args[place]
-        if (x.is_floating_point() or x.is_complex()) and x.numel() > 1:
+        if (x.is_floating_point() or x.is_complex()) and x.numel():
             yield (
                 f"another scale: {label} times {{}}",
                 1.0,
@@ -108,17 +119,18 @@ def _rounded(
 
     A number without a short form depends on the data, and is no constant of a program.
     """
-    for guess in _short(c, torch):
+    digits = DIGITS if span.target.got.size >= ENOUGH else FEW_DIGITS
+    for guess in _short(c, torch, digits):
         if abs(guess - c) <= CLOSE * max(abs(c), abs(guess)) and span.explains(changes(guess)):
             return guess
     return None
 
 
-def _short(c: float, torch: float) -> Iterator[float]:
+def _short(c: float, torch: float, up_to: int) -> Iterator[float]:
     """Numbers of few digits, their inverses and roots, and multiples of torch's constant."""
     if not np.isfinite(c):
         return
-    for digits in range(1, DIGITS + 1):
+    for digits in range(1, up_to + 1):
 
         def short(x: float, digits: int = digits) -> np.float64:
             return np.float64(f"{x:.{digits}g}")

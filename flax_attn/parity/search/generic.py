@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from itertools import combinations, permutations
 from typing import Any
 
-from ..sides.tape import KERNELS, Ref, flat
+from ..sides.tape import KERNELS, Ref, flat, mapped
 from .elements import functions
 from .operation import (
     VIEWS,
@@ -14,6 +14,8 @@ from .operation import (
     around,
     computed,
     described,
+    exchanged,
+    first,
     operand,
     with_arguments,
 )
@@ -275,6 +277,27 @@ def twice(op: Operation) -> Changed:
             return func(once, *args[1:], **kwargs)
 
         yield f"{op} applied twice", computed(repeated)
+    for place, x in enumerate(op.node.args):
+        before = _producer(op, x.value) if isinstance(x, Ref) and x.value in op.entering else None
+        if before is not None and before.name not in VIEWS:
+            yield from _again(op, place, before)
+
+
+def _again(op: Operation, place: int, before: Any) -> Changed:
+    """What gave an operand that enters the span, applied to it once more."""
+    start = before.args[0] if before.args else None
+    value = op.node.args[place].value
+    tensors = op.tape.values
+    if not isinstance(start, Ref) or tensors[start.value].shape != tensors[value].shape:
+        return
+    rest = [x.value for x in flat(before.args[1:]) if isinstance(x, Ref)]
+
+    def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], more: Any) -> Any:
+        others = mapped(before.args[1:], lambda x: more[x.value] if isinstance(x, Ref) else x)
+        again = first(before.func(args[place], *others, **before.kwargs))
+        return func(*exchanged(args, {place: again}), **kwargs)
+
+    yield f"{described(before)} applied twice", Change(change, more=tuple(rest))
 
 
 def neighbours(op: Operation) -> Changed:

@@ -2,14 +2,17 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..sides.tape import Node, Ref, Tape, flat
 from ..torch_module import to_numpy, to_torch
-from .operation import Operation
+from .inside import attempted, inside
+from .operation import Changed, Operation, computed
 from .replay import Change, Changes, Replay, in_float64, span
+from .sites import subsets
 from .span import Budget, Cause, Outcome
 
 Gradients = dict[str, np.ndarray]
@@ -105,16 +108,33 @@ def _attached(nodes: Sequence[Node]) -> Iterator[Cause]:
 
 
 def _detached(tape: Tape, nodes: Sequence[Node], labels: Mapping[int, str]) -> Iterator[Cause]:
-    """A gradient stopped behind an operation, or at one of its operands."""
-    for node in nodes:
-        op = Operation(node, tape, labels)
-        if node.name != "detach" and _is_inexact(tape.values[node.outs[0]]):
-            yield Cause(_stopped(f"behind {op}"), {node.number: Change(detached=frozenset([-1]))})
-        refs = [x for x in flat(node.args) if isinstance(x, Ref)]
-        for place, x in enumerate(node.args) if len(refs) > 1 else ():
-            if isinstance(x, Ref) and _is_inexact(tape.values[x.value]):
-                where = _stopped(f"at {op.label(place)} in {op}")
-                yield Cause(where, {node.number: Change(detached=frozenset([place]))})
+    """A gradient stopped behind an operation, or at one of its operands; then inside it."""
+    for row in (_stops, partial(inside, (_stops,))):
+        for what, group in subsets(nodes, labels):
+            for sentence, change in attempted(row, Operation(group[0], tape, labels)):
+                yield Cause(f"{sentence}{what}", {node.number: change for node in group})
+
+
+def _stops(op: Operation) -> Changed:
+    """All places at an operation where a gradient can stop."""
+    node = op.node
+    if node.name == "detach":
+        return
+    parts = [i for i, x in enumerate(op.outs) if _is_inexact(x)] if node.several else []
+    if parts != [0] and len(parts) > 1:
+        for i in parts:
+            text = f"behind part {i} of {op.label(0)}"
+            yield _stopped(text), computed(lambda f, a, k, i=i: _without_one(f(*a, **k), i))
+    elif _is_inexact(op.out):
+        yield _stopped(f"behind {op}"), Change(detached=frozenset([-1]))
+    refs = [x for x in flat(node.args) if isinstance(x, Ref)]
+    for place, x in enumerate(node.args) if len(refs) > 1 else ():
+        if isinstance(x, Ref) and _is_inexact(op.args[place]):
+            yield _stopped(f"at {op.label(place)} in {op}"), Change(detached=frozenset([place]))
+
+
+def _without_one(parts: Sequence[Any], i: int) -> list[Any]:
+    return [x.detach() if n == i else x for n, x in enumerate(parts)]
 
 
 def _stopped(where: str) -> str:

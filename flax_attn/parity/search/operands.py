@@ -1,34 +1,38 @@
 """Other operands: an earlier or later value of the same shape, and two parts exchanged."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Any
 
 from ..sides.tape import Node, Ref
-from .operation import Operation, with_arguments
+from .operation import Operation, exchanged, with_arguments
 from .replay import Change
 from .span import Cause, Span
 
 MANY = 24  # number of other values that are tried for one operand, the nearest first
+# Operations that spread an operand over the shape of the other one.
+SPREADING = ("add", "sub", "mul", "div", "maximum", "minimum", "where")
+LARGE = 1 << 16  # number of elements from which values are not compared
 SLICES = 6  # number of slices of one array of which two are exchanged
+
+# An order of axes; None as they are.
+Order = tuple[int, ...] | None
 
 
 def other_operands(span: Span) -> Iterator[Cause]:
     """Another value in the place of an operand."""
-    by_shape = _by_shape(span)
+    values = _Values(span)
     for what, nodes in span.sites:
         node = nodes[0]
         op = span.operation(node)
         for place, x in enumerate(node.args):
             if not isinstance(x, Ref):
                 continue
-            tensor = span.tape.values[x.value]
-            others = by_shape.get((tuple(tensor.shape), tensor.dtype), ())
-            near = sorted(others, key=lambda y: (y not in span.labels, abs(y - x.value)))
-            for other in [y for y in near if y != x.value][:MANY]:
-                changes = _each(span, nodes, place, other - x.value, other)
+            for other, order in values.others(x.value, node.name in SPREADING):
+                changes = _each(span, nodes, place, other - x.value, other, order)
                 if changes:
-                    sentence = _other_text(op, place, op.called(other))
+                    turned = f", its axes in the order {list(order)}" if order else ""
+                    sentence = _other_text(op, place, f"{op.called(other)}{turned}")
                     yield Cause(f"{sentence}{what}", changes)
 
 
@@ -40,7 +44,9 @@ def _other_text(op: Operation, place: int, other: str) -> str:
     return f"{other} in the place of {label}: another operand of {op}"
 
 
-def _each(span: Span, nodes: list[Node], place: int, by: int, other: int) -> dict[int, Change]:
+def _each(
+    span: Span, nodes: list[Node], place: int, by: int, other: int, order: Order
+) -> dict[int, Change]:
     """The same exchange at each of several operations, as in every step of a loop."""
     changes = {}
     for node in nodes:
@@ -49,11 +55,21 @@ def _each(span: Span, nodes: list[Node], place: int, by: int, other: int) -> dic
             return {}
         number = other if len(nodes) == 1 else x.value + by
         fits = 0 <= number < len(span.tape.values)
-        if not fits or span.tape.values[number].shape != span.tape.values[x.value].shape:
+        if not fits or span.tape.values[number].shape != span.tape.values[other].shape:
             number = other
         if not _depends(span, number, node):
-            changes[node.number] = Change(operands={place: number})
+            changes[node.number] = _exchange(place, number, order)
     return changes
+
+
+def _exchange(place: int, number: int, order: Order) -> Change:
+    if order is None:
+        return Change(operands={place: number})
+
+    def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], more: Any) -> Any:
+        return func(*exchanged(args, {place: more[number].permute(order).contiguous()}), **kwargs)
+
+    return Change(change, more=(number,))
 
 
 def _depends(span: Span, value: int, node: Node) -> bool:
@@ -71,20 +87,80 @@ def _depends(span: Span, value: int, node: Node) -> bool:
     return False
 
 
-def _by_shape(span: Span) -> dict[tuple[Any, ...], list[int]]:
-    """Different values by shape and dtype: those of the span, and those with names."""
-    numbers = {x for node in span.nodes for x in (*node.operands, *node.outs) if x >= 0}
-    numbers |= {*span.labels}
-    seen: set[bytes] = set()
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for number in sorted(numbers):
-        x = span.tape.values[number]
-        data = x.resolve_conj().contiguous().numpy().tobytes() if x.numel() < 1 << 16 else b""
-        key = data + str(x.shape).encode()
-        if x.numel() > 1 and (not data or key not in seen):
-            seen.add(key)
-            groups.setdefault((tuple(x.shape), x.dtype), []).append(number)
-    return groups
+class _Values:
+    """All values of a program by their sizes, to be tried in the place of one another."""
+
+    def __init__(self, span: Span):
+        self.span = span
+        self.near = {x for node in span.nodes for x in (*node.operands, *node.outs) if x >= 0}
+        self.near |= {*span.labels}
+        self.by_sizes: dict[tuple[Any, ...], list[int]] = {}
+        self.unique: dict[tuple[Any, ...], list[int]] = {}
+        for number, x in enumerate(span.tape.values):
+            if x.numel() > 1:
+                self.by_sizes.setdefault((*sorted(x.shape), x.dtype), []).append(number)
+
+    def others(self, value: int, spreads: bool) -> Iterator[tuple[int, Order]]:
+        """Values for the place of another one, the likely first, with an order of their axes."""
+        x = self.span.tape.values[value]
+        same, turned = [], []
+        for number in self._different((*sorted(x.shape), x.dtype)):
+            y = self.span.tape.values[number]
+            (same if y.shape == x.shape else turned).append(number)
+        inner = [y for y in same if y in self.near]
+        plain = [*self._nearest(inner, value)]
+        plain += self._nearest(self._spread(x), value) if spreads else []
+        plain += self._nearest([y for y in same if y not in self.near], value)
+        yield from ((y, None) for y in plain)
+        for y in self._nearest(turned, value):
+            yield y, _order(tuple(self.span.tape.values[y].shape), tuple(x.shape))
+
+    def _nearest(self, numbers: Sequence[int], value: int) -> list[int]:
+        near = sorted(numbers, key=lambda y: (y not in self.span.labels, abs(y - value)))
+        return [y for y in near if y != value][:MANY]
+
+    def _different(self, sizes: tuple[Any, ...]) -> list[int]:
+        """The values of these sizes, of equal ones the first."""
+        if sizes not in self.unique:
+            seen = {}
+            for number in self.by_sizes.get(sizes, ()):
+                x = self.span.tape.values[number]
+                small = x.numel() < LARGE
+                data = x.resolve_conj().contiguous().numpy().tobytes() if small else number
+                seen.setdefault((data, x.shape), number)
+            self.unique[sizes] = [*seen.values()]
+        return self.unique[sizes]
+
+    def _spread(self, x: Any) -> list[int]:
+        """Values of the span that spread to a tensor's shape, such as one number a channel."""
+        shape = tuple(x.shape)
+        return [
+            number
+            for sizes, numbers in self.by_sizes.items()
+            if sizes[-1] == x.dtype and len(sizes) - 1 <= len(shape)
+            for number in numbers
+            if number in self.near and _spreads(tuple(self.span.tape.values[number].shape), shape)
+        ]
+
+
+def _spreads(other: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    sizes = zip(other[::-1], shape[::-1], strict=False)
+    return other != shape and all(m in (1, n) for m, n in sizes)
+
+
+def _order(have: tuple[int, ...], want: tuple[int, ...]) -> tuple[int, ...]:
+    """An order of axes in which sizes are as wanted, equal ones in their order.
+
+    >>> _order((2, 5, 3), (2, 3, 5))
+    (0, 2, 1)
+    """
+    left = [*range(len(have))]
+    order = []
+    for size in want:
+        axis = next(i for i in left if have[i] == size)
+        left.remove(axis)
+        order.append(axis)
+    return tuple(order)
 
 
 def exchanged_slices(span: Span) -> Iterator[Cause]:

@@ -20,14 +20,15 @@ class Change:
       operands: numbers of other values by index of the argument that they replace.
       detached: indices of arguments that pass no gradient; -1 for the result.
       attached: whether a `detach` lets gradients pass.
-      more: numbers of further values that `function` gets, by number, as its last argument.
+      more: numbers of further values that `function` gets, by number, as its last argument; None
+        if it takes none.
     """
 
     function: Function | None = None
     operands: Mapping[int, int] = field(default_factory=dict)
     detached: frozenset[int] = frozenset()
     attached: bool = False
-    more: tuple[int, ...] = ()
+    more: tuple[int, ...] | None = None
 
 
 Changes = Mapping[int, Change]
@@ -127,13 +128,16 @@ class Replay:
             return node.operands
         kept = [x for i, x in enumerate(node.args) if i not in change.operands]
         rest = Node(**{**vars(node), "args": tuple(kept)})
-        return [*rest.operands, *change.operands.values(), *change.more]
+        return [*rest.operands, *change.operands.values(), *(change.more or ())]
 
     def _evaluate(self, node: Node) -> None:
         import torch
 
         with torch.set_grad_enabled(self.whole and node.grad):
-            self.made |= evaluated(node, self.changes.get(node.number), self._get)
+            made = evaluated(node, self.changes.get(node.number), self._get)
+        # What a change does not give, such as a norm's statistics, stays as it was.
+        kept = {i: self.tape.values[i] for i in node.outs if i >= 0 and i not in made}
+        self.made |= {**kept, **made}
 
 
 def evaluated(node: Node, change: Change | None, get: Callable[[int], Any]) -> dict[int, Any]:
@@ -146,7 +150,7 @@ def evaluated(node: Node, change: Change | None, get: Callable[[int], Any]) -> d
     elif change.function is None:
         out = node.func(*args, **kwargs)
     else:
-        more = ({x: get(x) for x in change.more},) if change.more else ()
+        more = () if change.more is None else ({x: get(x) for x in change.more},)
         out = change.function(node.func, args, kwargs, *more)
     if change is not None and -1 in change.detached:
         out = mapped(out, lambda x: x.detach() if hasattr(x, "detach") else x)

@@ -9,15 +9,23 @@ from ..sides.tape import Node, Ref
 # Periods of alternating operations on one line, such as the gates of a recurrent cell; and maximum
 # number of operations to try one by one.
 STRIDES, SINGLE = (2, 3, 4), 6
+LINE = 4  # parts of a node's site that its line has: path, file, line and function
 
 
 def subsets(nodes: Sequence[Node], labels: Mapping[int, str]) -> Iterator[tuple[str, list[Node]]]:
     """Yields groups of operations to be changed alike, with words for the group."""
     sites: dict[tuple[Any, ...], list[Node]] = {}
+    lines: dict[tuple[Any, ...], list[Node]] = {}
     for node in nodes:
-        sites.setdefault((node.site or ("", node.number)), []).append(node)
-    for site in sorted(sites.values(), key=lambda nodes: -nodes[-1].number):
-        yield from _of_site(site, labels)
+        site = node.site or ("", node.number)
+        sites.setdefault(site, []).append(node)
+        lines.setdefault(site[:LINE], []).append(node)
+    for site, group in sorted(sites.items(), key=lambda item: -item[1][-1].number):
+        # A line that runs on other sizes each time, such as that of an expert with its tokens.
+        line = lines[site[:LINE]]
+        if len(line) > len(group) and line[-1] is group[-1]:
+            yield "", line
+        yield from _of_site(group, labels)
 
 
 def _of_site(nodes: list[Node], labels: Mapping[int, str]) -> Iterator[tuple[str, list[Node]]]:

@@ -47,14 +47,16 @@ class Cause:
     Attributes:
       sentence: what it is, in words.
       changes: by number of the operation.
+      fitted: whether a constant of it was fitted to Flax's value.
     """
 
     sentence: str
     changes: Changes
+    fitted: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Only the sentence is pickled: changes hold functions."""
-        return {"sentence": self.sentence, "changes": {}}
+        return {"sentence": self.sentence, "changes": {}, "fitted": self.fitted}
 
 
 @dataclass(frozen=True)

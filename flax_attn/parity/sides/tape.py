@@ -97,6 +97,7 @@ class Tape:
       producers: for each value the number of its operation, -1 if it came from outside.
       marks: numbers of values by name: "tap NAME", "output NAME", "argument 0 NAME".
       names: names of parameters, buffers and inputs by number of value.
+      own: whether operations that this package calls are part of the program.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -104,6 +105,7 @@ class Tape:
     producers: list[int] = field(default_factory=list)
     marks: dict[str, int] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
+    own: bool = False
     _current: dict[tuple[Any, ...], int] = field(default_factory=dict)
     _detached: dict[tuple[Any, ...], int] = field(default_factory=dict)
     _aliases: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict)
@@ -156,7 +158,7 @@ class Tape:
         import torch
 
         site = _caller()
-        if site is None and not func._schema.is_mutable:
+        if site is None and not self.own and not func._schema.is_mutable:
             return func(*args, **kwargs)  # this package only reads values
         refs, named = (mapped(x, self._ref) for x in (args, [*kwargs.values()]))
         written = _written(func, args, kwargs)
@@ -363,7 +365,7 @@ def _guarded(func: Callable[..., Any], sizes: list[Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         import torch
 
-        if _sizes(args) != sizes:
+        if any(y not in (None, x) for x, y in zip(sizes, _sizes(args), strict=True)):
             raise ValueError(f"a kernel for shapes {sizes} was given {_sizes(args)}.")
         return func(*(x.contiguous() if torch.is_tensor(x) else x for x in args), **kwargs)
 
@@ -373,7 +375,7 @@ def _guarded(func: Callable[..., Any], sizes: list[Any]) -> Callable[..., Any]:
 def _sizes(args: Sequence[Any]) -> list[Any]:
     import torch
 
-    return [tuple(x.shape) for x in args if torch.is_tensor(x)]
+    return [tuple(x.shape) if torch.is_tensor(x) else None for x in args]
 
 
 def _reshaping(func: Any, name: str) -> Callable[..., Any]:

@@ -89,9 +89,10 @@ def test_a_fault_is_placed_and_named(place):
     report = compare(Original(), port(**parts), X, **QUICK)
     assert not report.ok
     assert (report.first.tap, report.first.kind) == (place, kind), report
-    assert words in report.first.hint
+    said = report.first.hint or report.first.note  # that a size is float32's is no proof
+    assert words in said
     assert [d.tap for d in report.divergences] == [place]
-    assert f"DIFFERENT at {place}" in str(report) and report.first.hint in str(report)
+    assert f"DIFFERENT at {place}" in str(report) and said in str(report)
 
 
 def test_an_innocent_step_is_not_blamed_and_two_faults_are_told_apart():

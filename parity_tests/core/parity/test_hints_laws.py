@@ -27,6 +27,11 @@ def seen(got, want, call=None, tap="output", truth=None):
     return Evidence(tap, got, want, want, layout, call or Call("output"), truth or Run())
 
 
+def explained(evidence):
+    """The whole difference, or one in part."""
+    return hints.explained(evidence) or hints.explained_in_part(evidence)
+
+
 WARNED = {"first": "raising", "later": "raising", "made": "made", "judged": "throughout"}
 
 
@@ -47,7 +52,7 @@ def test_a_guess_that_raises_is_no_guess(monkeypatch, step):
 
     monkeypatch.setattr(hints, "submodule", made if step == "made" else raising)
     with pytest.warns(RuntimeWarning) as heard:
-        assert hints.explained(seen(-want, want)) == "the other sign"
+        assert explained(seen(-want, want)) == "the other sign"
     assert any(f"The hint '{WARNED[step]}' failed by " in str(x.message) for x in heard)
 
 
@@ -120,7 +125,7 @@ def test_fills_are_no_results():
     assert other_fills(seen(want, shown)) == "another mask: Flax hides [0, 0], torch does not"
     got = np.where(want == LEAST, -1e9, -want)
     assert other_fills(seen(got, want)) == ""
-    assert hints.explained(without_fills(seen(got, want))) == "the other sign"
+    assert explained(without_fills(seen(got, want))) == "the other sign"
 
 
 def rounding(x, dtype):
@@ -177,7 +182,7 @@ def test_no_norm_has_another_epsilon_of_the_same_number(spread):
         got = gap / by[other] * gain
         for share in (1.0, 1e-4):
             mixed = want + share * (got - want)
-            said = hints.explained(seen(mixed, want, call, "norm", truth))
+            said = explained(seen(mixed, want, call, "norm", truth))
             assert said.startswith("divided by "), said
     said = [what for what, _ in norm(seen(want, want, call, "norm", truth), x, gain)]
     assert not any("1e-05, not 1e-05" in what or "input is up" in what for what in said)

@@ -331,7 +331,7 @@ def test_a_call_that_is_not_used_is_not_blamed(wrong):
     assert sorted(told) == sorted(BACKWARD[wrong]), report
     assert all(name in failed for name in told if "." in name or "input" in name)
     hint = "a gradient that is stopped" if wrong == "y" else "a gradient times 0.5"
-    assert {place.hint for place in report.divergences} == {hint}
+    assert all(place.hint.startswith(hint) for place in report.divergences), report
 
 
 class Drops(nnx.Module):

@@ -1,7 +1,8 @@
 """Hints: tries known faults on the value that differs, and names the one that explains it.
 
 Each guess is what Flax would have computed from torch's own values with one fault. If it equals
-Flax's value wherever that differs from torch's, its description becomes the hint.
+Flax's value, at least wherever that differs from torch's, its description becomes the hint. What
+only makes a fault likely, such as the size of an error, is a note.
 """
 
 import warnings
@@ -23,7 +24,7 @@ from .evidence import Evidence, Guess, Guesses, times
 from .explains import partly, throughout, where_it_differs
 from .fills import other_fills, without_fills
 from .fused import recut, recut_together
-from .generic import anything, narrow, zeros
+from .generic import NOTHING, anything, is_short, narrow, zeros
 from .masks import fully_masked_rows_note
 from .modules import submodule
 from .recompute import earlier, together
@@ -36,7 +37,6 @@ POINTS = {"scores": scores, "weights": weights, "context": context, "input": rec
 POINTS |= dict.fromkeys(("query", "key", "value"), rotated_heads)
 # Maximum number of preceding torch taps to consider.
 BEFORE = 8
-SHARE = " of it"  # ends a hint of a fault that is there in part
 Found = TypeVar("Found")
 
 
@@ -55,39 +55,73 @@ def attempt(hint: str, step: Callable[[], Found], default: Found) -> Found:
 
 
 def hint(row: Row, run: Run, truth: Run, names: Names) -> str:
-    """The likely cause of a failed local row, or ""."""
-    return attempt("of a tap", lambda: _hint(row.name, run, truth, names), "")
+    """The cause of a failed local row, which gives Flax's whole value; or ""."""
+    return attempt("of a tap", lambda: _of_tap(row.name, run, truth, names, _whole), "")
 
 
-def _hint(tap: str, run: Run, truth: Run, names: Names) -> str:
+def hint_in_part(row: Row, run: Run, truth: Run, names: Names) -> str:
+    """A cause that gives Flax's value where it differs, or a share of which gives it; or ""."""
+    return attempt("of a tap", lambda: _of_tap(row.name, run, truth, names, _in_part), "")
+
+
+def likely(row: Row, run: Run, truth: Run, names: Names) -> str:
+    """What makes a cause likely without giving Flax's value; or ""."""
+    return attempt("of a tap", lambda: _of_tap(row.name, run, truth, names, _likely), "")
+
+
+def _of_tap(tap: str, run: Run, truth: Run, names: Names, step: Callable[[Evidence], str]) -> str:
     evidence = _evidence(tap, run, truth, names)
-    if evidence is None:
-        return ""
+    with np.errstate(all="ignore"):
+        return "" if evidence is None else step(evidence)
+
+
+def _whole(evidence: Evidence) -> str:
     if is_complex(evidence.got, evidence.want):
         return conjugate(evidence.got, evidence.want)
-    if hidden_elsewhere := other_fills(evidence):
-        return hidden_elsewhere
+    return other_fills(evidence) or _centred_too(evidence, explained)
+
+
+def _in_part(evidence: Evidence) -> str:
+    if is_complex(evidence.got, evidence.want):
+        return ""
+    return _centred_too(evidence, explained_in_part)
+
+
+def _likely(evidence: Evidence) -> str:
+    if is_complex(evidence.got, evidence.want):
+        return ""
     evidence = without_fills(evidence)
-    with np.errstate(all="ignore"):
-        text = explained(evidence)
-        if not text and evidence.point == "scores":
-            text = attempt("centred", lambda: explained(_centred(evidence)), "")
-        for more in (other_rounding, conditioning, narrow):
-            text = text or attempt(more.__name__, lambda more=more: more(evidence), "")
-        return text
+    for step in (zeros, other_rounding, conditioning, narrow):
+        if text := attempt(step.__name__, lambda step=step: step(evidence), ""):
+            return text
+    return ""
+
+
+def _centred_too(evidence: Evidence, step: Callable[[Evidence], str]) -> str:
+    """What a step says, of scores also without what is added to a whole row."""
+    evidence = without_fills(evidence)
+    text = step(evidence)
+    if not text and evidence.point == "scores":
+        text = attempt("centred", lambda: step(_centred(evidence)), "")
+    return text
 
 
 def explained(evidence: Evidence) -> str:
     """Description of the first guess that explains the whole difference, or ""."""
-    for explains in (throughout, where_it_differs):
-        for guess in _guesses(evidence):
-            if attempt(explains.__name__, lambda e=explains, g=guess: e(evidence, g), False):
-                return _with_share(guess[0], 1.0)
-        if nothing := zeros(evidence):
-            return nothing
+    for guess in _guesses(evidence):
+        if attempt("throughout", lambda g=guess: throughout(evidence, g), False):
+            return _with_share(guess[0], 1.0)
+    return NOTHING if not evidence.got.any() else ""
+
+
+def explained_in_part(evidence: Evidence) -> str:
+    """Description of the first guess that explains where Flax's value differs, or a share of it."""
+    for guess in _guesses(evidence):
+        if attempt("where_it_differs", lambda g=guess: where_it_differs(evidence, g), False):
+            return _with_share(guess[0], 1.0)
     for guess in _guesses(evidence):
         share = attempt("partly", lambda g=guess: partly(evidence, g), None)
-        if share is not None:
+        if share is not None and is_short(share):
             return _with_share(guess[0], share)
     return ""
 
@@ -108,7 +142,7 @@ def _centred(evidence: Evidence) -> Evidence:
 def _with_share(what: str | Callable[[float], str], share: float) -> str:
     if callable(what):
         return what(share)
-    return what if round(share, 6) == 1 else f"{what}, {share:.2g}{SHARE}"
+    return what if round(share, 6) == 1 else f"{what}, {share:.2g} of it"
 
 
 def backward_hint(got: np.ndarray, want: np.ndarray) -> str:

@@ -8,6 +8,8 @@ from .explains import differing
 from .masks import only_fully_masked
 
 NARROW = (np.dtype(ml_dtypes.bfloat16), np.dtype("float16"), np.dtype("float32"))
+NOTHING = "zeros: the value is never computed"
+DIGITS = 7  # of a factor that somebody may have written
 # Keep rates are recorded in float32.
 SINGLE = 4 * float(np.finfo(np.float32).eps)
 
@@ -79,10 +81,16 @@ def _factor(evidence: Evidence) -> Guesses:
         return
     ratios = evidence.got[differs] / evidence.want[differs]
     factor = float(np.median(ratios))
-    if np.isfinite(factor):
+    if np.isfinite(factor) and is_short(factor):
         yield f"another scale: {times(factor)} times torch's", evidence.plain * factor
     more = float(np.median((evidence.got - evidence.want)[differs]))
     yield f"a constant added, {more:.6g}", evidence.plain + more
+
+
+def is_short(factor: float) -> bool:
+    """Whether a factor, or one over it or its square, has few digits; others depend on the data."""
+    ways = (factor, 1 / factor if factor else 0.0, factor**2, 1 / factor**2 if factor else 0.0)
+    return any(abs(x - float(f"{x:.{DIGITS}g}")) <= 1e-10 * abs(x) for x in ways)
 
 
 def narrow(evidence: Evidence) -> str:
@@ -109,5 +117,4 @@ def zeros(evidence: Evidence) -> str:
     differs = differing(evidence.got, evidence.want)
     if not differs.any() or evidence.got[differs].any():
         return ""
-    whole = "zeros: the value is never computed"
-    return whole if not evidence.got.any() else f"zeros in {int(differs.sum())} places"
+    return f"zeros in {int(differs.sum())} places"

@@ -3,6 +3,7 @@
 import ml_dtypes
 import numpy as np
 
+from ...sides.match import point_of
 from .activations import ACTIVATIONS
 from .evidence import Evidence, Guesses
 from .norms import by_hand, norm
@@ -77,19 +78,20 @@ def _linear(evidence: Evidence, x: np.ndarray, weight: np.ndarray) -> Guesses:
     yield "the bias twice", want + bias
     yield "the bias with the other sign", want - 2 * bias
     yield "the kernel read in the other order of axes", x @ weight.reshape(inward, outward) + bias
+    heads = _word(evidence)
     for n in _divisors(outward):
         order = np.arange(outward).reshape(n, -1).T.ravel()
-        yield f"its outputs interleaved, {n} heads by their width", want[..., order]
+        yield f"its outputs interleaved, {n} {heads} by their width", want[..., order]
         flipped = np.arange(outward).reshape(n, -1)[::-1].ravel()
-        yield f"its {n} heads in reversed order", want[..., flipped]
+        yield f"its {n} {heads} in reversed order", want[..., flipped]
         for by, name in ((1, "next"), (-1, "previous")):
             rolled = np.roll(np.arange(outward).reshape(n, -1), by, axis=0).ravel()
-            yield f"its {n} heads moved to the {name}", want[..., rolled]
+            yield f"its {n} {heads} moved to the {name}", want[..., rolled]
         both = np.arange(outward).reshape(n, -1)[:, ::-1].ravel()
-        yield f"each of {n} heads reversed inside", want[..., both]
-        yield f"the bias alone in another order, {n} heads", x @ weight.T + bias[order]
-        yield f"the bias alone in reversed order of {n} heads", x @ weight.T + bias[flipped]
-    yield from _other_inputs(x, weight, bias)
+        yield f"each of {n} {heads} reversed inside", want[..., both]
+        yield f"the bias alone in another order, {n} {heads}", x @ weight.T + bias[order]
+        yield f"the bias alone in reversed order of {n} {heads}", x @ weight.T + bias[flipped]
+    yield from _other_inputs(x, weight, bias, heads)
     for name, other in evidence.truth.calls.items():
         if other is not call and other.kind == call.kind and name != evidence.tap:
             yield from _weights_of(name, other.params, weight, bias, x)
@@ -114,27 +116,33 @@ def _weights_of(name: str, params: dict, weight: np.ndarray, bias: np.ndarray, x
     yield f"the bias of {name}", x @ weight.T + torch_bias
 
 
-def _other_inputs(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Guesses:
+def _word(evidence: Evidence) -> str:
+    """What equal parts of an axis are called: heads, if the original has attention."""
+    points = {point_of(name) for name in evidence.truth.taps}
+    return "heads" if points & {"scores", "weights", "context"} else "parts"
+
+
+def _other_inputs(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, heads: str) -> Guesses:
     """Input heads in another order, or one of them without effect."""
     inward = weight.shape[1]
     for n in _divisors(inward):
         order = np.arange(inward).reshape(n, -1).T.ravel()
-        yield f"its inputs interleaved, {n} heads by their width", x[..., order] @ weight.T + bias
+        yield f"its inputs interleaved, {n} {heads} by their width", x[..., order] @ weight.T + bias
         flipped = np.arange(inward).reshape(n, -1)[::-1].ravel()
-        yield f"its {n} input heads in reversed order", x[..., flipped] @ weight.T + bias
+        yield f"its {n} input {heads} in reversed order", x[..., flipped] @ weight.T + bias
         if x.ndim > 1:
             split = np.swapaxes(x.reshape(*x.shape[:-1], n, -1), -2, -3).reshape(x.shape)
-            yield f"{n} heads merged without moving them back", split @ weight.T + bias
-    yield from _heads_lost(x, weight, bias)
+            yield f"{n} {heads} merged without moving them back", split @ weight.T + bias
+    yield from _heads_lost(x, weight, bias, heads)
 
 
-def _heads_lost(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Guesses:
+def _heads_lost(x: np.ndarray, weight: np.ndarray, bias: np.ndarray, heads: str) -> Guesses:
     """One input head without effect."""
     inward = weight.shape[1]
     for n in (n for n in _divisors(inward) if n <= 64):
         for head in range(n):
             keep_mask = np.arange(inward) // (inward // n) != head
-            yield f"head {head} of {n} lost", (x * keep_mask) @ weight.T + bias
+            yield f"{heads.removesuffix('s')} {head} of {n} lost", (x * keep_mask) @ weight.T + bias
 
 
 def _divisors(n: int) -> list[int]:

@@ -62,7 +62,11 @@ def judged(fault: Fault, low: bool) -> Outcome:
         return Outcome(fault, low, not fault.tap, "", str(error).partition("\n")[0])
     first = report.first
     return Outcome(
-        fault, low, not report.ok, first.tap if first else "", first.hint if first else ""
+        fault,
+        low,
+        not report.ok,
+        first.tap if first else "",
+        f"{first.hint} {first.note}".strip() if first else "",
     )
 
 

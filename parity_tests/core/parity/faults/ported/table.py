@@ -65,7 +65,7 @@ def judged(mistake: Mistake) -> Row:
         return Row(mistake, not report.ok, False, _named(mistake, ""), (), None, report.verdict)
     facts = " ".join(row.verdict.note for row in report.failed if row.name == first.tap).strip()
     placed = any(is_place(first.tap, place) for place in mistake.places)
-    named = _named(mistake, f"{first.hint} {facts}")
+    named = _named(mistake, f"{first.hint} {first.note} {facts}")
     misleads = None if named is None else bool(first.hint) and not named
     said = f"{first.tap} ({first.kind}), {first.hint or facts or 'no hint'}"
     innocent = _innocent(mistake, report)

@@ -54,7 +54,7 @@ def judged(fault: Strange, low: bool) -> Row:
     if first is None:  # nothing differs, and nothing is proven
         return _row(fault, low, True, fault.whole, str(report), str(report).partition("\n")[0])
     facts = " ".join(row.verdict.note for row in report.failed if row.name == first.tap)
-    told = f"{first.hint} {facts}"
+    told = f"{first.hint} {first.note} {facts}"
     placed = any(is_place(first.tap, place) for place in fault.places)
     if first.kind not in ("value", "gradient"):  # a fact, told in a sentence that names the place
         placed |= any(_names(place, facts) for place in fault.places)

@@ -1,0 +1,160 @@
+"""Changes of several operations in a row: left out, replaced by one function, applied twice.
+
+A submodule or a formula is such a row: one value enters it, and one of the same shape leaves it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ..sides.tape import Node, Ref, Tape, mapped
+from .elements import functions
+from .operation import VIEWS, described
+from .replay import Change
+from .span import Cause, Span
+
+NEAREST = 4  # number of earlier values from which rows to one value begin, beside the first
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Operations between a value and the only value that they compute from it.
+
+    Attributes:
+      tape: the program that they are part of.
+      nodes: the operations, in order.
+      start: number of the value that enters.
+    """
+
+    tape: Tape
+    nodes: Sequence[Node]
+    start: int
+
+    @property
+    def last(self) -> Node:
+        return self.nodes[-1]
+
+    @cached_property
+    def others(self) -> tuple[int, ...]:
+        """Numbers of the other values that the operations need."""
+        made = {number for node in self.nodes for number in node.outs}
+        used = [number for node in self.nodes for number in node.operands]
+        return tuple(x for x in dict.fromkeys(used) if x not in made and x != self.start)
+
+    def applied(self, x: Any, others: Any) -> Any:
+        """The result for another value at the start."""
+        made = {**others, self.start: x}
+
+        def fill(y: Any) -> Any:
+            return made[y.value] if isinstance(y, Ref) else y
+
+        for node in self.nodes:
+            args = [mapped(y, fill) for y in node.args]
+            out = node.func(*args, **{k: mapped(y, fill) for k, y in node.kwargs.items()})
+            results = out if node.several else [out]
+            made |= {i: y for i, y in zip(node.outs, results, strict=False) if i >= 0}
+        return made[self.last.outs[0]]
+
+
+def chains(span: Span) -> Iterator[Cause]:
+    """All changes of rows of two or more operations, those of the last operation first."""
+    dominators = _dominators(span)
+    for what, nodes in span.sites:
+        rows = [_rows_to(span, dominators, node) for node in nodes]
+        for few in zip(*rows, strict=False):
+            for sentence, changes in _changed(span, few):
+                yield Cause(f"{sentence}{what}", changes)
+
+
+def _dominators(span: Span) -> dict[int, list[int]]:
+    """For each value the values through which all that it is computed from passes, nearest first.
+
+    Parameters, buffers and constants do not count.
+    """
+    inputs = {v for k, v in span.tape.marks.items() if k.startswith("input ")}
+    through: dict[int, list[int]] = {}
+    for node in span.nodes:
+        operands = dict.fromkeys(node.operands)
+        data = [x for x in operands if x in through or x in span.bounds or x in inputs]
+        ways = [[x] if x in span.bounds else [x, *through.get(x, ())] for x in data]
+        if ways:
+            common = [x for x in ways[0] if all(x in way for way in ways)]
+            through |= {number: common for number in node.outs if number not in span.bounds}
+    return through
+
+
+def _rows_to(span: Span, dominators: dict[int, list[int]], node: Node) -> list[Chain]:
+    """The rows that end with an operation."""
+    out = span.tape.values[node.outs[0]] if node.outs[0] >= 0 else None
+    if out is None or node.name in VIEWS or not (out.is_floating_point() or out.is_complex()):
+        return []
+    values = span.tape.values
+    starts = [i for i in dominators.get(node.outs[0], ()) if values[i].shape == out.shape]
+    starts = [i for i in starts if values[i].dtype == out.dtype]
+    chains = (Chain(span.tape, _inner(span, i, node), i) for i in starts[:NEAREST] + starts[-1:])
+    return [chain for chain in chains if _counted(chain) > 1]
+
+
+def _counted(chain: Chain) -> int:
+    return sum(node.name not in VIEWS for node in chain.nodes)
+
+
+def _inner(span: Span, start: int, last: Node) -> list[Node]:
+    """The operations of the span that lead from a value to an operation."""
+    reached, forward = {start}, []
+    for node in span.nodes:
+        if node.number <= last.number and reached & {*node.operands}:
+            reached |= {*node.outs}
+            forward.append(node)
+    needed, kept = {*last.outs}, []
+    for node in reversed(forward):
+        if needed & {*node.outs}:
+            needed |= {*node.operands}
+            kept.append(node)
+    return kept[::-1]
+
+
+def _changed(span: Span, rows: Sequence[Chain]) -> Iterator[tuple[str, dict[int, Change]]]:
+    """The changes of a row, and alike of the rows that end on the same line."""
+    first = rows[0]
+    text = f"what leads from {_called(span, first.start)} to {described(first.last)}"
+    yield f"{text} left out", {row.last.number: _instead(row, lambda x: x) for row in rows}
+    yield f"{text} applied twice", {row.last.number: _twice(row) for row in rows}
+    fixed = {v for k, v in span.tape.marks.items() if k.startswith("parameter ")}
+    if fixed & {*first.others}:
+        return
+    for name, function in functions().items():
+        changes = {row.last.number: _instead(row, function) for row in rows}
+        yield f"{name} in the place of {text}: another activation", changes
+
+
+def _called(span: Span, number: int) -> str:
+    producer = span.tape.producers[number]
+    if number in span.labels or producer < 0:
+        return span.labels.get(number, "a value")
+    return described(span.tape.nodes[producer])
+
+
+def _instead(row: Chain, function: Any) -> Change:
+    def change(func: Any, args: Any, kwargs: Any, more: Any) -> Any:
+        return _first_of(row, func, args, kwargs, function(more[row.start]))
+
+    return Change(change, more=(row.start,))
+
+
+def _twice(row: Chain) -> Change:
+    def change(func: Any, args: Any, kwargs: Any, more: Any) -> Any:
+        out = func(*args, **kwargs)
+        once = out[0] if row.last.several else out
+        again = row.applied(once, more)
+        return type(out)((again, *out[1:])) if row.last.several else again
+
+    return Change(change, more=row.others)
+
+
+def _first_of(row: Chain, func: Any, args: Any, kwargs: Any, made: Any) -> Any:
+    """A value as the first result of the row's last operation."""
+    if not row.last.several:
+        return made
+    return (made, *func(*args, **kwargs)[1:])
