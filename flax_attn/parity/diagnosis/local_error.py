@@ -24,7 +24,16 @@ from ..sides.steps import Decoded
 from .backward import unaffected, unused
 from .cause import cause_of, cause_of_gradients, explains_all
 from .decoding import with_steps
-from .hints import attempt, backward_hint, hint, hint_in_part, likely, result_hint, state_hint
+from .hints import (
+    SCALED,
+    attempt,
+    backward_hint,
+    hint,
+    hint_in_part,
+    likely,
+    result_hint,
+    state_hint,
+)
 from .hints.indices import arrived_wrong, other_indices
 from .hints.masks import fully_masked
 from .hints.settings import explained_settings, other_settings, padding_row, state_settings
@@ -234,7 +243,8 @@ def _equivalent_note(other: set[str]) -> Iterator[str]:
 def _gradient_places(local: Local, plain: Run, late: Sequence["Arrived"]) -> list[Divergence]:
     """The places of wrong gradients; a stopped gradient is searched for once."""
     texts = [_gradient_hint(local, arrived) for arrived in late]
-    outcome = attempt("search", lambda: cause_of_gradients(local, plain), None)
+    scaled = bool(texts) and all(text.startswith(SCALED) for text in texts)
+    outcome = None if scaled else attempt("search", lambda: cause_of_gradients(local, plain), None)
     places = []
     for arrived, text in zip(late, texts, strict=True):
         place = Divergence.of(arrived.row, "gradient", _sentence(outcome, str) or text)

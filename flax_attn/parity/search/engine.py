@@ -36,7 +36,8 @@ def explained(
     span.budget.start()
     with in_float64(), warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        cause = next(_causes(span), None) if target.orders and span.nodes else None
+        possible = target.orders and target.tells and span.nodes
+        cause = next(_causes(span), None) if possible else None
     late = cause is None and span.budget.spent
     span.budget.stop()
     return Outcome(cause, span.tried, len(span.computing), span.budget.seconds, late)

@@ -31,8 +31,13 @@ def fitted(span: Span) -> Iterator[Cause]:
 
                 constant = _solved(span, changes, start)
                 if constant is not None:
-                    text = sentence.format(number_text(constant))
+                    text = sentence.format(_unlike(constant, start))
                     yield Cause(f"{text}{what}", changes(constant), fitted=True)
+
+
+def _unlike(x: float, other: float) -> str:
+    """A number in so many digits that it can be told from another one."""
+    return number_text(x) if number_text(x) != number_text(other) else f"{x:.17g}"
 
 
 Family = tuple[str, float, Callable[[float], Any]]

@@ -41,12 +41,26 @@ def numbers(op: Operation) -> Changed:
                 if other != x:
                     text = f"numbers or positions shifted: {other} in the place of {x}"
                     yield text, with_arguments({i: other})
+        elif isinstance(x, float) and math.isfinite(x):
+            for word, rounded in _rounded(x):
+                text = f"the constant {x:.9g} of {op} rounded to {word}: {rounded:.9g}"
+                yield text, with_arguments({i: rounded})
     for name, x in op.kwargs.items():
         if isinstance(x, bool) and name not in ("pin_memory", "non_blocking"):
             yield f"{name} {not x}, torch {x}", _with_keyword(name, not x)
         elif isinstance(x, int | float) and not isinstance(x, bool):
             for other in (x - 1, x + 1):
                 yield f"{name} {other:g}, torch {x:g}", _with_keyword(name, other)
+
+
+def _rounded(x: float) -> Iterator[tuple[str, float]]:
+    """A number in narrower dtypes that do not have it."""
+    import torch
+
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        other = float(torch.tensor(x, dtype=dtype))
+        if other != x:
+            yield str(dtype).removeprefix("torch."), other
 
 
 def _with_keyword(name: str, value: Any) -> Change:

@@ -13,6 +13,9 @@ from ..sides.match import layouts
 MAX_LAYOUTS = 6  # number of layouts in which torch's value is compared with Flax's
 FEW = 64  # number of elements that are compared first
 ROUGHLY = 1e-7  # relative error that those may have
+# A value of up to so many different numbers must have this much information: of thousands of
+# changes one gives it by chance otherwise.
+DISTINCT, BITS = 8, 40.0
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,14 @@ class Target:
         """The largest finite number of Flax's array."""
         finite = np.abs(self.got[np.isfinite(self.got)])
         return float(finite.max()) if finite.size else 1.0
+
+    @property
+    def tells(self) -> bool:
+        """Whether Flax's array has enough information to tell one change from another."""
+        _, counts = np.unique(self.got, return_counts=True)
+        shares = counts / max(self.got.size, 1)
+        entropy = -float((shares * np.log2(shares)).sum())
+        return len(counts) > DISTINCT or self.got.size <= DISTINCT or entropy * self.got.size > BITS
 
     def gap(self, made: Any) -> np.ndarray | None:
         """A few differences in the first layout; None if shapes or kinds differ."""

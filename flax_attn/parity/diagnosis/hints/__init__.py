@@ -24,7 +24,7 @@ from .evidence import Evidence, Guess, Guesses, times
 from .explains import partly, throughout, where_it_differs
 from .fills import other_fills, without_fills
 from .fused import recut, recut_together
-from .generic import NOTHING, anything, is_short, narrow, zeros
+from .generic import NOTHING, anything, narrow, zeros
 from .masks import fully_masked_rows_note
 from .modules import submodule
 from .recompute import earlier, together
@@ -37,6 +37,7 @@ POINTS = {"scores": scores, "weights": weights, "context": context, "input": rec
 POINTS |= dict.fromkeys(("query", "key", "value"), rotated_heads)
 # Maximum number of preceding torch taps to consider.
 BEFORE = 8
+SCALED = "a gradient times"  # begins the hint of a gradient with a factor
 Found = TypeVar("Found")
 
 
@@ -121,7 +122,7 @@ def explained_in_part(evidence: Evidence) -> str:
             return _with_share(guess[0], 1.0)
     for guess in _guesses(evidence):
         share = attempt("partly", lambda g=guess: partly(evidence, g), None)
-        if share is not None and is_short(share):
+        if share is not None:
             return _with_share(guess[0], share)
     return ""
 
@@ -168,7 +169,7 @@ def _backward_hint(got: np.ndarray, want: np.ndarray) -> str:
     norm = float(np.vdot(want, want))
     factor = float(np.vdot(want, got)) / norm if norm else 0.0
     if factor and judge.error(got, factor * want) <= judge.SAME_FUNCTION:
-        return f"a gradient times {times(factor)}"
+        return f"{SCALED} {times(factor)}"
     in_float32 = want.astype(np.float32).astype(np.float64)
     if judge.error(got, want) <= judge.error(in_float32, want) * 4:
         return "a gradient in float32"

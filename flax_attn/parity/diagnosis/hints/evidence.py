@@ -13,6 +13,7 @@ from ...sides.run import Call, Run
 Guess = tuple[str | Callable[[float], str], np.ndarray | Callable[[float], np.ndarray | None]]
 Guesses = Iterator[Guess]
 Values = Iterator[tuple[str, np.ndarray]]
+DIGITS = 7  # of a factor that somebody may have written
 
 
 def times(factor: float) -> str:
@@ -23,6 +24,15 @@ def times(factor: float) -> str:
     """
     text, more = f"{factor:.8g}", factor - 1
     return text if text != "1" else f"1 {'-' if more < 0 else '+'} {abs(more):.3g}"
+
+
+def is_short(factor: float, tolerance: float = 1e-10) -> bool:
+    """Whether a factor, or one over it or its square, has few digits; others depend on the data.
+
+    `tolerance` is relative.
+    """
+    ways = (factor, 1 / factor if factor else 0.0, factor**2, 1 / factor**2 if factor else 0.0)
+    return any(abs(x - float(f"{x:.{DIGITS}g}")) <= tolerance * abs(x) for x in ways)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import numpy as np
 
 from ... import judge
 from ...groups import groups
-from .evidence import Evidence, Guess
+from .evidence import Evidence, Guess, is_short
 
 FEW = 3
 # Maximum share of an error that may stay unexplained where rounding limits accuracy, and minimum
@@ -111,7 +111,10 @@ def partly(evidence: Evidence, guess: Guess) -> float | None:
     end = in_flax_layout(share)
     if end is None or not 0 < abs(share) < 1 or (share < 0 and not callable(guess[0])):
         return None  # a negative share of a fault is not meaningful
-    return share if judge.allclose((end - start)[comparable], delta) else None
+    if not judge.allclose((end - start)[comparable], delta):
+        return None
+    noise = judge.SAME_FUNCTION * np.linalg.norm(evidence.want[comparable])
+    return share if is_short(share, float(noise / np.linalg.norm(delta))) else None
 
 
 def differing(got: np.ndarray, want: np.ndarray) -> np.ndarray:

@@ -26,9 +26,13 @@ def other_fills(evidence: Evidence) -> str:
         return ""
     in_flax, in_torch = (fills(x, "float64") != 0 for x in (evidence.got, evidence.want))
     parts = []
-    sides = ("torch", "Flax", in_torch & ~in_flax), ("Flax", "torch", in_flax & ~in_torch)
-    for one, other, places in sides:
-        if places.any():
+    sides = (
+        ("torch", "Flax", evidence.want, in_torch & ~in_flax),
+        ("Flax", "torch", evidence.got, in_flax & ~in_torch),
+    )
+    for one, other, value, places in sides:
+        # A mask writes the same number everywhere; others have overflowed.
+        if places.any() and len(np.unique(value[places])) == 1:
             first = [int(i) for i in np.argwhere(places)[0]]
             more = int(places.sum()) - 1
             also = f" and {plural(more, 'place')} more" if more else ""

@@ -3,13 +3,12 @@
 import ml_dtypes
 import numpy as np
 
-from .evidence import Evidence, Guesses, times
+from .evidence import Evidence, Guesses, is_short, times
 from .explains import differing
 from .masks import only_fully_masked
 
 NARROW = (np.dtype(ml_dtypes.bfloat16), np.dtype("float16"), np.dtype("float32"))
 NOTHING = "zeros: the value is never computed"
-DIGITS = 7  # of a factor that somebody may have written
 # Keep rates are recorded in float32.
 SINGLE = 4 * float(np.finfo(np.float32).eps)
 
@@ -85,12 +84,6 @@ def _factor(evidence: Evidence) -> Guesses:
         yield f"another scale: {times(factor)} times torch's", evidence.plain * factor
     more = float(np.median((evidence.got - evidence.want)[differs]))
     yield f"a constant added, {more:.6g}", evidence.plain + more
-
-
-def is_short(factor: float) -> bool:
-    """Whether a factor, or one over it or its square, has few digits; others depend on the data."""
-    ways = (factor, 1 / factor if factor else 0.0, factor**2, 1 / factor**2 if factor else 0.0)
-    return any(abs(x - float(f"{x:.{DIGITS}g}")) <= 1e-10 * abs(x) for x in ways)
 
 
 def narrow(evidence: Evidence) -> str:
