@@ -138,7 +138,7 @@ def _called(span: Span, number: int) -> str:
 
 def _instead(row: Chain, function: Any) -> Change:
     def change(func: Any, args: Any, kwargs: Any, more: Any) -> Any:
-        return _first_of(row, func, args, kwargs, function(more[row.start]))
+        return _as_first(row, func, args, kwargs, function(more[row.start]))
 
     return Change(change, more=(row.start,))
 
@@ -147,13 +147,13 @@ def _twice(row: Chain) -> Change:
     def change(func: Any, args: Any, kwargs: Any, more: Any) -> Any:
         out = func(*args, **kwargs)
         once = out[0] if row.last.several else out
-        again = row.applied(once, more)
-        return type(out)((again, *out[1:])) if row.last.several else again
+        second = row.applied(once, more)
+        return type(out)((second, *out[1:])) if row.last.several else second
 
     return Change(change, more=row.others)
 
 
-def _first_of(row: Chain, func: Any, args: Any, kwargs: Any, made: Any) -> Any:
+def _as_first(row: Chain, func: Any, args: Any, kwargs: Any, made: Any) -> Any:
     """A value as the first result of the row's last operation."""
     if not row.last.several:
         return made

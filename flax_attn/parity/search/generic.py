@@ -42,7 +42,7 @@ def numbers(op: Operation) -> Changed:
                     text = f"numbers or positions shifted: {other} in the place of {x}"
                     yield text, with_arguments({i: other})
         elif isinstance(x, float) and math.isfinite(x):
-            for word, rounded in _rounded(x):
+            for word, rounded in _narrower(x):
                 text = f"the constant {x:.9g} of {op} rounded to {word}: {rounded:.9g}"
                 yield text, with_arguments({i: rounded})
     for name, x in op.kwargs.items():
@@ -53,7 +53,7 @@ def numbers(op: Operation) -> Changed:
                 yield f"{name} {other:g}, torch {x:g}", _with_keyword(name, other)
 
 
-def _rounded(x: float) -> Iterator[tuple[str, float]]:
+def _narrower(x: float) -> Iterator[tuple[str, float]]:
     """A number in narrower dtypes that do not have it."""
     import torch
 
@@ -294,10 +294,10 @@ def twice(op: Operation) -> Changed:
     for place, x in enumerate(op.node.args):
         before = _producer(op, x.value) if isinstance(x, Ref) and x.value in op.entering else None
         if before is not None and before.name not in VIEWS:
-            yield from _again(op, place, before)
+            yield from _reapplied(op, place, before)
 
 
-def _again(op: Operation, place: int, before: Any) -> Changed:
+def _reapplied(op: Operation, place: int, before: Any) -> Changed:
     """What gave an operand that enters the span, applied to it once more."""
     start = before.args[0] if before.args else None
     value = op.node.args[place].value
@@ -308,8 +308,8 @@ def _again(op: Operation, place: int, before: Any) -> Changed:
 
     def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], more: Any) -> Any:
         others = mapped(before.args[1:], lambda x: more[x.value] if isinstance(x, Ref) else x)
-        again = first(before.func(args[place], *others, **before.kwargs))
-        return func(*exchanged(args, {place: again}), **kwargs)
+        result = first(before.func(args[place], *others, **before.kwargs))
+        return func(*exchanged(args, {place: result}), **kwargs)
 
     yield f"{described(before)} applied twice", Change(change, more=tuple(rest))
 

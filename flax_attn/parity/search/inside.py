@@ -30,37 +30,37 @@ def _normed(x: Any, axes: Sequence[int], eps: float) -> Any:
     return centred / (centred.square().mean(axes, keepdim=True) + eps).sqrt()
 
 
-def _affine(x: Any, weight: Any, bias: Any, shape: Sequence[int]) -> tuple[Any, ...]:
+def _with_gain_and_bias(x: Any, weight: Any, bias: Any, shape: Sequence[int]) -> tuple[Any, ...]:
     x = x if weight is None else x * weight.reshape(shape)
     return (x if bias is None else x + bias.reshape(shape),)
 
 
-def _layer_norm(x: Any, size: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
-    return _affine(_normed(x, (*range(-len(size), 0),), eps), weight, bias, size)
+def _layer_formula(x: Any, size: Sequence[int], weight: Any, bias: Any, eps: float) -> Any:
+    return _with_gain_and_bias(_normed(x, (*range(-len(size), 0),), eps), weight, bias, size)
 
 
-def _group_norm(
+def _group_formula(
     x: Any, weight: Any, bias: Any, n: int, channels: int, _: int, groups: int, eps: float
 ) -> Any:
     parts = x.reshape(n, groups, channels // groups, *x.shape[2:])
     normed = _normed(parts, (*range(2, parts.ndim),), eps).reshape(x.shape)
-    return _affine(normed, weight, bias, (channels, *[1] * (x.ndim - 2)))
+    return _with_gain_and_bias(normed, weight, bias, (channels, *[1] * (x.ndim - 2)))
 
 
-def _batch_norm(
+def _batch_formula(
     x: Any, weight: Any, bias: Any, mean: Any, var: Any, train: bool, *rest: Any
 ) -> Any:
     eps, shape = rest[1], (-1, *[1] * (x.ndim - 2))
     if train:
-        return _affine(_normed(x, (0, *range(2, x.ndim)), eps), weight, bias, shape)
+        return _with_gain_and_bias(_normed(x, (0, *range(2, x.ndim)), eps), weight, bias, shape)
     scale = (var.reshape(shape) + eps).sqrt()
-    return _affine((x - mean.reshape(shape)) / scale, weight, bias, shape)
+    return _with_gain_and_bias((x - mean.reshape(shape)) / scale, weight, bias, shape)
 
 
 NORMS: Mapping[str, Callable[..., Any]] = {
-    "native_layer_norm": _layer_norm,
-    "native_group_norm": _group_norm,
-    **dict.fromkeys(("native_batch_norm", "cudnn_batch_norm"), _batch_norm),
+    "native_layer_norm": _layer_formula,
+    "native_group_norm": _group_formula,
+    **dict.fromkeys(("native_batch_norm", "cudnn_batch_norm"), _batch_formula),
 }
 
 
@@ -70,7 +70,7 @@ class Inside:
     def __init__(self, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]):
         import torch
 
-        self.function, self.tape, self.args = function, Tape(own=True), args
+        self.function, self.tape, self.args = function, Tape(of_package=True), args
         tensors = {str(i): x for i, x in enumerate(flat(args)) if torch.is_tensor(x)}
         with torch.enable_grad(), self.tape.mode(tensors):
             out = function(*args, **kwargs)
@@ -87,9 +87,9 @@ class Inside:
         """The results for some arguments with some changes."""
         import torch
 
-        given = [x for x in flat(args) if torch.is_tensor(x)]
+        tensors = [x for x in flat(args) if torch.is_tensor(x)]
         same = all(x is y for x, y in zip(flat(args), flat(self.args), strict=True))
-        leaves = {} if same else dict(zip(self.entering, given, strict=True))
+        leaves = {} if same else dict(zip(self.entering, tensors, strict=True))
         replay = Replay(self.tape, changes, leaves, whole=not same)
         made = [replay.value(x.value) if isinstance(x, Ref) else x for x in self.outs]
         return tuple(made) if self.several else made[0]

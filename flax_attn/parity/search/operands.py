@@ -31,8 +31,8 @@ def other_operands(span: Span) -> Iterator[Cause]:
             for other, order in values.others(x.value, node.name in SPREADING):
                 changes = _each(span, nodes, place, other - x.value, other, order)
                 if changes:
-                    turned = f", its axes in the order {list(order)}" if order else ""
-                    sentence = _other_text(op, place, f"{op.called(other)}{turned}")
+                    permuted = f", its axes in the order {list(order)}" if order else ""
+                    sentence = _other_text(op, place, f"{op.called(other)}{permuted}")
                     yield Cause(f"{sentence}{what}", changes)
 
 
@@ -92,8 +92,8 @@ class _Values:
 
     def __init__(self, span: Span):
         self.span = span
-        self.near = {x for node in span.nodes for x in (*node.operands, *node.outs) if x >= 0}
-        self.near |= {*span.labels}
+        self.inner = {x for node in span.nodes for x in (*node.operands, *node.outs) if x >= 0}
+        self.inner |= {*span.labels}
         self.by_sizes: dict[tuple[Any, ...], list[int]] = {}
         self.unique: dict[tuple[Any, ...], list[int]] = {}
         for number, x in enumerate(span.tape.values):
@@ -103,21 +103,21 @@ class _Values:
     def others(self, value: int, spreads: bool) -> Iterator[tuple[int, Order]]:
         """Values for the place of another one, the likely first, with an order of their axes."""
         x = self.span.tape.values[value]
-        same, turned = [], []
+        same, permuted = [], []
         for number in self._different((*sorted(x.shape), x.dtype)):
             y = self.span.tape.values[number]
-            (same if y.shape == x.shape else turned).append(number)
-        inner = [y for y in same if y in self.near]
+            (same if y.shape == x.shape else permuted).append(number)
+        inner = [y for y in same if y in self.inner]
         plain = [*self._nearest(inner, value)]
         plain += self._nearest(self._spread(x), value) if spreads else []
-        plain += self._nearest([y for y in same if y not in self.near], value)
+        plain += self._nearest([y for y in same if y not in self.inner], value)
         yield from ((y, None) for y in plain)
-        for y in self._nearest(turned, value):
+        for y in self._nearest(permuted, value):
             yield y, _order(tuple(self.span.tape.values[y].shape), tuple(x.shape))
 
     def _nearest(self, numbers: Sequence[int], value: int) -> list[int]:
-        near = sorted(numbers, key=lambda y: (y not in self.span.labels, abs(y - value)))
-        return [y for y in near if y != value][:MANY]
+        ordered = sorted(numbers, key=lambda y: (y not in self.span.labels, abs(y - value)))
+        return [y for y in ordered if y != value][:MANY]
 
     def _different(self, sizes: tuple[Any, ...]) -> list[int]:
         """The values of these sizes, of equal ones the first."""
@@ -139,7 +139,7 @@ class _Values:
             for sizes, numbers in self.by_sizes.items()
             if sizes[-1] == x.dtype and len(sizes) - 1 <= len(shape)
             for number in numbers
-            if number in self.near and _spreads(tuple(self.span.tape.values[number].shape), shape)
+            if number in self.inner and _spreads(tuple(self.span.tape.values[number].shape), shape)
         ]
 
 

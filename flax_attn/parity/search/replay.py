@@ -136,8 +136,8 @@ class Replay:
         with torch.set_grad_enabled(self.whole and node.grad):
             made = evaluated(node, self.changes.get(node.number), self._get)
         # What a change does not give, such as a norm's statistics, stays as it was.
-        kept = {i: self.tape.values[i] for i in node.outs if i >= 0 and i not in made}
-        self.made |= {**kept, **made}
+        unchanged = {i: self.tape.values[i] for i in node.outs if i >= 0 and i not in made}
+        self.made |= {**unchanged, **made}
 
 
 def evaluated(node: Node, change: Change | None, get: Callable[[int], Any]) -> dict[int, Any]:

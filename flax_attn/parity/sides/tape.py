@@ -97,7 +97,7 @@ class Tape:
       producers: for each value the number of its operation, -1 if it came from outside.
       marks: numbers of values by name: "tap NAME", "output NAME", "argument 0 NAME".
       names: names of parameters, buffers and inputs by number of value.
-      own: whether operations that this package calls are part of the program.
+      of_package: whether operations that this package calls are part of the program.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -105,7 +105,7 @@ class Tape:
     producers: list[int] = field(default_factory=list)
     marks: dict[str, int] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
-    own: bool = False
+    of_package: bool = False
     _current: dict[tuple[Any, ...], int] = field(default_factory=dict)
     _detached: dict[tuple[Any, ...], int] = field(default_factory=dict)
     _aliases: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict)
@@ -158,7 +158,7 @@ class Tape:
         import torch
 
         site = _caller()
-        if site is None and not self.own and not func._schema.is_mutable:
+        if site is None and not self.of_package and not func._schema.is_mutable:
             return func(*args, **kwargs)  # this package only reads values
         refs, named = (mapped(x, self._ref) for x in (args, [*kwargs.values()]))
         written = _written(func, args, kwargs)
