@@ -26,6 +26,8 @@ BETWEEN = tuple(
 KERNELS = ("_weight_norm_interface", "native_layer_norm", "native_group_norm", "native_batch_norm")
 # Modes of this package, which are on the call stack of every operation of the module.
 HANDLERS = ("__torch_dispatch__", "__torch_function__", "on_op", "_on_op", "in_float64", "noisy")
+# And the formula that stands for a fused attention of the module.
+HANDLERS += ("attention_formula",)
 
 
 class Ref(NamedTuple):

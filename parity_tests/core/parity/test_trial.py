@@ -70,6 +70,6 @@ def test_six_hundred_faults(part):
     """20 of usual kinds in each part: nearly all placed, most named, next to none misled."""
     answers = [answered(*each) for each in drawn(subjects[part % 29 :][:4], 20, part, lacking=0.0)]
     text = "\n".join(map(str, answers))
-    assert sum(x.placed for x in answers) >= 16, text
-    assert sum(x.named for x in answers) >= 12, text
+    assert sum(x.placed for x in answers) >= 18, text
+    assert sum(x.named for x in answers) >= 14, text
     assert sum(x.misled for x in answers) <= 2, text

@@ -1,7 +1,8 @@
 """`python -m parity_tests.core.parity.trial`: makes faults, and prints what is said of each.
 
-`--count N --seed S [--lacking SHARE] [BLOCK ...]` draws and answers, a line each, and appends them
-to `--to FILE`. `--write FILE ...` puts the table of such files into docs/trial.md.
+`--count N --seed S [--lacking SHARE] [--part I/N] [BLOCK ...]` draws and answers, a line each, and
+appends them to `--to FILE`; a part has each N-th block. `--write FILE ...` puts the table of such
+files into docs/trial.md.
 """
 
 import argparse
@@ -20,6 +21,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lacking", type=float, default=0.0)
+    parser.add_argument("--part", default="0/1")
     parser.add_argument("--to", type=Path)
     parser.add_argument("--write", type=Path, nargs="+")
     parser.add_argument("blocks", nargs="*")
@@ -28,7 +30,8 @@ def main() -> None:
     if options.write:
         write([json.loads(line) for file in options.write for line in file.open()])
         return
-    subjects = [s for s in SUBJECTS if not options.blocks or s.name in options.blocks]
+    part, parts = map(int, options.part.split("/"))
+    subjects = [s for s in SUBJECTS[part::parts] if not options.blocks or s.name in options.blocks]
     for each in drawn(subjects, options.count, options.seed, options.lacking):
         answer = answered(*each)
         print(answer, flush=True)

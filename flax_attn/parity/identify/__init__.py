@@ -1,0 +1,1 @@
+"""Tells what an attention module of torch computes, from one recorded run: who plays which role."""
