@@ -7,6 +7,7 @@ an error agree, and several faults are separated, in the backward pass too.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -167,9 +168,10 @@ def _at_tap(local: Local, row: Row) -> Divergence:
     """
     inside = bool(local.truth.point(local.torch_names.get(row.name, "")))
     text = _first_of(local, row, (explained_settings, other_indices, _of_values(hint)))
-    text = text or (_of_values(hint_in_part)(local, row) if inside else "")
+    in_part = cache(lambda: _of_values(hint_in_part)(local, row))
+    text = text or (in_part() if inside else "")
     outcome = None if text and inside else attempt("search", lambda: cause_of(local, row), None)
-    text = text or _sentence(outcome, lambda: _of_values(hint_in_part)(local, row))
+    text = text or _sentence(outcome, in_part)
     note = "" if text else _first_of(local, row, (other_settings, _of_values(likely)))
     tried = str(outcome) if outcome and outcome.tried and not text else ""
     return replace(Divergence.of(row, "value", text), search=outcome, note=note, advice=tried)

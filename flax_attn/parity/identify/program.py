@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ..search.replay import Replay
-from ..sides.match import point_of
+from ..search.replay import Replay, span
+from ..sides.match import point_of, sibling
 from ..sides.run import Run
-from ..sides.tape import Node, Ref, Tape, flat
+from ..sides.tape import INPUT, OUTPUT, Node, Ref, Tape, flat
 
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "mv", "addmv")
-INPUT, OUTPUT = "input ", "output "
 
 
 @dataclass(frozen=True)
@@ -46,14 +45,25 @@ class Program:
     run: Run
     tape: Tape
 
-    @cached_property
-    def moving(self) -> frozenset[int]:
-        """Numbers of the values that depend on an input."""
-        reached = {v for k, v in self.tape.marks.items() if k.startswith(INPUT)}
+    def behind(self, *values: int) -> list[Node]:
+        """The operations that depend on any of these values, in order."""
+        reached, nodes = {*values}, []
         for node in self.tape.nodes:
             if reached & {*node.operands}:
                 reached |= {*node.outs}
-        return frozenset(reached)
+                nodes.append(node)
+        return nodes
+
+    @cached_property
+    def moving(self) -> frozenset[int]:
+        """Numbers of the values that depend on an input."""
+        inputs = [v for k, v in self.tape.marks.items() if k.startswith(INPUT)]
+        return frozenset([*inputs, *(x for node in self.behind(*inputs) for x in node.outs)])
+
+    @cached_property
+    def outputs(self) -> list[int]:
+        """Numbers of the module's outputs."""
+        return [v for k, v in self.tape.marks.items() if k.startswith(OUTPUT)]
 
     @cached_property
     def projections(self) -> list[Projection]:
@@ -94,7 +104,7 @@ class Program:
     def softmaxes(self) -> list[tuple[int, int]]:
         """Numbers of the scores and the weights of every softmax."""
         taps = [name for name in self.run.taps if point_of(name) == "weights"]
-        return [(self._on_path(_sibling(x, "scores")), self._on_path(x)) for x in taps]
+        return [(self._on_path(sibling(x, "scores")), self._on_path(x)) for x in taps]
 
     def _on_path(self, tap: str) -> int:
         """The number of the value on the way to an output that a tap shows; -1 if none is.
@@ -113,10 +123,8 @@ class Program:
     @cached_property
     def _leading(self) -> frozenset[int]:
         """Numbers of the values that depend on an input and lead to an output."""
-        needed = {v for k, v in self.tape.marks.items() if k.startswith(OUTPUT)}
-        for node in reversed(self.tape.nodes):
-            if needed & {*node.outs}:
-                needed |= {*node.operands}
+        nodes = span(self.tape, self.outputs, frozenset())
+        needed = {x for node in nodes for x in (*node.operands, *node.outs)}
         return frozenset(needed & self.moving)
 
     def values(self, leaves: Mapping[int, Any], wanted: int) -> Any:
@@ -125,10 +133,3 @@ class Program:
 
     def array(self, value: int) -> np.ndarray:
         return self.tape.values[value].numpy()
-
-
-def _sibling(name: str, point: str) -> str:
-    """The name of another point of the same attention: `a.scores#2` for `a.weights#2`."""
-    owner, _, last = name.rpartition(".")
-    count = last.partition("#")[2]
-    return f"{owner}." * bool(owner) + point + (f"#{count}" if count else "")

@@ -232,8 +232,8 @@ def _whole(
     head_dim = len(query[0].heads[0])
     key = tuple(_split(p, max(len(p.heads[0]) // head_dim, 1)) for p in key)
     different = {(p.projection.value, columns) for p in key for columns in p.heads}
-    after = {n for _, weights in program.softmaxes for n in _behind(program, weights)}
-    output = tuple(p for p in program.projections if p.node.number in after)
+    after = program.behind(*(weights for _, weights in program.softmaxes))
+    output = tuple(p for p in program.projections if p.node in after)
     shapes = head_dim, len(value[0].heads[0])
     numbers = sizes.batch, sizes.queries, sizes.keys, heads, len(different)
     return Roles(*numbers, *shapes, query, key, value, gate, output)
@@ -246,16 +246,6 @@ def _split(part: Part, heads: int) -> Part:
         return part
     whole = np.array(part.heads[0]).reshape(heads, -1)
     return Part(part.projection, tuple(tuple(row.tolist()) for row in whole))
-
-
-def _behind(program: Program, value: int) -> set[int]:
-    """Numbers of the operations that depend on a value."""
-    reached, numbers = {value}, set()
-    for node in program.tape.nodes:
-        if reached & {*node.operands}:
-            reached |= {*node.outs}
-            numbers.add(node.number)
-    return numbers
 
 
 def _pairs(
@@ -285,19 +275,19 @@ def _of_results(program: Program, weights: int, grid: Grid, keys: int) -> Iterat
     import torch
 
     values = program.tape.values
-    outputs = [v for k, v in program.tape.marks.items() if k.startswith("output ")]
+    output = program.outputs[0]
     visible = program.array(weights) > 0
-    behind = _behind(program, weights)
+    behind = {node.number for node in program.behind(weights)}
     before = {p.node.number for p in program.projections} - behind
     leaves = _leaves(program, before)
     nothing = {w: torch.zeros_like(values[w]) for _, w in program.softmaxes}
-    zero = program.values({**leaves, **nothing}, outputs[0])
+    zero = program.values({**leaves, **nothing}, output)
     cotangent = torch.from_numpy(np.random.RandomState(0).standard_normal(zero.shape))
     for lead in grid.leads:
         for query, key in _pairs(grid, visible, lead, keys)[:2]:
             one = torch.zeros_like(values[weights])
             one[grid.index(lead, query, key)] = 1.0
-            result = program.values({**leaves, **nothing, weights: one}, outputs[0])
+            result = program.values({**leaves, **nothing, weights: one}, output)
             yield Probe(query, key, _reached(((result - zero) * cotangent).sum(), leaves))
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..sides.tape import Node, Ref, Tape, mapped
+from ..sides.tape import INPUT, PARAMETER, Node, Ref, Tape, mapped
 from .elements import functions
-from .operation import VIEWS, described
+from .operation import VIEWS, described, first
 from .replay import Change
 from .span import Cause, Span
 
@@ -72,7 +72,7 @@ def _dominators(span: Span) -> dict[int, list[int]]:
 
     Parameters, buffers and constants do not count.
     """
-    inputs = {v for k, v in span.tape.marks.items() if k.startswith("input ")}
+    inputs = {v for k, v in span.tape.marks.items() if k.startswith(INPUT)}
     through: dict[int, list[int]] = {}
     for node in span.nodes:
         operands = dict.fromkeys(node.operands)
@@ -117,23 +117,17 @@ def _inner(span: Span, start: int, last: Node) -> list[Node]:
 
 def _changed(span: Span, rows: Sequence[Chain]) -> Iterator[tuple[str, dict[int, Change]]]:
     """The changes of a row, and alike of the rows that end on the same line."""
-    first = rows[0]
-    text = f"what leads from {_called(span, first.start)} to {described(first.last)}"
+    one = rows[0]
+    start = span.operation(one.last).called(one.start)
+    text = f"what leads from {start} to {described(one.last)}"
     yield f"{text} left out", {row.last.number: _instead(row, lambda x: x) for row in rows}
     yield f"{text} applied twice", {row.last.number: _twice(row) for row in rows}
-    fixed = {v for k, v in span.tape.marks.items() if k.startswith("parameter ")}
-    if fixed & {*first.others}:
+    fixed = {v for k, v in span.tape.marks.items() if k.startswith(PARAMETER)}
+    if fixed & {*one.others}:
         return
     for name, function in functions().items():
         changes = {row.last.number: _instead(row, function) for row in rows}
         yield f"{name} in the place of {text}: another activation", changes
-
-
-def _called(span: Span, number: int) -> str:
-    producer = span.tape.producers[number]
-    if number in span.labels or producer < 0:
-        return span.labels.get(number, "a value")
-    return described(span.tape.nodes[producer])
 
 
 def _instead(row: Chain, function: Any) -> Change:
@@ -146,8 +140,7 @@ def _instead(row: Chain, function: Any) -> Change:
 def _twice(row: Chain) -> Change:
     def change(func: Any, args: Any, kwargs: Any, more: Any) -> Any:
         out = func(*args, **kwargs)
-        once = out[0] if row.last.several else out
-        second = row.applied(once, more)
+        second = row.applied(first(out), more)
         return type(out)((second, *out[1:])) if row.last.several else second
 
     return Change(change, more=row.others)

@@ -125,13 +125,13 @@ def _rounded(
     A number without a short form depends on the data, and is no constant of a program.
     """
     digits = DIGITS if span.target.got.size >= ENOUGH else FEW_DIGITS
-    for guess in _short(c, torch, digits):
+    for guess in short_numbers(c, torch, digits):
         if abs(guess - c) <= CLOSE * max(abs(c), abs(guess)) and span.explains(changes(guess)):
             return guess
     return None
 
 
-def _short(c: float, torch: float, up_to: int) -> Iterator[float]:
+def short_numbers(c: float, torch: float = 0.0, up_to: int = DIGITS) -> Iterator[float]:
     """Numbers of few digits, their inverses and roots, and multiples of torch's constant."""
     if not np.isfinite(c):
         return

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..sides.tape import Node, Ref, Tape, flat
+from ..sides.tape import INPUT, OUTPUT, PARAMETER, Node, Ref, Tape, flat
 from ..torch_module import to_numpy, to_torch
 from .inside import attempted, inside
 from .operation import Changed, Operation, computed
@@ -16,7 +16,6 @@ from .sites import subsets
 from .span import Budget, Cause, Outcome
 
 Gradients = dict[str, np.ndarray]
-PARAMETER, INPUT, OUTPUT = "parameter ", "input ", "output "
 
 
 def gradients(

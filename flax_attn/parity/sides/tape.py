@@ -26,8 +26,12 @@ BETWEEN = tuple(
 KERNELS = ("_weight_norm_interface", "native_layer_norm", "native_group_norm", "native_batch_norm")
 # Modes of this package, which are on the call stack of every operation of the module.
 HANDLERS = ("__torch_dispatch__", "__torch_function__", "on_op", "_on_op", "in_float64", "noisy")
-# And the formula that stands for a fused attention of the module.
-HANDLERS += ("attention_formula",)
+# The formula that stands for a fused attention: what it calls is part of the module.
+FORMULA = "attention_formula"
+
+
+# Begin the names of values in `Tape.marks`.
+PARAMETER, INPUT, OUTPUT = "parameter ", "input ", "output "
 
 
 class Ref(NamedTuple):
@@ -390,14 +394,14 @@ def _reshaping(func: Any, name: str) -> Callable[..., Any]:
 def _caller() -> tuple[str, int] | None:
     """Returns file and line that called an operation; None if this package called it."""
     # Operations of this package's own recording are not part of the module's computation.
-    frame = sys._getframe(2)
+    frame, by_package, in_formula = sys._getframe(2), False, False
     while frame is not None:
         code = frame.f_code
-        is_own = code.co_filename.startswith(PACKAGE_DIR)
-        if is_own and code.co_name not in HANDLERS and code.co_name != "_record":
-            return None
-        if not is_own and not any(x in code.co_filename for x in BETWEEN):
-            return code.co_filename, frame.f_lineno
+        if code.co_filename.startswith(PACKAGE_DIR):
+            by_package |= code.co_name not in HANDLERS and code.co_name != "_record"
+            in_formula |= code.co_name == FORMULA
+        elif not any(x in code.co_filename for x in BETWEEN):
+            return None if by_package and not in_formula else (code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return None
 

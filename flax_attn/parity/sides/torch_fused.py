@@ -137,6 +137,19 @@ def _steps(operands: tuple[Any, Any, Any], sdpa: _SdpaArguments, keep: Any) -> S
     return SdpaSteps(query, key, scores, weights, value, dropped @ value, tuple(done))
 
 
+def attention_formula(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+    """`scaled_dot_product_attention` in single operations, with torch's arguments.
+
+    Shapes: query `*B N T H`, key `*B K S H`, value `*B K S V` -> `*B N T V`.
+    """
+    import torch
+
+    sdpa, operands = _SdpaArguments(*args, **kwargs), _broadcast(query, key, value)
+    drawn = torch.empty(*operands[0].shape[:-1], operands[1].shape[-2], dtype=query.dtype)
+    keep = drawn.bernoulli_(1 - sdpa.dropout_p) if sdpa.dropout_p else None
+    return _steps(operands, sdpa, keep).context
+
+
 def _flat(x: Any) -> Any:
     # `(B N) T H`, as in the batched products of attention that is written out.
     return x.reshape(-1, *x.shape[-2:])

@@ -14,7 +14,7 @@ import numpy as np
 
 from ... import judge
 from ...report import Row
-from ...sides.match import Layout, hidden, match_value, point_of
+from ...sides.match import Layout, hidden, match_value, point_of, sibling
 from ...sides.pair import Names
 from ...sides.run import Call, Run
 from .attention import context, heads_together, scores, weights
@@ -211,9 +211,7 @@ def _input_evidence(tap: str, run: Run, truth: Run, names: Names) -> Evidence | 
         match = match_value("input", inputs[0], want)
         if match is None:
             return None
-        owner, _, last = name.rpartition(".")
-        count = last.partition("#")[2]
-        here = (f"{owner}." if owner else "") + "input" + (f"#{count}" if count else "")
+        here = sibling(name, "input")
         more = (
             _tapped_points(run, truth, names),
             _before(name, want, truth),

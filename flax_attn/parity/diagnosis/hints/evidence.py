@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ...sides.match import Layout, hidden, point_of
+from ...search.fit import short_numbers
+from ...sides.match import Layout, hidden, point_of, sibling
 from ...sides.run import Call, Run
 
 # A possible Flax value: a description, and an array in torch's layout or a function of the share of
@@ -13,7 +14,6 @@ from ...sides.run import Call, Run
 Guess = tuple[str | Callable[[float], str], np.ndarray | Callable[[float], np.ndarray | None]]
 Guesses = Iterator[Guess]
 Values = Iterator[tuple[str, np.ndarray]]
-DIGITS = 7  # of a factor that somebody may have written
 
 
 def times(factor: float) -> str:
@@ -31,8 +31,7 @@ def is_short(factor: float, tolerance: float = 1e-10) -> bool:
 
     `tolerance` is relative.
     """
-    ways = (factor, 1 / factor if factor else 0.0, factor**2, 1 / factor**2 if factor else 0.0)
-    return any(abs(x - float(f"{x:.{DIGITS}g}")) <= tolerance * abs(x) for x in ways)
+    return any(abs(factor - x) <= tolerance * abs(factor) for x in short_numbers(factor))
 
 
 @dataclass(frozen=True)
@@ -76,9 +75,7 @@ class Evidence:
 
     def name(self, point: str) -> str:
         """Name of the tap at another point of the same attention."""
-        count = self.tap.rpartition(".")[2].partition("#")[2]
-        name = f"{self.owner}.{point}" if self.owner else point
-        return f"{name}#{count}" if count else name
+        return sibling(self.tap, point)
 
     def at_point(self, point: str) -> np.ndarray | None:
         """Torch's value at another point of the same attention."""
