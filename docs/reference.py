@@ -75,7 +75,7 @@ FUNCTIONS = {
 MODULES = {
     "parity/comparing": ("parity", "compare assert_parity ParityError Report Row Divergence judge"),
     "parity/cases": ("parity", "Case Decode record Recording"),
-    "parity/porting": ("parity", "port plan suggest Plan Rule"),
+    "parity/porting": ("parity", "identify Identified port plan suggest Plan Rule"),
     **{name: (name, "") for name in ("weights", "families", "sharding", "recurrence", "taps")},
 }
 FIRST_IN_SEARCH = "---\nsearch:\n  boost: 2\n---\n"  # before pages that use a name

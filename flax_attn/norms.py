@@ -179,7 +179,7 @@ class LayerNorm(nnx.Module):
     Shapes: x `*B T N H` -> `*B T N H`.
 
     Args:
-      features: H, or `(N, H)` for a separate scale per head (Cohere).
+      features: H, or `(N, H)` for a separate scale per head (Cohere); None for no scale.
       eps: added to the variance.
       use_bias: whether there is a bias.
       scale_init: initializer of the scale; None for ones.
@@ -187,7 +187,8 @@ class LayerNorm(nnx.Module):
       param_dtype: of scale and bias.
 
     Raises:
-      ValueError: for features below 1 or a negative eps; in the call, for x of another width.
+      ValueError: for features below 1, a negative eps, use_bias or scale_init without features; in
+        the call, for x of another width.
 
     Source: Ba et al., "Layer Normalization", 2016.
 
@@ -198,7 +199,7 @@ class LayerNorm(nnx.Module):
 
     def __init__(
         self,
-        features: int | tuple[int, ...],
+        features: int | tuple[int, ...] | None,
         *,
         eps: float,
         use_bias: bool = False,
@@ -207,16 +208,18 @@ class LayerNorm(nnx.Module):
         param_dtype: Any = jnp.float32,
     ):
         _check_eps(eps)
-        shape = _shape(features)
+        if features is None and (use_bias or scale_init is not None):
+            raise ValueError("use_bias and scale_init need features; LayerNorm(None) has none.")
+        shape = None if features is None else _shape(features)
         self.scale = _param(shape, scale_init, jnp.ones, rngs, param_dtype)
         self.bias = _param(shape if use_bias else None, None, jnp.zeros, rngs, param_dtype)
         self.eps = eps
 
     def __call__(self, x: Float[Array, "*B T N H"]) -> Float[Array, "*B T N H"]:
         """Normalises x over H."""
-        assert self.scale is not None
+        scale = None if self.scale is None else _gain_for(self.scale[...], x)
         bias = None if self.bias is None else self.bias[...]
-        return layer_norm(x, _gain_for(self.scale[...], x), bias, eps=self.eps)
+        return layer_norm(x, scale, bias, eps=self.eps)
 
 
 def _shape(features: int | tuple[int, ...]) -> tuple[int, ...]:

@@ -411,7 +411,7 @@ if HAS_TORCH:
     try:
         plan(theirs, layer)
     except ParityError as error:
-        said = str(error).splitlines()
+        said = error.full.splitlines()  # str(error) is at most a screen
     print(*said[:3], "  ...", *said[-5:], sep="\n")
     assert "\n".join(said).endswith(PROPOSED)
 
@@ -462,6 +462,22 @@ same(flax_call(layer, *inputs), mine(*inputs), within=1e-4)
 #
 # > **Try it.** Swap the first two rules, so that queries become keys. Is the result still equal?
 # > What does the report say?
+#
+# And if you do not know which layer it is? `identify` measures a module of PyTorch and names the
+# layer that computes the same, with its rules, after it has compared the two. A wide module takes
+# minutes, so here is the original with 24 features.
+
+# %%
+if HAS_TORCH:
+    from flax_attn.parity import identify
+
+    narrow = np.random.RandomState(0).standard_normal((2, 7, 24))
+    print(answer := identify(Theirs(24, 3), narrow, np.arange(7) < [[7], [5]]))
+    assert answer.layer is not None and answer.text.startswith("GroupedQueryAttention(24, 3, 3, 8")
+
+# %% [markdown]
+# Where each head of queries has its own head of keys, `GroupedQueryAttention` is the same function
+# too, and `real` is the mask of its call. What could not be compared would be *not proven*.
 #
 # ## A planted fault
 #

@@ -103,6 +103,13 @@ CASES = [
         memory=(2, 13, 24),
         decode=Decode(flax=cache_memory),
     ),
+    Case(
+        CrossAttention,
+        {**SIZES, "head_dim": 5, "use_bias": False, "out_bias": True},
+        x=(2, 9, 12),
+        memory=(2, 13, 12),
+        **ONE,
+    ),
     Case(CrossAttention, SIZES, x=(9, 12), **ONE),
     Case(CrossAttention, SIZES, x=(2, 9, 12), valid=VALID, **ONE),
     Case(CrossAttention, WHISPER, x=(2, 9, 12), memory=(2, 13, 12), mask=RAGGED, **ONE),

@@ -78,6 +78,7 @@ CASES = [
         x=(2, 7, 11),
         valid=VALID,
     ),
+    Case(GatedQueryAttention, {**SIZES, "gate_bias": True}, **FLOAT64, x=(2, 7, 11)),
     published("qwen3_next", "Qwen3Next", norm=GEMMA, width=2, own=FULL, fused=True, bias=True),
     published(
         "laguna",

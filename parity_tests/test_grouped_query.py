@@ -212,6 +212,7 @@ CASES = [
     Case(GroupedQueryAttention, {**sizes(3), "sinks": True}, x=(2, 7, 11), mask=RAGGED),
     Case(GroupedQueryAttention, **clipped(0.4), x=(2, 7, 11)),
     Case(GroupedQueryAttention, {**sizes(3), "qkv_bias": True, "key_bias": False}, x=(2, 7, 11)),
+    Case(GroupedQueryAttention, {**sizes(3), "qkv_bias": "q"}, x=(2, 7, 11), dtypes=("float64",)),
     Case(GroupedQueryAttention, **normed_output(), x=(2, 7, 11)),
     Case(GroupedQueryAttention, **window(), x=(2, 7, 11)),
     Case(GroupedQueryAttention, **window(), x=(2, 7, 11), mask=DOCUMENTS),

@@ -16,23 +16,27 @@ class CrossAttention(nn.Module):
         num_heads,
         *,
         num_kv_heads=None,
+        head_dim=None,
         memory_features=None,
         norms=None,
         use_bias=True,
         key_bias=True,
+        out_bias=None,
         mask=None,
         dropout=0.0,
     ):
         super().__init__()
         width = in_features if memory_features is None else memory_features
-        self.head_dim, self.mask = in_features // num_heads, mask
+        self.head_dim, self.mask = head_dim or in_features // num_heads, mask
         self.groups = 1 if num_kv_heads is None else num_heads // num_kv_heads
         self.q_norm, self.k_norm = (None, None) if norms is None else norms
-        kv_width = in_features // self.groups
-        self.q_proj = nn.Linear(in_features, in_features, bias=use_bias)
+        inner = num_heads * self.head_dim
+        kv_width = inner // self.groups
+        self.q_proj = nn.Linear(in_features, inner, bias=use_bias)
         self.k_proj = nn.Linear(width, kv_width, bias=use_bias and key_bias)
         self.v_proj = nn.Linear(width, kv_width, bias=use_bias)
-        self.out_proj = nn.Linear(in_features, in_features, bias=use_bias)
+        out_bias = use_bias if out_bias is None else out_bias
+        self.out_proj = nn.Linear(inner, in_features, bias=out_bias)
         self.dropout = nn.Dropout(dropout)
 
     def split(self, x, norm=None):

@@ -19,6 +19,7 @@ class GatedQueryAttention(nn.Module):
         gate="full",
         fused=False,
         activation="sigmoid",
+        gate_bias=False,
         rotary=None,
         q_norm=None,
         k_norm=None,
@@ -35,19 +36,18 @@ class GatedQueryAttention(nn.Module):
         super().__init__()
         assert num_heads % num_kv_heads == 0, f"{num_heads} heads, {num_kv_heads} key/value heads"
         self.head_dim, self.groups = head_dim, num_heads // num_kv_heads
-        self.rotary, self.q_norm, self.k_norm = rotary, q_norm, k_norm
-        self.norm_after_rotary, self.mask = norm_after_rotary, mask
+        self.rotary, self.q_norm, self.k_norm, self.mask = rotary, q_norm, k_norm, mask
+        self.norm_after_rotary = norm_after_rotary
         self.scale = head_dim**-0.5 if scale is None else scale
-        self.softcap, self.slopes = softcap, slopes
+        self.softcap, self.slopes, self.dropout = softcap, slopes, nn.Dropout(dropout)
         self.q_proj = nn.Linear(in_features, (1 + fused) * num_heads * head_dim, bias=qkv_bias)
         self.k_proj = nn.Linear(in_features, num_kv_heads * head_dim, bias=qkv_bias)
         self.v_proj = nn.Linear(in_features, num_kv_heads * head_dim, bias=qkv_bias)
         self.o_proj = nn.Linear(num_heads * head_dim, in_features, bias=out_bias)
         self.sinks = nn.Parameter(torch.zeros(num_heads)) if sinks else None
-        self.dropout = nn.Dropout(dropout)
         self.activation = {"sigmoid": torch.sigmoid, "softplus": nn.functional.softplus}[activation]
-        width = num_heads * (head_dim if gate == "full" else 1)
-        self.g_proj = None if fused else nn.Linear(in_features, width, bias=False)
+        gates = num_heads * (head_dim if gate == "full" else 1)
+        self.g_proj = None if fused else nn.Linear(in_features, gates, bias=gate_bias)
 
     def queries(self, x):
         q = self.q_proj(x)  # *B T (N H), or *B T (N 2 H)

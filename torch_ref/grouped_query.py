@@ -69,9 +69,11 @@ class GroupedQueryAttention(nn.Module):
         self.scale = head_dim**-0.5 if scale is None else scale
         self.softcap, self.slopes = softcap, slopes
         self.clip_qkv, self.o_norm = clip_qkv, o_norm
-        self.q_proj = nn.Linear(in_features, num_heads * head_dim, bias=qkv_bias)
-        self.k_proj = nn.Linear(in_features, num_kv_heads * head_dim, bias=qkv_bias and key_bias)
-        self.v_proj = nn.Linear(in_features, num_kv_heads * head_dim, bias=qkv_bias)
+        biased = qkv_bias if isinstance(qkv_bias, str) else "qkv" * qkv_bias
+        self.q_proj = nn.Linear(in_features, num_heads * head_dim, bias="q" in biased)
+        k_bias = "k" in biased and key_bias
+        self.k_proj = nn.Linear(in_features, num_kv_heads * head_dim, bias=k_bias)
+        self.v_proj = nn.Linear(in_features, num_kv_heads * head_dim, bias="v" in biased)
         self.o_proj = nn.Linear(num_heads * head_dim, in_features, bias=out_bias)
         self.sinks = nn.Parameter(torch.zeros(num_heads)) if sinks else None
         self.dropout = nn.Dropout(dropout)

@@ -1,7 +1,7 @@
 """The `flax-attn` command: `parity` compares, `bench` times, `explain` shows backends.
 
-`record` saves torch's results, `check-device` runs everything on one machine. Slow modules are
-imported only when needed.
+`record` saves torch's results, `identify` names the layer that a torch module is, `check-device`
+runs everything on one machine. Slow modules are imported only when needed.
 """
 
 import argparse
@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .options import Parser, check_file, missing
+from . import identify_command
+from .options import Parser, Version, check_file, missing
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,23 +90,14 @@ def _record(options: argparse.Namespace, console: "Console") -> int:
         return recorded(OWN, options.names, Path(options.to), progress)
 
 
-class _Version(argparse.Action):
-    """Prints the version; looks it up only when requested."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from importlib.metadata import version
-
-        print(f"flax-attn {version('flax-attn')}")
-        parser.exit()
-
-
 def _parser(argv: Sequence[str]) -> Parser:
     parser = Parser(prog="flax-attn", description="Attention in JAX that can be trusted.")
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    parser.add_argument("--version", action=Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(dest="command", required=True)
     parser.commands = commands.choices
     _add_parity(commands)
     _add_record(commands)
+    identify_command.add_to(commands)
     _add_explain(commands)
     _add_check_device(commands)
     if "bench" in argv:  # its options are slow to import
@@ -440,6 +432,7 @@ COMMANDS = {
     "bench": _bench,
     "check-device": _check_device,
     "explain": _explain,
+    "identify": identify_command.identify,
     "parity": _parity,
     "record": _record,
 }

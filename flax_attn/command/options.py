@@ -52,6 +52,16 @@ class Parser(argparse.ArgumentParser):
         return [name for action in self._actions for name in action.option_strings]
 
 
+class Version(argparse.Action):
+    """Prints the version; looks it up only when requested."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import version
+
+        print(f"flax-attn {version('flax-attn')}")
+        parser.exit()
+
+
 def missing() -> str:
     """One sentence listing required packages that are not installed, or ""."""
     names = " ".join(name for name in REQUIRED if find_spec(name) is None)

@@ -32,7 +32,7 @@ class Grouped(LayerInitKeywords, total=False):
     mask: Mask | Array
     rules: Rules
     sinks: bool
-    qkv_bias: bool
+    qkv_bias: bool | str
     out_bias: bool
 
 
@@ -64,7 +64,7 @@ class GroupedHeads(Heads):
         mask: Mask | Array = CAUSAL,
         rules: Rules = Rules(),  # noqa: B008
         sinks: bool = False,
-        qkv_bias: bool = False,
+        qkv_bias: bool | str = False,
         out_bias: bool = False,
         **more: Unpack[LayerInitKeywords],
     ):
@@ -76,10 +76,10 @@ class GroupedHeads(Heads):
         self.q_norm, self.k_norm, self.norm_after_rotary = q_norm, k_norm, norm_after_rotary
         init = LayerInit(**more)
         q_width = self.query_parts * num_heads * head_dim
-        self.q_proj = init.linear(in_features, q_width, use_bias=qkv_bias)
+        self.q_proj = init.linear(in_features, q_width, use_bias=has_bias(qkv_bias, "q"))
         for name in self.kv_projections:
             kv_width = num_kv_heads * head_dim
-            biased = qkv_bias and (self.key_bias or name != "k_proj")
+            biased = has_bias(qkv_bias, name[0]) and (self.key_bias or name != "k_proj")
             setattr(self, name, init.linear(in_features, kv_width, use_bias=biased))
         self.o_proj = init.linear(num_heads * head_dim, in_features, use_bias=out_bias)
         self.sinks = nnx.Param(jnp.zeros(num_heads, init.param_dtype)) if sinks else None
@@ -123,6 +123,18 @@ class GroupedHeads(Heads):
     def clipped(self, x: Float[Array, "*B T N H"], most: float) -> Float[Array, "*B T N H"]:
         """Clips the components of the heads to [-most, most]."""
         return jnp.clip(x, -most, most)
+
+
+def has_bias(qkv_bias: bool | str, projection: str) -> bool:
+    """Whether "q", "k" or "v" has a bias; raises ValueError for other letters in `qkv_bias`."""
+    if not isinstance(qkv_bias, str):
+        return qkv_bias
+    if not qkv_bias or set(qkv_bias) - set("qkv"):
+        raise ValueError(
+            "qkv_bias is True, False, or names the projections with a bias by their letters, such "
+            f"as 'qv'; got {qkv_bias!r}."
+        )
+    return projection in qkv_bias
 
 
 class DecodingHeads(GroupedHeads):

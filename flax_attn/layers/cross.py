@@ -19,7 +19,7 @@ class CrossAttention(CrossForward):
 
     Also called: encoder-decoder attention, cross-attention.
 
-    There are N heads of width D / N. Query head n uses key/value head n // (N / K).
+    There are N heads, of width D / N by default. Query head n uses key/value head n // (N / K).
 
     Without a memory this is self attention; with `mask=CAUSAL` that of a decoder.
 
@@ -27,13 +27,15 @@ class CrossAttention(CrossForward):
 
     Args:
       in_features: width of a token of x, D.
-      num_heads: number of heads; must divide in_features.
+      num_heads: number of heads; must divide in_features unless there is a head_dim.
       num_kv_heads: key/value heads, K; must divide N; None for N.
+      head_dim: width of a head, H; N * H need not be in_features. None for D / N.
       memory_features: width of a token of the memory; None for in_features.
       norms: norms of queries and of keys over the last axis of `*B T N H`, such as two of
         `RMSNorm(head_dim, eps=1e-5)` (Llama 3.2 Vision), kept as `q_norm` and `k_norm`; None for
         no norms.
       use_bias: whether the projections have biases.
+      out_bias: whether `out_proj` has one; None for use_bias (Stable Diffusion has that one only).
       key_bias: whether `use_bias` includes `k_proj`, as in Bart; not in Whisper.
       mask: the default mask of a call; kept as `layer.mask`.
       dropout: dropout rate of the weights in training, from 0 to 1.
@@ -64,27 +66,33 @@ class CrossAttention(CrossForward):
         num_heads: int,
         *,
         num_kv_heads: int | None = None,
+        head_dim: int | None = None,
         memory_features: int | None = None,
         norms: tuple[NormFn, NormFn] | None = None,
         use_bias: bool = True,
         key_bias: bool = True,
+        out_bias: bool | None = None,
         mask: Mask | Array = FULL,
         **more: Unpack[LayerInitKeywords],
     ):
         memory_features = in_features if memory_features is None else memory_features
         check_positive(in_features=in_features, num_heads=num_heads)
         check_positive(memory_features=memory_features)
-        self.head_dim = check_divides("num_heads", num_heads, "in_features", in_features)
+        if head_dim is None:
+            head_dim = check_divides("num_heads", num_heads, "in_features", in_features)
+        check_positive(head_dim=head_dim)
+        self.head_dim = head_dim
         self.mask = as_module_data(as_mask(mask))
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         check_positive(num_kv_heads=kv_heads)
         check_divides("num_kv_heads", kv_heads, "num_heads", num_heads)
         self.q_norm, self.k_norm = (None, None) if norms is None else norms
-        init, kv_width = LayerInit(**more), kv_heads * self.head_dim
-        self.q_proj = init.linear(in_features, in_features, use_bias)
+        init, width, kv_width = LayerInit(**more), num_heads * head_dim, kv_heads * head_dim
+        self.q_proj = init.linear(in_features, width, use_bias)
         self.k_proj = init.linear(memory_features, kv_width, use_bias and key_bias)
         self.v_proj = init.linear(memory_features, kv_width, use_bias)
-        self.out_proj = init.linear(in_features, in_features, use_bias)
+        out_bias = use_bias if out_bias is None else out_bias
+        self.out_proj = init.linear(width, in_features, out_bias)
         self.dropout = init.attention_dropout()
 
     def projections(self) -> tuple[nnx.Linear, nnx.Linear, nnx.Linear, nnx.Linear]:

@@ -32,13 +32,14 @@ class GatedQueryAttention(DecodingHeads, SelfAttention):
       in_features, num_heads, num_kv_heads, head_dim: as in `GroupedQueryAttention`.
       gate: "full" for one number per component, "head" for one per head.
       fused: whether the gate is part of `q_proj`, which is then twice as wide and holds a query
-        and its gate for each head (Qwen3-Next); else `g_proj`, without a bias (Laguna).
+        and its gate for each head (Qwen3-Next); else `g_proj` (Laguna).
+      gate_bias: whether `g_proj` has a bias.
       activation: "sigmoid" or "softplus" (Laguna), of the gate.
       grouped: the keywords of `GroupedQueryAttention`, except `clip_qkv` and `o_norm`;
         `qkv_bias` applies to a fused gate too.
 
     Raises:
-      ValueError: for another gate or activation, fused with gate="head", and as
+      ValueError: for another gate or activation, fused with gate="head" or gate_bias, and as
         `GroupedQueryAttention` does.
       TypeError: as `GroupedQueryAttention` does.
 
@@ -63,6 +64,7 @@ class GatedQueryAttention(DecodingHeads, SelfAttention):
         gate: Gate = "full",
         fused: bool = False,
         activation: Activation = "sigmoid",
+        gate_bias: bool = False,
         **grouped: Unpack[Grouped],
     ):
         check_choice("gate", gate, *get_args(Gate))
@@ -72,11 +74,13 @@ class GatedQueryAttention(DecodingHeads, SelfAttention):
                 'fused=True is for gate="full", where a head of q_proj is a query and a gate of '
                 f"equal width; got gate={gate!r}."
             )
+        if fused and gate_bias:
+            raise ValueError("gate_bias is of g_proj, which fused=True has not: say qkv_bias=True.")
         self.query_parts, self.activation = 2 if fused else 1, activation
         super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
         width = num_heads * (head_dim if gate == "full" else 1)
         init = LayerInit.of(grouped)
-        self.g_proj = None if fused else init.linear(in_features, width, use_bias=False)
+        self.g_proj = None if fused else init.linear(in_features, width, use_bias=gate_bias)
 
     def project(
         self, x: Float[Array, "*B T D"], positions: RotaryPositions, cached: bool = False

@@ -35,7 +35,8 @@ class GroupedQueryAttention(DecodingHeads, SelfAttention):
       o_norm: a norm before `o_proj`, such as
         `RMSNorm(num_heads * head_dim, eps=1e-5, over_heads=True)` (BitNet); None for none.
       key_bias: whether qkv_bias includes `k_proj`; False for DINOv3.
-      qkv_bias, out_bias: whether `q_proj`, `k_proj` and `v_proj`, and `o_proj`, have biases.
+      qkv_bias, out_bias: whether `q_proj`, `k_proj` and `v_proj`, and `o_proj`, have biases; for
+        some of the first three their letters, such as "qv".
       dropout: dropout rate of the weights in training, from 0 to 1.
       kernel_init, bias_init: initializers of the projections; None for PyTorch's.
       rngs: source of the initial values, torch's U(+-1 / sqrt(width in)), and of the dropout.
@@ -43,10 +44,10 @@ class GroupedQueryAttention(DecodingHeads, SelfAttention):
       param_dtype: of the weights.
 
     Raises:
-      ValueError: for counts below 1, K that does not divide N, a rate outside [0, 1], rules with
-        more than score and scale, norm_after_rotary without a rotary and a norm, a clip_qkv that is
-        no finite number above zero; in the call, if x is not `*B T in_features`, masks, positions
-        or valid do not broadcast, or for an unknown `empty`.
+      ValueError: for counts below 1, K that does not divide N, a rate outside [0, 1], a qkv_bias
+        of other letters, rules with more than score and scale, norm_after_rotary without a rotary
+        and a norm, a clip_qkv that is no finite number above zero; in the call, if x is not
+        `*B T in_features`, masks, positions or valid do not broadcast, or for an unknown `empty`.
       TypeError: if x is not floating, or a mask or valid not boolean.
 
     Source: Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models", 2023; names

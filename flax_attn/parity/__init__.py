@@ -11,6 +11,8 @@ from .._internal.lazy import Lazy
 TYPE_CHECKING = False  # type checkers treat this name as True; avoids importing `typing`
 if TYPE_CHECKING:
     from ..errors import ParityError as ParityError
+    from ..identify.identify import Identified as Identified
+    from ..identify.identify import identify as identify
     from ..weights.plan import Plan as Plan
     from ..weights.rule import Rule as Rule
     from . import judge as judge
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 # The module that defines each public name ("." for a submodule). Imported on first use.
 _HOMES = {
     "ParityError": "..errors",
+    "Identified": "..identify.identify",
+    "identify": "..identify.identify",
     "Plan": "..weights.plan",
     "Rule": "..weights.rule",
     "judge": ".",

@@ -11,6 +11,7 @@ from flax_attn import CAUSAL, RMSNorm, Rotary, Sections
 
 # Constructors with more than eight arguments that shape the equation, and how many they have.
 MANY_ARGUMENTS = {
+    "CrossAttention": 9,
     "GroupedQueryAttention": 11,
     "IndexedSparseAttention": 10,
     "LatentAttention": 11,

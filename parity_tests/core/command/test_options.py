@@ -23,10 +23,14 @@ from flax_attn.parity.cases.case import has_torch
         (["prity"], "flax-attn: there is no command 'prity': did you mean parity?"),
         (
             ["xyzzy"],
-            "flax-attn: there is no command 'xyzzy': the commands are parity, record, explain, "
-            "check-device, bench.",
+            "flax-attn: there is no command 'xyzzy': the commands are parity, record, identify, "
+            "explain, check-device, bench.",
         ),
-        ([], "flax-attn: which command? It takes parity, record, explain, check-device, bench."),
+        (
+            [],
+            "flax-attn: which command? It takes parity, record, identify, explain, check-device, "
+            "bench.",
+        ),
         (
             ["parity", "--family"],
             "flax-attn parity: there is no option --family: did you mean --families?",

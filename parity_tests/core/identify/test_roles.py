@@ -5,10 +5,10 @@ from importlib import import_module
 import numpy as np
 import pytest
 
+from flax_attn.identify.plain import plainly
+from flax_attn.identify.program import Program
+from flax_attn.identify.roles import Unclear, roles_of
 from flax_attn.parity.call_spec import CallSpec
-from flax_attn.parity.identify.plain import plainly
-from flax_attn.parity.identify.program import Program
-from flax_attn.parity.identify.roles import Unclear, roles_of
 from flax_attn.parity.sides.calls import plain_call
 from flax_attn.parity.sides.torch_fused import attention_formula
 from parity_tests.tables import each, with_nightly

@@ -24,10 +24,12 @@ class Part:
     Attributes:
       projection: which one.
       heads: for each head the numbers of its components in the projection's result.
+      layout: flat indices of the projection's result as `batch token column`.
     """
 
     projection: Projection
     heads: tuple[Columns, ...]
+    layout: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,9 @@ class Roles:
         each head.
       gate: what multiplies the heads' results; empty without a gate.
       output: the projections that the heads' results go through.
+      grids: axes of the scores and weights of each softmax.
+      logits, results: which numbers of the projections single logits and single weighted values
+        depend on.
     """
 
     batch: int
@@ -56,6 +61,9 @@ class Roles:
     value: tuple[Part, ...]
     gate: tuple[Part, ...]
     output: tuple[Projection, ...]
+    grids: tuple["Grid", ...]
+    logits: tuple["Probe", ...]
+    results: tuple["Probe", ...]
 
     @property
     def parameters(self) -> dict[str, tuple[str, ...]]:
@@ -123,11 +131,14 @@ class Probe:
     Attributes:
       query, key: the tokens of the logit.
       reached: by number of the projection's result, where its gradient is not zero.
+      softmax, lead: which softmax it is of, and its index of batch and heads.
     """
 
     query: int
     key: int
     reached: Mapping[int, np.ndarray]
+    softmax: int
+    lead: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -184,21 +195,16 @@ def roles_of(program: Program, batch: int, queries: int, keys: int) -> Roles:
         raise Unclear("no softmax between two products")
     if min(min(pair) for pair in softmaxes) < 0:
         raise Unclear("the weights of the softmax are not what leads to the output")
-    grids = [_grid(program, *pair, sizes) for pair in softmaxes]
-    logits = [
-        p for x, g in zip(softmaxes, grids, strict=True) for p in _of_logits(program, *x, g, keys)
-    ]
-    results = [
-        p
-        for x, g in zip(softmaxes, grids, strict=True)
-        for p in _of_results(program, x[1], g, keys)
-    ]
+    grids = tuple(_grid(program, *pair, sizes) for pair in softmaxes)
+    each = range(len(grids))
+    logits = tuple(p for i in each for p in _of_logits(program, i, grids[i], keys))
+    results = tuple(p for i in each for p in _of_results(program, i, grids[i], keys))
     query, key = (_parts(program, sizes, logits, i) for i in ("query", "key"))
     value, gate = (_parts(program, sizes, results, i) for i in ("key", "query"))
     if not (query and key and value):
         raise Unclear("no projections lead to queries, keys and values")
-    heads = sum(len(grid.leads) for grid in grids) // sizes.batch
-    return _whole(program, sizes, heads, query, key, value, gate)
+    parts = {"query": query, "key": key, "value": value, "gate": gate}
+    return _whole(program, sizes, parts, {"grids": grids, "logits": logits, "results": results})
 
 
 def _grid(program: Program, scores: int, weights: int, sizes: Sizes) -> Grid:
@@ -214,20 +220,20 @@ def _grid(program: Program, scores: int, weights: int, sizes: Sizes) -> Grid:
 
 
 def _leaves(program: Program, numbers: Collection[int]) -> dict[int, Any]:
-    """The results of some projections, with gradients."""
-    values = (p.value for p in program.projections if p.node.number in numbers)
-    return {x: program.tape.values[x].clone().requires_grad_() for x in values}
+    """Results of some projections, with gradients: small numbers, of which no clamp stops one."""
+    import torch
+
+    random = np.random.RandomState(2)
+    values = [p.value for p in program.projections if p.node.number in numbers]
+    arrays = {x: 0.01 * random.standard_normal(program.tape.values[x].shape) for x in values}
+    return {x: torch.from_numpy(array).requires_grad_() for x, array in arrays.items()}
 
 
 def _whole(
-    program: Program,
-    sizes: Sizes,
-    heads: int,
-    query: tuple[Part, ...],
-    key: tuple[Part, ...],
-    value: tuple[Part, ...],
-    gate: tuple[Part, ...],
+    program: Program, sizes: Sizes, parts: Mapping[str, tuple[Part, ...]], probed: Mapping[str, Any]
 ) -> Roles:
+    query, key, value, gate = (parts[name] for name in ("query", "key", "value", "gate"))
+    heads = sum(len(grid.leads) for grid in probed["grids"]) // sizes.batch
     query = tuple(_split(p, heads // len(query)) for p in query)
     head_dim = len(query[0].heads[0])
     key = tuple(_split(p, max(len(p.heads[0]) // head_dim, 1)) for p in key)
@@ -236,7 +242,7 @@ def _whole(
     output = tuple(p for p in program.projections if p.node in after)
     shapes = head_dim, len(value[0].heads[0])
     numbers = sizes.batch, sizes.queries, sizes.keys, heads, len(different)
-    return Roles(*numbers, *shapes, query, key, value, gate, output)
+    return Roles(*numbers, *shapes, query, key, value, gate, output, **probed)
 
 
 def _split(part: Part, heads: int) -> Part:
@@ -245,7 +251,7 @@ def _split(part: Part, heads: int) -> Part:
     if heads < 2 or len(columns) > 1 or len(part.heads[0]) % heads:
         return part
     whole = np.array(part.heads[0]).reshape(heads, -1)
-    return Part(part.projection, tuple(tuple(row.tolist()) for row in whole))
+    return replace(part, heads=tuple(tuple(row.tolist()) for row in whole))
 
 
 def _pairs(
@@ -258,22 +264,23 @@ def _pairs(
     return [(q, k) for q, k in every if visible[grid.index(lead, q, k)]][:: max(len(every) // 5, 1)]
 
 
-def _of_logits(
-    program: Program, scores: int, weights: int, grid: Grid, keys: int
-) -> Iterator[Probe]:
+def _of_logits(program: Program, softmax: int, grid: Grid, keys: int) -> Iterator[Probe]:
     """What single logits of each head of each row depend on."""
+    scores, weights = program.softmaxes[softmax]
     leaves = _leaves(program, range(program.tape.producers[scores]))
     made = program.values(leaves, scores).reshape(grid.shape)
     visible = program.array(weights) > 0
     for lead in grid.leads:
         for query, key in _pairs(grid, visible, lead, keys):
-            yield Probe(query, key, _reached(made[grid.index(lead, query, key)], leaves))
+            reached = _reached(made[grid.index(lead, query, key)], leaves)
+            yield Probe(query, key, reached, softmax, lead)
 
 
-def _of_results(program: Program, weights: int, grid: Grid, keys: int) -> Iterator[Probe]:
+def _of_results(program: Program, softmax: int, grid: Grid, keys: int) -> Iterator[Probe]:
     """What the outputs depend on if one weight is 1 and all others are 0."""
     import torch
 
+    weights = program.softmaxes[softmax][1]
     values = program.tape.values
     output = program.outputs[0]
     visible = program.array(weights) > 0
@@ -288,7 +295,8 @@ def _of_results(program: Program, weights: int, grid: Grid, keys: int) -> Iterat
             one = torch.zeros_like(values[weights])
             one[grid.index(lead, query, key)] = 1.0
             result = program.values({**leaves, **nothing, weights: one}, output)
-            yield Probe(query, key, _reached(((result - zero) * cotangent).sum(), leaves))
+            reached = _reached(((result - zero) * cotangent).sum(), leaves)
+            yield Probe(query, key, reached, softmax, lead)
 
 
 def _reached(number: Any, leaves: Mapping[int, Any]) -> dict[int, np.ndarray]:
@@ -325,7 +333,7 @@ def _parts(program: Program, sizes: Sizes, probes: Sequence[Probe], token: str) 
             _join(sets, columns)
         if sets:
             ordered = sorted(tuple(sorted(columns)) for columns in sets)
-            parts.append(Part(projection, tuple(ordered)))
+            parts.append(Part(projection, tuple(ordered), layout))
     return tuple(parts)
 
 

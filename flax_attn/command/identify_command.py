@@ -1,0 +1,312 @@
+"""`flax-attn identify`: which layer of this library a torch class is, as Python that builds it.
+
+Imports torch only when the command runs.
+"""
+
+import argparse
+import ast
+import builtins
+import inspect
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from .._internal.nearest import did_you_mean
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..identify.identify import Identified
+
+BATCH, LENGTH = 2, 7  # of the tokens, unless --shape gives others
+# Where the width of a token is likely to stand; other numbers are tried after these.
+WIDTHS = ("hidden_size", "d_model", "embed_dim", "dim", "n_embd", "width")
+# Arguments of `forward` that may all be the tokens.
+TOKENS = {"q", "k", "v", "query", "key", "value", "queries", "keys", "values"}
+
+
+def add_to(commands: Any) -> None:
+    """Adds the command's parser."""
+    parser = commands.add_parser(
+        "identify",
+        help="say which layer of this library an attention module of torch is, with proofs",
+        description="Builds the torch class, measures it on random tokens, and prints Python that "
+        "builds the layer that computes the same and loads the weights, then what was compared. "
+        "Imports and runs the class's own code: name only code that you trust. Ends with 0 if a "
+        "layer is proven equal, 1 if none is, 2 if the class cannot be built or run.",
+    )
+    parser.add_argument(
+        "name", metavar="CLASS", help="its import path: package.module.Class; see also --config"
+    )
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="JSON object: the constructor's keywords, or the items of its argument `config`; "
+        "default: no arguments",
+    )
+    parser.add_argument(
+        "--shape",
+        metavar="B,T,D",
+        help=f"batch, tokens and width of the input; default: {BATCH},{LENGTH} and the width that "
+        "runs, of the config's numbers and the module's",
+    )
+
+
+def identify(options: argparse.Namespace, console: "Console") -> int:
+    """Identifies a class and prints what it is.
+
+    Args:
+      options: `name`, `config` and `shape`, as given on the command line.
+      console: prints the result.
+
+    Returns:
+      0 if a layer is proven equal, else 1.
+
+    Raises:
+      ValueError: without torch; for a class that cannot be imported, built or run, a file that is
+        no JSON object, and a shape that does not fit.
+    """
+    from ..parity.cases.home import has_torch
+
+    if not has_torch():
+        raise ValueError("identify needs torch: pip install 'flax-attn[torch]'.")
+    config = _config(options.config)
+    shape = _shape(options.shape)
+    module = _built(_class_of(options.name), config)
+    inputs = _inputs(module, shape, _numbers(config))
+
+    from ..identify.identify import identify
+
+    result = identify(module, *inputs)
+    if result.layer is None:
+        console.out(str(result), highlight=False)
+        return 1
+    console.out(program(result, type(module).__name__), highlight=False)
+    return 0
+
+
+def program(result: "Identified", name: str) -> str:
+    """Python that builds the layer and loads the weights, then the comparisons as comments.
+
+    Args:
+      result: of a module that is a layer of this library.
+      name: the torch module's class.
+
+    Returns:
+      a program in which only `torch_module` is undefined.
+    """
+    used = {node.id for node in ast.walk(ast.parse(result.text)) if isinstance(node, ast.Name)}
+    public = sorted(used - {*dir(builtins), "nnx"})
+    rules = [f"    {rule}," for rule in result.rules]
+    about = [f"# {line}" for line in (*result.measured, *map(str, result.proofs))]
+    lines = [
+        "from flax import nnx",
+        f"from flax_attn import {', '.join(public)}",
+        f"from flax_attn.parity import {'Rule, ' if rules else ''}port",
+        "",
+        f"layer = {result.text[:-1]}, rngs=nnx.Rngs(0))",
+        *(["rules = [", *rules, "]"] if rules else ["rules = []"]),
+        f"port(torch_module, layer, rules)  # torch_module: your {name}",
+        "",
+        *about,
+    ]
+    return "\n".join(lines)
+
+
+# What is given on the command line.
+
+
+def _config(name: str | None) -> dict[str, Any]:
+    """The object in a JSON file; empty without a file."""
+    if name is None:
+        return {}
+    try:
+        config = json.loads(Path(name).read_text("utf-8"))
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ValueError(f"--config {name} cannot be read: {reason}.") from error
+    except ValueError as error:
+        raise ValueError(f"--config {name} is no JSON: {error}.") from error
+    if not isinstance(config, dict):
+        kind = type(config).__name__
+        raise ValueError(f"--config takes a JSON object of keywords; {name} holds a {kind}.")
+    return config
+
+
+def _shape(text: str | None) -> tuple[int, int, int] | None:
+    if text is None:
+        return None
+    pieces = [piece.strip() for piece in text.split(",")]
+    if len(pieces) != 3 or not all(piece.isdecimal() and int(piece) > 0 for piece in pieces):
+        raise ValueError(f"--shape takes batch, tokens and width, such as 2,7,64; got {text!r}.")
+    batch, length, features = map(int, pieces)
+    return batch, length, features
+
+
+# The class.
+
+
+def _class_of(name: str) -> type:
+    """The class of an import path; imports its module and nothing else."""
+    place, _, last = name.rpartition(".")
+    if not place or not all(map(str.isidentifier, name.split("."))):
+        raise ValueError(f"a class is named package.module.Class; got {name!r}.")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        module = import_module(place)
+    except Exception as error:
+        raise ValueError(f"{place} cannot be imported: {_sentence(error)}") from error
+    value = getattr(module, last, None)
+    if _is_module(value):
+        return value
+    known = [key for key, x in vars(module).items() if _is_module(x)]
+    hint = did_you_mean(last, known, "the module has") if known else "the module has none."
+    problem = f"there is no {last} in {place}" if value is None else f"{name} is none"
+    raise ValueError(f"identify takes a class of torch.nn.Module, and {problem}: {hint}")
+
+
+def _is_module(value: Any) -> TypeGuard[type]:
+    import torch
+
+    return isinstance(value, type) and issubclass(value, torch.nn.Module)
+
+
+def _built(cls: type, config: dict[str, Any]) -> Any:
+    """The module, in eval mode."""
+    import torch
+
+    parameters = [*inspect.signature(cls).parameters.values()]
+    keywords = _keywords(parameters, config)
+    known = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        for key in keywords.keys() - {*known}:
+            hint = did_you_mean(key, known, "its arguments are") if known else "it takes none."
+            raise ValueError(f"{cls.__name__} takes no argument {key!r}: {hint}")
+    absent = [p.name for p in _required(parameters) if p.name not in keywords]
+    if absent:
+        names = ", ".join(absent)
+        raise ValueError(
+            f"{cls.__name__} needs {names}: give {'it' if len(absent) == 1 else 'them'} in the "
+            "JSON object of --config."
+        )
+    try:
+        torch.manual_seed(0)
+        return cls(**keywords).eval()
+    except Exception as error:
+        raise ValueError(f"{cls.__name__} cannot be built: {_sentence(error)}") from error
+
+
+def _keywords(parameters: Sequence[inspect.Parameter], config: dict[str, Any]) -> dict[str, Any]:
+    """The constructor's keywords: the config's items, or the whole of it as `config`.
+
+    Other required arguments next to `config` are items of the same name.
+    """
+    required = [parameter.name for parameter in _required(parameters)]
+    if "config" not in required or not config or "config" in config:
+        return config
+    others = {name: config[name] for name in required if name in config}
+    return {"config": _namespace(config), **others}
+
+
+def _required(parameters: Sequence[inspect.Parameter]) -> list[inspect.Parameter]:
+    stars = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p for p in parameters if p.default is p.empty and p.kind not in stars]
+
+
+def _namespace(value: Any) -> Any:
+    """Objects as namespaces, at every depth."""
+    if isinstance(value, dict):
+        return SimpleNamespace(**{key: _namespace(x) for key, x in value.items()})
+    return [*map(_namespace, value)] if isinstance(value, list) else value
+
+
+def _sentence(error: Exception) -> str:
+    """An error's first line as the end of a sentence."""
+    lines = str(error).strip().splitlines() or [""]
+    text = f"{type(error).__name__}: {lines[0]}".rstrip(": .")
+    return f"{text}."
+
+
+# The tokens.
+
+
+def _inputs(module: Any, shape: tuple[int, int, int] | None, numbers: Mapping[str, int]) -> Any:
+    """Arguments of a forward pass that runs."""
+    if shape is not None:
+        inputs = _tokens(module, shape)
+        error = _failure(module, inputs)
+        if error is None:
+            return inputs
+        sizes = ",".join(map(str, shape))
+        raise ValueError(f"{_name(module)} does not run on --shape {sizes}: {_sentence(error)}")
+    problems = {}
+    for width in _widths(module, numbers):
+        inputs = _tokens(module, (BATCH, LENGTH, width))
+        error = _failure(module, inputs)
+        if error is None:
+            return inputs
+        problems[width] = error
+    if not problems:
+        raise ValueError(
+            f"{_name(module)} shows no width of its tokens: give --shape B,T,D, such as 2,7,64."
+        )
+    widths = ", ".join(map(str, problems))
+    first = _sentence(next(iter(problems.values())))
+    raise ValueError(
+        f"{_name(module)} runs on no tokens {BATCH},{LENGTH},D with D of {widths}: give --shape "
+        f"B,T,D, or call flax_attn.parity.identify with its inputs. The first error: {first}"
+    )
+
+
+def _name(module: Any) -> str:
+    return type(module).__name__
+
+
+def _tokens(module: Any, shape: tuple[int, int, int]) -> list[Any]:
+    """Random tokens, for each argument that takes them: `B T D`."""
+    import numpy as np
+
+    tokens = np.random.RandomState(0).standard_normal(shape)
+    names = [p.name for p in _required([*inspect.signature(module.forward).parameters.values()])]
+    several = len(names) > 1 and {*names} <= TOKENS
+    return [tokens] * (len(names) if several else 1)
+
+
+def _failure(module: Any, inputs: Sequence[Any]) -> Exception | None:
+    """What a forward pass raises, or None."""
+    import torch
+
+    dtype = next((p.dtype for p in module.parameters()), torch.get_default_dtype())
+    try:
+        with torch.no_grad():
+            module(*(torch.from_numpy(x).to(dtype) for x in inputs))
+    except Exception as error:
+        return error
+    return None
+
+
+def _numbers(config: Mapping[str, Any]) -> dict[str, int]:
+    """Positive integers of a config, at every depth."""
+    numbers = {}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            numbers = {**_numbers(value), **numbers}
+        elif type(value) is int and value > 0:
+            numbers[key] = value
+    return numbers
+
+
+def _widths(module: Any, numbers: Mapping[str, int]) -> Iterator[int]:
+    """Sizes that may be a token's width, likely ones first, each once."""
+    import torch
+
+    attributes = {key: x for key, x in vars(module).items() if type(x) is int and x > 0}
+    linears = [m.in_features for m in module.modules() if isinstance(m, torch.nn.Linear)]
+    names = [part[name] for name in WIDTHS for part in (numbers, attributes) if name in part]
+    yield from dict.fromkeys([*names, *linears[:1], *numbers.values(), *attributes.values()])

@@ -1,0 +1,131 @@
+"""Compares a proposed layer with the module, in what was not measured too."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ParityError
+from ..parity.compare import compare
+from ..parity.report import Report
+from .dropout import Drops
+from .inputs import Inputs, as_tensors, first_output
+from .plain import plainly
+from .propose import Proposal
+
+MORE = 5  # tokens beyond the longest call that was measured
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One comparison.
+
+    Attributes:
+      name: what was compared.
+      report: its result; None if the module cannot take it.
+      why: why it cannot.
+    """
+
+    name: str
+    report: Report | None
+    why: str = ""
+
+    @property
+    def differs(self) -> bool:
+        """Whether it shows that the layer is another one."""
+        return self.report is not None and not self.report.ok
+
+    def __str__(self) -> str:
+        if self.report is None:
+            return f"not proven  {self.name}: {self.why}"
+        if self.report.ok:
+            return f"equal       {self.name}"
+        return f"DIFFERENT   {self.name}, first at {self.report.first}"
+
+
+@dataclass(frozen=True)
+class Prover:
+    """Compares proposals with a module.
+
+    Attributes:
+      module: torch's.
+      calls: the calls that were measured.
+      drops: the module's dropout.
+    """
+
+    module: Any
+    calls: Sequence[Inputs]
+    drops: Drops
+
+    def proofs(self, proposal: Proposal) -> Iterator[Proof]:
+        """All comparisons, until one is different."""
+        for proof in self._all(proposal):
+            yield proof
+            if proof.differs:
+                return
+
+    def _all(self, proposal: Proposal) -> Iterator[Proof]:
+        first, last = self.calls[0], self.calls[-1]
+        yield self._proof("these inputs and weights", proposal, first, weights="given")
+        other = first.drawn(first.sizes[1], 1)
+        yield self._proof("other weights and tokens", proposal, other, seed=1)
+        if len(self.calls) == 1:
+            yield Proof("more tokens", None, "the module takes this number of tokens alone")
+        else:  # beyond what was measured, unless the caller gives a mask for it
+            length = last.sizes[1] + (0 if last.others else MORE)
+            run = len(self.calls) - 1
+            more = last.drawn(length, 2)
+            yield self._proof(f"{length} tokens", proposal, more, seed=2, run=run)
+        if self.drops.elsewhere:
+            yield Proof("train mode", None, "the module drops other values than weights too")
+        elif self.drops.rate:
+            yield self._in_train_mode(proposal, first)
+
+    def _in_train_mode(self, proposal: Proposal, inputs: Inputs) -> Proof:
+        name = "train mode with its dropout"
+        try:
+            return self._proof(name, proposal, inputs, seed=3, train=True)
+        except ParityError as reason:  # such as a mask for each head alone
+            return Proof(name, None, str(reason))
+
+    def _proof(
+        self,
+        name: str,
+        proposal: Proposal,
+        inputs: Inputs,
+        weights: Any = "random",
+        seed: int = 0,
+        train: bool = False,
+        run: int = 0,
+    ) -> Proof:
+        report = compare(
+            self.module,
+            proposal.build(run),
+            *inputs.arrays,
+            dtypes=("float64",),
+            eager=False,
+            train=train,
+            weights=weights,
+            seed=seed,
+            rules=proposal.rules,
+            torch_call=_torch_call(inputs),
+            flax_call=_flax_call(inputs, proposal.called[run].call),
+            title=f"{type(self.module).__name__} and {proposal.text}: {name}",
+        )
+        return Proof(name, report)
+
+
+def _torch_call(inputs: Inputs) -> Callable[..., Any]:
+    run = plainly(inputs.call, flex_only=True)
+
+    def call(module: Any, *arrays: Any) -> Any:
+        args, kwargs = as_tensors(inputs.with_arrays(*arrays))
+        return first_output(run(module, *args, **kwargs))
+
+    return call
+
+
+def _flax_call(inputs: Inputs, options: Mapping[str, Any]) -> Callable[..., Any]:
+    def call(layer: Any, *arrays: Any) -> Any:
+        return inputs.from_btd(layer(*map(inputs.to_btd, arrays), **options))
+
+    return call
