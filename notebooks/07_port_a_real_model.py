@@ -464,8 +464,8 @@ same(flax_call(layer, *inputs), mine(*inputs), within=1e-4)
 # > What does the report say?
 #
 # And if you do not know which layer it is? `identify` measures a module of PyTorch and names the
-# layer that computes the same, with its rules, after it has compared the two. A wide module takes
-# minutes, so here is the original with 24 features.
+# layer that computes the same, with its rules, after it has compared the two. Here the original has
+# 24 features.
 
 # %%
 if HAS_TORCH:

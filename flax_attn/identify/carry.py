@@ -1,5 +1,6 @@
 """Rules that carry the matrices of an attention from torch's parameters to our projections."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -127,6 +128,12 @@ def _one(wanted: Wanted, shapes: Mapping[str, Shape]) -> Rule:
 def _rule(names: str, left: str, right: str, sizes: Mapping[str, int]) -> Rule:
     """A rule, in the fewest axes."""
     left, right, sizes = _merged(left, right, dict(sizes))
+    rows = [axis for axis in axes_of(left) if axis in ("k", "g", "h")]
+    if len(rows) == 1:  # all heads' components: the inputs of the last projection, else outputs
+        plain = {rows[0]: "i", "i": "o"} if right == f"{rows[0]} i" else {rows[0]: "o", "i": "i"}
+        pattern = rf"\b({'|'.join(plain)})\b"
+        left, right = (re.sub(pattern, lambda x: plain[x[0]], side) for side in (left, right))
+        sizes = {plain.get(axis, axis): size for axis, size in sizes.items()}
     if left == right and "(" not in left:
         return Rule(names)
     open_axes = {a for side in (left, right) for g in axis_groups(side) for a in axes_of(g)[1:]}

@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from ..parity.sides.tape import Node, Ref
 from .attention import Attention
 from .heads import Head
 from .program import Projection
 from .roles import Sizes, Unclear
 
+# Products without a sum.
+PLAIN = ("mm", "bmm", "mv")
 ROLES = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "gate": "g_proj"}
 
 
@@ -173,23 +176,27 @@ class Matrices:
         """The weights from some numbers of a projection's operand to its result."""
         import torch
 
-        values = self.program.tape.values
+        values, node = self.program.tape.values, projection.node
         zero = torch.zeros_like(values[projection.operand]).contiguous()
-        base = self.program.values({projection.operand: zero}, projection.value).detach().numpy()
+        bias = [x for x in node.operands if x not in self.program.moving and self._adds(node, x)]
+        without = {x: torch.zeros_like(values[x]) for x in bias}
         rows = []
         for place in places.tolist():
-            operand = zero.clone().requires_grad_()
-            made = self.program.values({projection.operand: operand}, projection.value)
-            one = torch.zeros_like(operand)
+            one = zero.clone()
             one.view(-1)[place] = 1.0
-            moved = self.program.values({projection.operand: one}, projection.value)
-            changed = np.flatnonzero(moved.detach().numpy().ravel() != base.ravel())
-            gradients = [
-                torch.autograd.grad(made.reshape(-1)[i], operand, retain_graph=True)[0]
-                for i in changed.tolist()
-            ]
-            rows.append([float(g.reshape(-1)[place]) for g in gradients])
+            made = self.program.values({projection.operand: one, **without}, node.outs[0])
+            row = made.detach().numpy().ravel()
+            rows.append(row[row != 0])
+        if len({len(row) for row in rows}) != 1:
+            raise Unclear(
+                "an output projection that does not reach the same outputs from all heads"
+            )
         return self.piece(np.array(rows), "the output's matrix")
+
+    def _adds(self, node: Node, value: int) -> bool:
+        """Whether a product adds a value, rather than multiplies it."""
+        place = next(i for i, x in enumerate(node.args) if isinstance(x, Ref) and x.value == value)
+        return place == (2 if node.name == "convolution" else 0) and node.name not in PLAIN
 
     def _bias(self, projection: Projection) -> np.ndarray:
         """What a projection adds to the result of every token."""

@@ -132,18 +132,24 @@ def _before_softcap(attention: Attention) -> tuple[float | None, Any]:
 def _forms(
     attention: Attention, query: Side, key: Side, logits: Any
 ) -> Mapping[tuple[int, int], np.ndarray]:
-    """For pairs of tokens the matrix M of `q @ M @ k`, for the first head."""
-    width = attention.roles.head_dim
-    pairs = _token_pairs(attention.visible[0, 0])
-    forms = {pair: np.empty((width, width)) for pair in pairs}
-    unit = np.eye(width)
-    for i, j in product(range(width), repeat=2):
+    """For pairs of tokens the matrix M of `q @ M @ k`.
+
+    Heads and rows of the batch give a row of it each, if all attend to the same keys.
+    """
+    width, unit = attention.roles.head_dim, np.eye(attention.roles.head_dim)
+    rows, heads = attention.visible.shape[:2]
+    together = query.takes_any and bool((attention.visible == attention.visible[:1, :1]).all())
+    shape = (rows, heads) if together else (1, 1)
+    forms = {pair: np.empty((width, width)) for pair in _token_pairs(attention.visible[0, 0])}
+    for j, start in product(range(width), range(0, width, shape[0] * shape[1])):
         leaves, one = key.at(unit[j], {})
-        both, other = query.at(unit[i], leaves)
-        minus, _ = query.at(-unit[i], leaves)
-        made = (logits(both) - logits(minus))[0, 0] / (2 * one * other)
-        for pair, form in forms.items():
-            form[i, j] = made[pair]
+        i = (start + np.arange(shape[0] * shape[1]).reshape(shape)) % width
+        vectors = unit[i][:, None] if together else unit[start]
+        both, other = query.at(vectors, leaves)
+        minus, _ = query.at(-vectors, leaves)
+        made = (logits(both) - logits(minus))[: shape[0], : shape[1]] / (2 * one * other)
+        for (t, s), form in forms.items():
+            form[i, j] = made[:, :, t, s]
     if query.loses_mean or key.loses_mean:
         return {pair: _with_mean(form) for pair, form in forms.items()}
     return forms

@@ -57,6 +57,11 @@ class Side:
         return len(getattr(self.attention.heads, self.role))
 
     @property
+    def takes_any(self) -> bool:
+        """Whether `at` takes another vector for each head and row of the batch."""
+        return self.norm is None or self.norm.kind == "rms" or self.norm.gain is None
+
+    @property
     def loses_mean(self) -> bool:
         """Whether no head behind the norm has a mean."""
         return self.norm is not None and self.norm.kind == "layer" and self.norm.gain is None
@@ -71,7 +76,7 @@ class Side:
         """Leaves with a head that is this vector behind norm and clamp, and its factor.
 
         Args:
-          vector: `head_dim`, or one for each head.
+          vector: `head_dim`, or what broadcasts to `batch token head head_dim`, see `takes_any`.
         """
         put = self.attention.put
         if self.norm is None:
@@ -82,7 +87,7 @@ class Side:
             size = np.sqrt((vector**2).sum(-1).max() / self.width)
             return leaves | self._neutral(), 1 / size
         if self.norm.gain is None:
-            return put(self.role, 1e6 * vector, leaves), 1 / float(vector.std())
+            return put(self.role, 1e6 * vector, leaves), 1 / float(vector.std(-1).max())
         start = np.random.RandomState(1).standard_normal(self.width)
         normed = (start - start.mean()) / np.sqrt(start.var() + self.norm.eps)
         gains = self._parameter(self.norm.gain, vector / normed - self.norm.plus_one)

@@ -53,9 +53,27 @@ class Facts:
             if names:
                 yield f"{role} from {', '.join(names)}"
         if (first.called.visible != first.visible).any():
-            yield "a mask is given by the caller"
+            yield f"a mask is given by the caller{self._named_mask()}"
         if gives_bias(first):
-            yield "a bias of the logits is given by the caller"
+            yield f"a bias of the logits is given by the caller{self._named_bias()}"
+        longest = max(run.visible.shape[-1] for run in self.runs)
+        yield f"not tested: tokens more than {longest - 1} apart"
+
+    def _named_mask(self) -> str:
+        """The name of the caller's mask, if it has one."""
+        tables = [run.called.visible for run in self.runs]
+        if any((x != x[:1, :1]).any() for x in tables):
+            return ""
+        mask = fit_mask([x[0, 0] for x in tables])
+        return "" if mask is None else f": {mask_text(mask)}"
+
+    def _named_bias(self) -> str:
+        """The name of the caller's bias, if it has one."""
+        called = [run.called for run in self.runs]
+        if any(np.abs(np.nan_to_num(x.bias - x.bias[:1])).max() > CLOSE for x in called):
+            return ""
+        bias = fit_bias([x.bias[0] for x in called], [x.visible[0] for x in called], {})
+        return f": {_score_text(bias)}" if bias is not None and bias.kind == "alibi" else ""
 
 
 def keywords(options: Mapping[str, str]) -> str:

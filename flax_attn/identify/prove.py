@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 from ..errors import ParityError
@@ -79,6 +80,17 @@ class Prover:
             yield Proof("train mode", None, "the module drops other values than weights too")
         elif self.drops.rate:
             yield self._in_train_mode(proposal, first)
+
+        yield from self._not_called(proposal)
+
+    def _not_called(self, proposal: Proposal) -> Iterator[Proof]:
+        """What the module takes and this call does not give."""
+        names = signature(self.module.forward).parameters
+        if any("mask" in name for name in names) and not proposal.called[0].call:
+            yield Proof("a padded row", None, "this call gives no mask")
+        if any("past" in name or "cache" in name for name in names):
+            why = "caches are not read: give compare a Decode"
+            yield Proof("cached steps", None, why)
 
     def _in_train_mode(self, proposal: Proposal, inputs: Inputs) -> Proof:
         name = "train mode with its dropout"

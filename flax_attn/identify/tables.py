@@ -88,12 +88,14 @@ def _tables(arrays: Sequence[np.ndarray], kinds: Sequence[str], length: int) -> 
 
 
 def resized(array: np.ndarray, before: int, after: int) -> np.ndarray:
-    """An input at another length: positions go on, masks and the rest repeat their last entry."""
+    """An input at another length: even steps go on, and the rest repeats its last entry."""
     axes = [i for i, size in enumerate(array.shape) if size == before]
-    if len(axes) == 1 and array.dtype.kind in "iu":
+    if len(axes) == 1 and array.dtype.kind in "iuf" and before > 2:
         moved = np.moveaxis(array, axes[0], -1)
-        if (np.diff(moved, axis=-1) == 1).all():
-            return np.moveaxis(moved[..., :1] + np.arange(after), -1, axes[0])
+        steps = moved[..., 1:] - moved[..., :-1]
+        if (np.abs(steps - steps[..., :1]) <= FLOAT32 * np.abs(steps)).all() and steps.any():
+            longer = moved[..., :1] + steps[..., :1] * np.arange(after, dtype=array.dtype)
+            return np.moveaxis(longer, -1, axes[0])
     if len(axes) == 2 and axes[1] == axes[0] + 1 and axes[1] == array.ndim - 1:
         causal = _causal(array, after)
         if causal is not None:

@@ -118,9 +118,8 @@ def turned(source: Source, module: nn.Module, rng: Rng, length: int, *kind: str)
     """Tokens, a causal mask, and cos and sin; `kind` of the layer, where rotaries differ by it."""
     args, kwargs = masked(source, module, rng, length)
     names = (x for x in vars(source.module) if x.endswith("RotaryEmbedding"))
-    with lifted():  # which the class has in float32
-        rotary = getattr(source.module, next(names))(source.config)
-        angles = rotary(torch.from_numpy(args[0]), torch.arange(length)[None], *kind)
+    rotary = getattr(source.module, next(names))(source.config)  # in float32, as the class has it
+    angles = rotary(torch.from_numpy(args[0]), torch.arange(length)[None], *kind)
     return args, {"position_embeddings": tuple(x.numpy() for x in angles), **kwargs}
 
 

@@ -16,7 +16,7 @@ PUBLIC = {
     if callable(getattr(module, name))
 }
 RESULTS = (parity.Divergence, parity.Plan, parity.Report, parity.Row, ParityError)
-RESULTS += (weights.CheckpointError,)
+RESULTS += (weights.CheckpointError, parity.Identified)
 NO_PAPERS = ("assume_platform", "frozen", "explain", "use_backend", "Rules", "Places")
 OURS = {f"flax_attn.{name}" for name in NO_PAPERS}
 OURS |= {"flax_attn.weights.CheckpointError", "flax_attn.weights.Rule"}
