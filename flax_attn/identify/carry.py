@@ -209,10 +209,8 @@ def _candidates(names: str, parts: Sequence[Wanted], shape: Shape) -> Iterator[R
     inner = right.replace("k g h", "o").replace("k h", "o").replace("g h", "o")
     inner = inner.replace("h", "o").replace("(o)", "o")
     if all(dict(part.axes) == dict(first.axes) for part in parts):
-        steps = {
-            int(np.diff([p.index.min() for p in parts])[0]),
-            *np.diff([p.index.min() for p in parts]).tolist(),
-        }
+        starts = [int(part.index.min()) for part in parts]
+        steps = {other - one for one, other in pairwise(starts)}
         if len(steps) == 1:
             strides = {**_strides(first.index, first.axes), "n": steps.pop()}
             sizes = {**first.axes, "n": len(parts)}

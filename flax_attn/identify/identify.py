@@ -13,7 +13,7 @@ from ..parity.sides.calls import plain_call
 from ..parity.sides.live import Live
 from ..parity.torch_module import read
 from ..weights.rule import Rule
-from .dropout import Drops, dropout_of
+from .dropout import dropout_of
 from .inputs import Inputs
 from .measure import Measured, measured
 from .numbers import numbers_in
@@ -104,11 +104,10 @@ def identify(
     whole = Inputs(inputs, dict(kwargs or {}), torch_call or plain_call)
     try:
         whole = whole.in_float64(numbers_in(torch_module))
-        calls, facts, drops = _facts(torch_module, whole)
+        prover, facts = _facts(torch_module, whole)
         candidates = [*islice(proposals(facts), MOST)]
     except (Unclear, ParityError) as reason:
         return Identified(why=str(reason))
-    prover = Prover(torch_module, calls, drops)
     return _proven(prover, candidates, facts)
 
 
@@ -140,11 +139,11 @@ def _with_weights(module: Any, proposal: Proposal) -> Any:
     return layer
 
 
-def _facts(module: Any, inputs: Inputs) -> tuple[list[Inputs], Facts, Drops]:
-    """Measures the module at one length, or at two.
+def _facts(module: Any, inputs: Inputs) -> tuple[Prover, Facts]:
+    """Measures the module at one length, or at two, in the first order of axes that can be read.
 
     Raises:
-      Unclear: for the order of axes that came farthest.
+      Unclear, ParityError: the first reason, if none can be; that a call failed is the last to say.
     """
     reasons = []
     for ordered, size in product(inputs.orders(), SIZES):
@@ -152,15 +151,10 @@ def _facts(module: Any, inputs: Inputs) -> tuple[list[Inputs], Facts, Drops]:
             return _facts_of(module, ordered, size)
         except (Unclear, ParityError) as reason:
             reasons.append(reason)
-    raise min(reasons, key=_emptiness)
+    raise min(reasons, key=lambda reason: isinstance(reason, ParityError))
 
 
-def _emptiness(reason: Exception) -> tuple[bool, bool]:
-    """How little a reason says: that the call failed, or that there is no attention."""
-    return isinstance(reason, ParityError), str(reason).startswith("no ")
-
-
-def _facts_of(module: Any, inputs: Inputs, size: float) -> tuple[list[Inputs], Facts, Drops]:
+def _facts_of(module: Any, inputs: Inputs, size: float) -> tuple[Prover, Facts]:
     calls = _calls(inputs, size)
     live, program, first = _measured_run(module, calls[0])
     runs, taken = [first], [calls[0]]
@@ -175,7 +169,7 @@ def _facts_of(module: Any, inputs: Inputs, size: float) -> tuple[list[Inputs], F
     features = calls[0].sizes[2]
     memory = calls[0].arrays[1].shape[inputs.order[2]] if inputs.crosses else None
     facts = Facts(runs, drops.rate, numbers_in(module), names, features, memory)
-    return taken, facts, drops
+    return Prover(module, inputs, taken, drops), facts
 
 
 def _calls(inputs: Inputs, size: float) -> list[Inputs]:

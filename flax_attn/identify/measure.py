@@ -44,9 +44,9 @@ class Measured:
       rotation: rotation and scale of the logits.
       after_rotary: whether the norms come after the rotation.
       softcap: c of `c tanh(logits / c)`, or None.
+      capped_bias: whether the softcap comes after the bias.
       visible: which keys a query attends to, `batch head query key`.
       bias: what is added to the logits, `batch head query key`, NaN where hidden.
-      capped_bias: whether the softcap comes after the bias.
       sinks: logits that join the denominator, `batch head`, or None.
       called: the same run with masks and biases as the caller gives them.
     """
@@ -57,6 +57,7 @@ class Measured:
     rotation: Rotation
     after_rotary: bool
     softcap: float | None
+    capped_bias: bool
     visible: np.ndarray
     bias: np.ndarray
     sinks: np.ndarray | None
@@ -85,15 +86,18 @@ def measured(program: Program, batch: int, queries: int, keys: int) -> Measured:
     rotation = rotation_of(forms, usual) or rotation_of(forms, usual, FLOAT32)
     if rotation is None:
         raise Unclear("the logits are no scaled products of queries and keys, rotated or not")
-    bias = _bias_of(attention, query, key)
+    before = _bias_of(logits, query, key)
+    capped_bias = softcap is None or _is_bias(before)
+    bias = before if capped_bias else _bias_of(attention.scores, query, key)
     called = Called(as_called.visible, bias)
     if attention.neutral:
         sides = (replace(side, attention=as_called) for side in (query, key))
-        called = Called(as_called.visible, _bias_of(as_called, *sides))
+        added_to = _before_softcap(as_called)[1] if capped_bias else as_called.scores
+        called = Called(as_called.visible, _bias_of(added_to, *sides))
     sinks = _sink_logits(attention, query, key)
     plain = attention, query, key, rotation
     after = _norms_after_rotary(query, key, rotation, logits)
-    return Measured(*plain, after, softcap, attention.visible, bias, sinks, called)
+    return Measured(*plain, after, softcap, capped_bias, attention.visible, bias, sinks, called)
 
 
 def _before_softcap(attention: Attention) -> tuple[float | None, Any]:
@@ -192,12 +196,22 @@ def _norms_after_rotary(query: Side, key: Side, rotation: Rotation, logits: Any)
     return error(True) < error(False)
 
 
-def _bias_of(attention: Attention, query: Side, key: Side) -> np.ndarray:
-    """The scores at queries of zero."""
+def _bias_of(logits: Any, query: Side, key: Side) -> np.ndarray:
+    """The part of the logits that is even in the queries.
+
+    Args:
+      logits: from leaves to `batch head query key`, linear in the queries; scores behind a softcap
+        are odd but for what is added to them.
+    """
     vector = np.random.RandomState(5).standard_normal(query.width)
     leaves, _ = key.at(vector, {})
-    one, two = (attention.scores(query.at(x, leaves)[0]) for x in (vector, -vector))
+    one, two = (logits(query.at(x, leaves)[0]) for x in (vector, -vector))
     return (one + two) / 2
+
+
+def _is_bias(table: np.ndarray) -> bool:
+    """Whether a table is more than a constant in a row, which no softmax sees."""
+    return bool(np.nanmax(np.nanmax(table, -1) - np.nanmin(table, -1)) > CLOSE)
 
 
 def _sink_logits(attention: Attention, query: Side, key: Side) -> np.ndarray | None:

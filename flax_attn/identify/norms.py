@@ -140,8 +140,8 @@ def parameter(attention: Attention, name: str) -> np.ndarray:
 class Probed:
     """The part of the logits that is odd in the heads of one side, at given heads."""
 
-    def __init__(self, attention: Attention, role: str, number_of_logits: Any):
-        self.attention, self.role, self.logits = attention, role, number_of_logits
+    def __init__(self, attention: Attention, role: str, logits: Any):
+        self.attention, self.role, self.logits = attention, role, logits
         random = np.random.RandomState(3)
         self.width = attention.roles.head_dim
         self.vector = random.standard_normal(self.width)

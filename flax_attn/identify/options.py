@@ -138,7 +138,8 @@ def rules_options(facts: Facts, bias: Bias) -> dict[str, str]:
     first = facts.runs[0]
     parts = [] if bias.score is None else [_score_text(bias)]
     parts += ["Additive(bias)"] if gives_bias(first) else []
-    parts += [] if first.softcap is None else [f"Softcap({_number(first.softcap)})"]
+    softcap = [] if first.softcap is None else [f"Softcap({_number(first.softcap)})"]
+    parts = [*parts, *softcap] if first.capped_bias else [*softcap, *parts]
     made = {"score": " >> ".join(parts)} if parts else {}
     scale = first.rotation.scale
     usual = first.attention.roles.head_dim**-0.5
@@ -173,7 +174,11 @@ def _score_text(bias: Bias) -> str:
         slopes = bias.score.slopes
         usual = alibi_slopes(len(slopes))
         same = np.array_equal(np.asarray(slopes), usual)
-        values = f"alibi_slopes({len(slopes)})" if same else repr([float(x) for x in slopes])
+        values = (
+            f"alibi_slopes({len(slopes)})"
+            if same
+            else f"[{', '.join(_number(float(x)) for x in slopes)}]"
+        )
         return f"Alibi({values})"
     raise Unclear(f"a bias of the kind {bias.kind}, which is no option of a grouped layer")
 

@@ -49,11 +49,13 @@ class Prover:
 
     Attributes:
       module: torch's.
-      calls: the calls that were measured.
+      inputs: the call as it was given.
+      calls: the calls that were measured, with other tokens.
       drops: the module's dropout.
     """
 
     module: Any
+    inputs: Inputs
     calls: Sequence[Inputs]
     drops: Drops
 
@@ -66,7 +68,7 @@ class Prover:
 
     def _all(self, proposal: Proposal) -> Iterator[Proof]:
         first, last = self.calls[0], self.calls[-1]
-        yield self._proof("these inputs and weights", proposal, first, weights="given")
+        yield self._proof("these inputs and weights", proposal, self.inputs, weights="given")
         other = first.drawn(first.sizes[1], 1)
         yield self._proof("other weights and tokens", proposal, other, seed=1)
         if len(self.calls) == 1:
@@ -79,8 +81,7 @@ class Prover:
         if self.drops.elsewhere:
             yield Proof("train mode", None, "the module drops other values than weights too")
         elif self.drops.rate:
-            yield self._in_train_mode(proposal, first)
-
+            yield self._in_train_mode(proposal, self.inputs)
         yield from self._not_called(proposal)
 
     def _not_called(self, proposal: Proposal) -> Iterator[Proof]:

@@ -21,7 +21,6 @@ UNNAMED = {
     "single_head": "no output projection",
     "cross_residual": "made from the result of native_layer_norm in ln_1",
     "block_with_norm_and_residual": "made from the result of native_layer_norm in norm",
-    "sinks_as_column": "no projections lead to",
     "softmax_by_logsumexp": "no softmax between two products",
     "blocks_as_axis": "no axis of the weights has the queries",
     "tiles_of_keys": "no axis of the weights has the queries",
@@ -59,3 +58,50 @@ OTHERS = [s.name for s in corpus.OTHERS]
 def test_nothing_else_is_named(name):
     result, _ = identified(name)
     assert result.layer is None and result.why
+
+
+class CappedAlibi(torch.nn.Module):
+    """ALiBi's slopes before the softcap, or behind it."""
+
+    def __init__(self, capped_bias):
+        super().__init__()
+        self.capped_bias, self.slopes = (
+            capped_bias,
+            torch.tensor([0.5, 0.21, 0.11], dtype=torch.float64),
+        )
+        self.qkv, self.out = torch.nn.Linear(20, 72, bias=False), torch.nn.Linear(24, 20)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 3, 8)).permute(2, 0, 3, 1, 4)
+        i = torch.arange(x.shape[1])
+        bias = -self.slopes[:, None, None] * (i[:, None] - i).abs()
+        logits = q @ k.mT * 0.3 + (bias if self.capped_bias else 0.0)
+        logits = 5.0 * torch.tanh(logits / 5.0) + (0.0 if self.capped_bias else bias)
+        return self.out((logits.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+SCORES = {
+    True: "Alibi([0.5, 0.21, 0.11]) >> Softcap(5.0)",
+    False: "Softcap(5.0) >> Alibi([0.5, 0.21, 0.11])",
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("capped_bias", SCORES)
+def test_a_bias_stands_before_or_behind_the_softcap(capped_bias):
+    module = CappedAlibi(capped_bias).double()
+    result = identify(module, np.random.RandomState(0).standard_normal((3, 9, 20)))
+    assert result.layer is not None and SCORES[capped_bias] in result.text, result
+
+
+def test_the_inputs_are_those_of_the_caller():
+    """The first proof is at the caller's tokens and length, though others are measured."""
+    seen = set()
+
+    def call(module, x):
+        seen.add(tuple(x.shape))
+        return module(x, x, x)[0]
+
+    module = torch.nn.MultiheadAttention(12, 3, batch_first=True)
+    result = identify(module, np.ones((3, 6, 12)), torch_call=call)
+    assert result.layer is not None and (3, 6, 12) in seen

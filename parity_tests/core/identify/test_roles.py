@@ -24,10 +24,6 @@ UNCLEAR = {
     "tiles_of_keys": "no axis of the weights has the queries",
     "one_query_at_a_time": "no axis of the weights has the queries",
     "softmax_by_logsumexp": "no softmax between two products",
-    "sinks_as_column": "no projections lead to",
-    "flex_window": "does not support backward on CPU",
-    "flex_softcap": "does not support backward on CPU",
-    "flex_alibi": "does not support backward on CPU",
 }
 BY_NAME = {s.name: s for s in corpus.ATTENTION}
 CLEAR = [name for name in BY_NAME if name not in UNCLEAR]

@@ -60,10 +60,7 @@ def _biases(layer: Any) -> set[str]:
 def _scale(layer: Any) -> float:
     if hasattr(layer, "relative_attention_bias"):
         return 1.0
-    rules = getattr(layer, "rules", None)
-    rotary = getattr(getattr(layer, "rotary", None), "scaling", None)
-    scale = None if rules is None else rules.scale
-    assert rotary is None or rotary.magnitude > 0
+    scale = layer.rules.scale if hasattr(layer, "rules") else None
     return layer.head_dim**-0.5 if scale is None else scale
 
 
@@ -117,10 +114,13 @@ def _norm(layer: Any, name: str, wanted: dict[str, Any] | None) -> bool:
     if norm is None or wanted is None:
         return norm is wanted is None
     gain = None if norm.scale is None else "1 + w" if getattr(norm, "plus_one", False) else "w"
-    kind = {"RMSNorm": "rms", "LayerNorm": "layer"}[type(norm).__name__]
-    over = getattr(norm, "over_heads", False), layer.norm_after_rotary
-    made = dict(kind=kind, eps=norm.eps, over_heads=over[0], gain=gain, after_rotary=over[1])
-    return made == wanted
+    return wanted == {
+        "kind": {"RMSNorm": "rms", "LayerNorm": "layer"}[type(norm).__name__],
+        "eps": norm.eps,
+        "over_heads": getattr(norm, "over_heads", False),
+        "gain": gain,
+        "after_rotary": layer.norm_after_rotary,
+    }
 
 
 def _bias(layer: Any, wanted: str | None, mask_comes_in: bool) -> bool:
