@@ -52,7 +52,10 @@ def test_no_layout_is_copied(name, call, batch):
     program = jax.jit(lambda q, k, v: call(q, k, v, mask=mask, **rules)).lower(*given).compile()
     assert not copies(program, v)
     want = attend(q, k, v, mask=mask, **rules, backend="reference")
-    assert judge.allclose(program(*given), want)
+    with jax.enable_x64(True):  # how far `want` itself is off depends on the processor
+        wide = [x.astype(jnp.float64) for x in (q, k, v)]
+        truth = attend(*wide, mask=mask, **rules, backend="reference")
+    assert judge.no_worse(program(*given), want, truth, "float32").ok
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(jnp.float32, 1e-6), (jnp.bfloat16, 1e-3)])

@@ -90,7 +90,8 @@ def recorded(module, *inputs, train=False):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_recorded_program_gives_the_run_bit_for_bit(name):
+def test_a_recorded_program_gives_the_run_again(name):
+    """To rounding, since torch's products depend on where in memory their operands begin."""
     torch.manual_seed(0)
     inputs = (X, X, X) if name == "torch's own attention" else (X,)
     tape, run, request = recorded(MODULES[name](), *inputs, train="train" in name)
@@ -98,7 +99,7 @@ def test_a_recorded_program_gives_the_run_bit_for_bit(name):
         again = Replay(tape, {}, whole=True)
         for output, value in run.outputs.items():
             made = again.value(tape.marks[f"output {output}"])
-            np.testing.assert_array_equal(made.detach().numpy(), value)
+            assert judge.same_function(made.detach().numpy(), value).ok, output
         made = gradients(tape, {}, request.cotangent)
     assert made.keys() == run.gradients.keys()
     for path, gradient in run.gradients.items():
