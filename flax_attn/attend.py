@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from ._internal.checks import check_choice
+from ._internal.checks import check_choice, checked_arguments
 from .backends import BACKENDS
 from .backends.choice import KERNELS, Explanation, Verdict, warn_if_slow
 from .backends.local import attend_locally, no_row_is_empty, weights_locally
@@ -76,6 +76,7 @@ def attend(
     backend: str = ...,
     return_lse: Literal[True],
 ) -> tuple[Float[Array, "*B T N h"], Float[Array, "*B T N"]]: ...
+@checked_arguments
 def attend(
     q: Float[Array, "*B T N H"],
     k: Float[Array, "*B S K H"],
@@ -208,6 +209,7 @@ def dispatch(request: Request, backend: str, empty: Empty) -> tuple[jax.Array, S
         raise TypeError(FORWARD_MODE) from error
 
 
+@checked_arguments
 def attention_weights(
     q: Float[Array, "*B T N H"],
     k: Float[Array, "*B S K H"],

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from ._internal.checks import checked_arguments
 from ._internal.types import Sizes, frozen
 from .backends.local import flat
 from .backends.platform import mesh_of
@@ -26,6 +27,7 @@ Mix = Callable[[Array], Array]
 ROWS = 128  # queries of a block
 
 
+@checked_arguments
 def attend_by_weights(
     q: Float[Array, "*B T N H"],
     k: Float[Array, "*B S K H"],

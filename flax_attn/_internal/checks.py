@@ -1,10 +1,17 @@
 """Validation of the arguments of layers."""
 
-from typing import Any
+from collections.abc import Callable
+from functools import cache, wraps
+from inspect import Parameter, signature
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def check_input(name: str, x: Any, width: int | None = None) -> jax.Array:
@@ -108,3 +115,62 @@ def per_token(name: str, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     if x.ndim > len(shape) or any(n not in (1, of) for n, of in sizes):
         raise ValueError(f"{name} must broadcast to *B T = {shape}; got shape {x.shape}.")
     return jnp.broadcast_to(x.reshape((1,) * (len(shape) - x.ndim) + x.shape), shape)
+
+
+class Signature(NamedTuple):
+    """What a function takes, without `self`.
+
+    Attributes:
+      names: the names of its arguments, in order.
+      positional: those that may be passed by position.
+      required: those without a default.
+    """
+
+    names: tuple[str, ...]
+    positional: tuple[str, ...]
+    required: tuple[str, ...]
+
+
+def checked_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: unknown, missing and superfluous arguments raise a TypeError that says what works.
+
+    Methods are named after the class of their object, constructors after the class that is built.
+
+    >>> @checked_arguments
+    ... def f(x, *, mask=None): ...
+    >>> f(1, attn_bias=2)
+    Traceback (most recent call last):
+    TypeError: f takes no attn_bias=; it takes x, mask.
+    """
+    method = function.__name__ in ("__init__", "__call__")
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        takes = signature_of(function)
+        owner, rest = (args[0], args[1:]) if method else (None, args)
+        if takes is not None:
+            named = kwargs.keys() - getattr(owner, "renamed_arguments", ())
+            passed = {*takes.positional[: len(rest)], *named}
+            known = passed.issubset(takes.names) and len(rest) <= len(takes.positional)
+            if not (known and passed.issuperset(takes.required)):
+                from .arguments import misfit
+
+                raise TypeError(misfit(function.__name__, owner, takes, len(rest), kwargs))
+        return function(*args, **kwargs)
+
+    return checked
+
+
+@cache
+def signature_of(function: Callable[..., Any]) -> Signature | None:
+    """What `function` takes; None if it takes any keyword or any number of arguments."""
+    parts = list(signature(function).parameters.values())
+    if parts and parts[0].name == "self":
+        parts = parts[1:]
+    if any(part.kind in (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL) for part in parts):
+        return None
+    return Signature(
+        tuple(part.name for part in parts),
+        tuple(part.name for part in parts if part.kind in BY_POSITION),
+        tuple(part.name for part in parts if part.default is Parameter.empty),
+    )

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from .._internal.checks import checked_arguments
 from ..attend import dispatch, requested_backend
 from ..backends.blockwise import passed_over
 from ..backends.platform import mesh_of, platform_of
@@ -30,6 +31,7 @@ C = TypeVar("C", Cache, PagedCache)
 _Shape: Any = jax.ShapeDtypeStruct  # where only the shape is needed
 
 
+@checked_arguments
 def attend_cached(
     q: Float[Array, "*B T N H"],
     k: Float[Array, "*B T K H"],
@@ -103,6 +105,7 @@ def attend_cached(
     return jnp.where(written.overflowed[..., None, None, None], jnp.nan, o), written
 
 
+@checked_arguments
 def attend_memory(
     q: Float[Array, "*B T N H"],
     memory: Memory,

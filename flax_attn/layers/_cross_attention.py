@@ -31,9 +31,10 @@ from ._cached import (
 from ._common import merge_heads, split_heads
 from ._grouped import NormFn
 from ._inputs import tokens, zero_padding
+from ._layer import Layer
 
 
-class CrossForward(nnx.Module):
+class CrossForward(Layer):
     """Base of cross-attention layers. Subclasses define `projections`, and call `forward`."""
 
     head_dim: int

@@ -33,6 +33,7 @@ from ._cached import AnyCache, C, Call
 from ._common import as_module_data, mask_padding, merge_heads
 from ._init import keywords_of
 from ._inputs import zero_padding
+from ._layer import Layer
 from ._token_indices import (
     RotaryPositions,
     TokenIndices,
@@ -64,7 +65,7 @@ class Tokens(NamedTuple):
     indices: TokenIndices
 
 
-class Heads(nnx.Module):
+class Heads(Layer):
     """The steps before and after attention in a self-attention layer.
 
     A subclass calls `set_rules` and sets `o_proj`, and optionally `dropout` and `sinks`.

@@ -56,6 +56,13 @@ class LayerInit:
     dtype: Any = None
     param_dtype: Any = jnp.float32
 
+    def __post_init__(self) -> None:
+        if not hasattr(self.rngs, "params"):
+            raise TypeError(
+                "rngs must be random keys such as nnx.Rngs(0), or nnx.Rngs(key); got "
+                f"{type(self.rngs).__name__}."
+            )
+
     def linear(self, in_features: int, out_features: int, use_bias: bool = True) -> nnx.Linear:
         """A linear projection with these initializers and dtypes.
 

@@ -26,6 +26,7 @@ from ._cached import arithmetic_dtype
 from ._common import check_tokens
 from ._init import LayerInit
 from ._inputs import zero_padding
+from ._layer import Layer
 from ._token_indices import check_positions, segment_ids
 
 
@@ -67,8 +68,10 @@ Recurred = tuple[Float[Array, "*B T E"], Float[Array, "..."] | None, Float[Array
 Shape = tuple[int, ...] | None
 
 
-class Recurrent(nnx.Module):
+class Recurrent(Layer):
     """Base of recurrent layers. Subclasses define `recur`, `state_shapes`, optionally `last`."""
+
+    mask_is_of = "recurrence"
 
     last = "out_proj"  # name of the output projection
 

@@ -12,9 +12,10 @@ from ..masks import FULL
 from ._common import merge_heads, split_heads
 from ._init import LayerInit, LayerInitKeywords, layer_init_signature
 from ._inputs import tokens
+from ._layer import Layer
 
 
-class AttentionPool(nnx.Module):
+class AttentionPool(Layer):
     """`out_proj(attend(q_proj(probe), k_proj(x), v_proj(x)))`: tokens pooled into a few vectors.
 
     Also called: attention pooling, multi-head attention pooling (MAP), pooling by multi-head

@@ -12,9 +12,10 @@ from ..masks import FULL, Dense
 from ._common import check_tokens, merge_heads, split_heads
 from ._init import LayerInit, LayerInitKeywords, layer_init_signature
 from ._inputs import zero_padding
+from ._layer import Layer
 
 
-class AxialAttention(nnx.Module):
+class AxialAttention(Layer):
     """The sum over the axes of multi-head attention along each, with separate weights.
 
     Also called: row and column attention.

@@ -3,16 +3,16 @@
 from typing import Unpack
 
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float
 
 from .._internal.checks import check_input, check_positive
 from ..masks import FULL, Mask
 from ._common import pool, visible_states, zero_masked_states
 from ._init import InitKeywords, InitWithoutDropout, init_signature
+from ._layer import Layer
 
 
-class BahdanauAttention(nnx.Module):
+class BahdanauAttention(Layer):
     """`context_t = sum_i softmax_i(v . tanh(W1 h_i + W2 s_t)) h_i`, without any scale.
 
     Also called: additive attention, MLP attention.
@@ -38,10 +38,13 @@ class BahdanauAttention(nnx.Module):
     Source: Bahdanau, Cho and Bengio, "Neural Machine Translation by Jointly Learning to Align and
     Translate", 2015, equations 5 and 6 and appendix A.1.2.
 
+    >>> from flax import nnx
     >>> layer = BahdanauAttention(6, 4, 5, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((2, 7, 6)), jnp.ones((2, 3, 4))).shape
     (2, 3, 6)
     """
+
+    mask_is_of = "tokens"
 
     @init_signature
     def __init__(

@@ -3,7 +3,6 @@
 from typing import Any, Unpack, overload
 
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float
 
 from .._internal.checks import check_context, check_input, check_positive, check_rate
@@ -15,9 +14,10 @@ from ..taps import tap
 from ._cached import AnyCache, C, CacheOptions, arithmetic_dtype, check_eval, new_cache
 from ._common import merge_heads, split_heads
 from ._init import InitKeywords, InitWithoutDropout, init_signature
+from ._layer import Layer
 
 
-class CausalAttention(nnx.Module):
+class CausalAttention(Layer):
     """`dropout(softmax(q k^T / sqrt(d_out), future at -inf)) v`.
 
     Also called: masked self-attention, autoregressive attention.
@@ -37,6 +37,7 @@ class CausalAttention(nnx.Module):
 
     Source: that of `SelfAttentionV2`.
 
+    >>> from flax import nnx
     >>> layer = CausalAttention(3, 2, context_length=6, dropout=0.1, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((5, 3)), deterministic=True).shape
     (5, 2)

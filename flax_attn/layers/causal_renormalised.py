@@ -3,7 +3,6 @@
 from typing import Unpack
 
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float
 
 from .._internal.checks import check_context, check_input, check_positive, check_rate
@@ -11,9 +10,10 @@ from ..dropout import LayerDropout
 from ..reference import softmax
 from ..taps import tap
 from ._init import InitKeywords, InitWithoutDropout, init_signature
+from ._layer import Layer
 
 
-class CausalRenormalisedAttention(nnx.Module):
+class CausalRenormalisedAttention(Layer):
     """`w = softmax(q k^T / sqrt(d_out))`, `w = tril(w)`, `dropout(w / sum(w)) v`.
 
     The softmax's denominator cancels, so this is `CausalAttention` in exact arithmetic, gradients
@@ -32,6 +32,7 @@ class CausalRenormalisedAttention(nnx.Module):
 
     Source: Raschka, "Build a Large Language Model (From Scratch)", 2024, chapter 3.
 
+    >>> from flax import nnx
     >>> layer = CausalRenormalisedAttention(3, 2, context_length=6, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((5, 3))).shape
     (5, 2)

@@ -2,7 +2,6 @@
 
 from typing import Unpack
 
-from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from .._internal.checks import check_divides, check_positive
@@ -11,9 +10,10 @@ from ..masks import FULL, Mask, as_mask
 from ._common import as_module_data, merge_heads, split_heads
 from ._init import LayerInit, LayerInitKeywords, layer_init_signature
 from ._inputs import tokens, zero_padding
+from ._layer import Layer
 
 
-class ClassAttention(nnx.Module):
+class ClassAttention(Layer):
     """`proj(attend(q(x_0), k(x), v(x)))`: the only query is the first token, the class token.
 
     Also called: class-attention, CaiT attention.
@@ -37,6 +37,7 @@ class ClassAttention(nnx.Module):
     Source: Touvron et al., "Going deeper with Image Transformers", 2021, section 3.2, whose
     published checkpoints have these names.
 
+    >>> from flax import nnx
     >>> import jax.numpy as jnp
     >>> layer = ClassAttention(12, 3, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((2, 5, 12))).shape

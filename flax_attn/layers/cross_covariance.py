@@ -16,11 +16,12 @@ from ..taps import tap
 from ._common import check_tokens, merge_heads
 from ._init import LayerInit, LayerInitKeywords, layer_init_signature
 from ._inputs import zero_padding
+from ._layer import Layer
 
 EPS = 1e-12  # lower bound of the norm in divisions, as in torch
 
 
-class CrossCovarianceAttention(nnx.Module):
+class CrossCovarianceAttention(Layer):
     """`proj(softmax(temperature * q k^T) v)` with channels as the sequence axis.
 
     Also called: cross-covariance attention (XCA), XCiT attention.

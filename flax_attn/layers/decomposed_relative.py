@@ -18,9 +18,10 @@ from ..taps import listening
 from ._common import check_tokens, merge_heads, split_heads
 from ._init import LayerInit, LayerInitKeywords, layer_init_signature
 from ._inputs import zero_padding
+from ._layer import Layer
 
 
-class DecomposedRelativeAttention(nnx.Module):
+class DecomposedRelativeAttention(Layer):
     """`proj(softmax(q.k / sqrt(H) + q.rows[dy] + q.columns[dx]) v)`: the bias uses q unscaled.
 
     Also called: attention with decomposed relative positions, SAM attention.

@@ -3,7 +3,6 @@
 from typing import Any, Unpack
 
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from .._internal.arrays import iota
@@ -15,9 +14,10 @@ from ..scores import Additive
 from ._common import as_module_data, merge_heads, split_heads
 from ._init import LayerInit, LayerInitKeywords, layer_init_signature
 from ._inputs import tokens, zero_padding
+from ._layer import Layer
 
 
-class DisentangledAttention(nnx.Module):
+class DisentangledAttention(Layer):
     """`softmax((q.k + q.pos_k[row] + k.pos_q[row]) / sqrt(H * terms)) v`, row depends on distance.
 
     Also called: DeBERTa attention.
@@ -55,6 +55,7 @@ class DisentangledAttention(nnx.Module):
     Source: He et al., "DeBERTa: Decoding-enhanced BERT with Disentangled Attention", 2021, and
     "DeBERTaV3", 2021; names as in DeBERTa-v2's published checkpoints.
 
+    >>> from flax import nnx
     >>> layer = DisentangledAttention(6, 2, buckets=4, max_positions=16, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((3, 5, 6)), jnp.ones((8, 6))).shape
     (3, 5, 6)

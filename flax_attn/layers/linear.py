@@ -4,7 +4,6 @@ from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.export import is_symbolic_dim
 from jaxtyping import Array, Bool, Float
 
@@ -13,6 +12,7 @@ from .._internal.types import wide
 from ..taps import tap
 from ._common import check_tokens, merge_heads, split_heads
 from ._init import InitKeywords, InitWithoutDropout, init_signature
+from ._layer import Layer
 
 CHUNK = 64
 
@@ -94,7 +94,7 @@ def _chunked(x: jax.Array, chunk: int) -> jax.Array:
     return jnp.moveaxis(x.reshape(*x.shape[:-3], count, chunk, *x.shape[-2:]), -4, 0)
 
 
-class LinearAttention(nnx.Module):
+class LinearAttention(Layer):
     """`out_t = sum_s phi(q_t).phi(k_s) v_s / sum_s phi(q_t).phi(k_s)`, phi = elu + 1.
 
     Also called: kernelized attention, Linear Transformer.
@@ -120,10 +120,13 @@ class LinearAttention(nnx.Module):
     Source: Katharopoulos et al., "Transformers are RNNs: Fast Autoregressive Transformers with
     Linear Attention", 2020, equations 5, 7 and 12.
 
+    >>> from flax import nnx
     >>> layer = LinearAttention(6, 2, 4, causal=True, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((3, 5, 6))).shape
     (3, 5, 6)
     """
+
+    mask_is_of = "tokens"
 
     @init_signature
     def __init__(

@@ -3,7 +3,6 @@
 from typing import Unpack
 
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Bool, Float
 
 from .._internal.checks import check_divides, check_input, check_positive
@@ -12,10 +11,11 @@ from ..masks import Dense, Window
 from ._common import check_tokens, merge_heads, split_heads
 from ._init import LayerInit, LayerInitKeywords, layer_init_signature
 from ._inputs import zero_padding
+from ._layer import Layer
 from ._token_indices import token_indices
 
 
-class LongformerAttention(nnx.Module):
+class LongformerAttention(Layer):
     """Attention to a local window and to global tokens; global tokens have separate weights.
 
     Also called: sliding-window attention with global tokens, local and global attention.
@@ -40,6 +40,7 @@ class LongformerAttention(nnx.Module):
     Source: Beltagy et al., "Longformer: The Long-Document Transformer", 2020, section 3.1; names as
     in its published checkpoints.
 
+    >>> from flax import nnx
     >>> layer = LongformerAttention(6, 2, 4, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((3, 9, 6)), global_tokens=jnp.arange(9) == 0).shape
     (3, 9, 6)

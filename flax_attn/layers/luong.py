@@ -4,13 +4,13 @@ from typing import Literal, Unpack
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float
 
 from .._internal.checks import check_choice, check_input, check_positive
 from ..masks import FULL, Mask
 from ._common import pool, visible_states, zero_masked_states
 from ._init import InitKeywords, InitWithoutDropout, init_signature
+from ._layer import Layer
 
 
 def dot(layer: "LuongAttention", h: jax.Array, s: jax.Array) -> jax.Array:
@@ -37,7 +37,7 @@ def concat(layer: "LuongAttention", h: jax.Array, s: jax.Array) -> jax.Array:
 SCORES = {"dot": dot, "general": general, "concat": concat}
 
 
-class LuongAttention(nnx.Module):
+class LuongAttention(Layer):
     """`context_t = sum_i softmax_i(score(s_t, h_i)) h_i`, without any scale.
 
     Also called: multiplicative attention, dot-product attention, global attention.
@@ -62,10 +62,13 @@ class LuongAttention(nnx.Module):
     Source: Luong, Pham and Manning, "Effective Approaches to Attention-based Neural Machine
     Translation", 2015, section 3.1.
 
+    >>> from flax import nnx
     >>> layer = LuongAttention(6, 4, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((2, 7, 6)), jnp.ones((2, 3, 4))).shape
     (2, 3, 6)
     """
+
+    mask_is_of = "tokens"
 
     @init_signature
     def __init__(

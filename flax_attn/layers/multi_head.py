@@ -3,7 +3,6 @@
 from typing import Any, Unpack, overload
 
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float
 
 from .._internal.checks import check_context, check_divides, check_input, check_positive, check_rate
@@ -15,9 +14,10 @@ from ..taps import tap
 from ._cached import AnyCache, C, CacheOptions, arithmetic_dtype, check_eval, new_cache
 from ._common import merge_heads, split_heads
 from ._init import InitKeywords, InitWithoutDropout, init_signature
+from ._layer import Layer
 
 
-class MultiHeadAttention(nnx.Module):
+class MultiHeadAttention(Layer):
     """`out_proj(concat_n(dropout(softmax(q_n k_n^T / sqrt(H), future at -inf)) v_n))`.
 
     Also called: multi-head attention (MHA), multi-head self-attention (MHSA).
@@ -42,6 +42,7 @@ class MultiHeadAttention(nnx.Module):
     Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.2; as in Raschka,
     "Build a Large Language Model (From Scratch)", 2024, chapter 3.
 
+    >>> from flax import nnx
     >>> layer = MultiHeadAttention(3, 2, 6, 0.0, num_heads=2, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((6, 3))).shape
     (6, 2)

@@ -3,7 +3,6 @@
 from typing import Unpack
 
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float
 
 from .._internal.checks import check_context, check_divides, check_input, check_positive, check_rate
@@ -11,9 +10,10 @@ from ..dropout import LayerDropout
 from ..reference import softmax
 from ..taps import tap
 from ._init import InitKeywords, InitWithoutDropout, init_signature
+from ._layer import Layer
 
 
-class MultiHeadAttentionCombined(nnx.Module):
+class MultiHeadAttentionCombined(Layer):
     """`MultiHeadAttention` with `q, k, v = split(qkv(x))`: one matrix product instead of three.
 
     The output of `qkv` has the layout [3, N, H]: all queries, then all keys, then all values, each
@@ -31,6 +31,7 @@ class MultiHeadAttentionCombined(nnx.Module):
 
     Source: Raschka, "Build a Large Language Model (From Scratch)", 2024, chapter 3, bonus material.
 
+    >>> from flax import nnx
     >>> layer = MultiHeadAttentionCombined(3, 2, 6, 0.0, num_heads=2, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((6, 3))).shape
     (6, 2)

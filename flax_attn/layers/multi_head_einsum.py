@@ -15,6 +15,7 @@ from ..reference import softmax
 from ..taps import tap
 from ._common import torch_uniform
 from ._init import InitKeywords, InitWithoutDropout, init_signature
+from ._layer import Layer
 
 
 def project(
@@ -26,7 +27,7 @@ def project(
     return y if bias is None else y + aligned(jnp.asarray(b), y)
 
 
-class MultiHeadAttentionEinsum(nnx.Module):
+class MultiHeadAttentionEinsum(Layer):
     """`MultiHeadAttention` with Params `W_query, W_key, W_value` of shape `(d_out, d_in)`.
 
     That is the shape of torch's `nn.Linear.weight`, so they are ported from there untransposed;

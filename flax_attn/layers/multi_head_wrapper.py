@@ -8,10 +8,11 @@ from jaxtyping import Array, Float
 
 from .._internal.checks import check_positive
 from ._init import InitKeywords, InitWithoutDropout, init_signature
+from ._layer import Layer
 from .causal_attention import CausalAttention
 
 
-class MultiHeadAttentionWrapper(nnx.Module):
+class MultiHeadAttentionWrapper(Layer):
     """`concat(heads[0](x), ..., heads[N - 1](x))`, each head a separate `CausalAttention`.
 
     Shapes: x `*B T d_in` -> context `*B T D` with `D = num_heads * d_out`: here d_out is the width

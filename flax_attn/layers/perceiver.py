@@ -12,9 +12,10 @@ from ..masks import FULL, Mask, as_mask
 from ._common import as_module_data, merge_heads, split_heads
 from ._init import LayerInit, LayerInitKeywords, layer_init_signature
 from ._inputs import tokens, zero_padding
+from ._layer import Layer
 
 
-class PerceiverAttention(nnx.Module):
+class PerceiverAttention(Layer):
     """`x + dense(attend(query(norm1(x)), key(norm2(memory)), value(norm2(memory))))`.
 
     With `memory_features` this is cross attention to a memory; without, self attention of the

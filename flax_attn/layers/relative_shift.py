@@ -16,9 +16,10 @@ from ..scores import Additive
 from ._common import as_module_data, merge_heads, split_heads
 from ._init import LayerInit, LayerInitKeywords, layer_init_signature
 from ._inputs import tokens, zero_padding
+from ._layer import Layer
 
 
-class RelativeShiftAttention(nnx.Module):
+class RelativeShiftAttention(Layer):
     """`softmax(((q + u).k + (q + v).r[i - j] + (q + s).e[other]) / sqrt(H)) values`.
 
     Also called: Transformer-XL attention, relative multi-head attention.

@@ -64,7 +64,9 @@ class SelectiveAttention(WeightsAttention):
         tokens = q.shape[-3]
         first = _first_tokens(documents, q.shape[:-2])
         sizes = Sizes(q.shape[:-3], q.shape[-2], tokens, tokens)
-        visible = jnp.asarray(attend_kwargs["mask"].bind(sizes).grid(sizes))
+        grid = jnp.asarray(attend_kwargs["mask"].bind(sizes).grid(sizes))  # FULL's is a scalar
+        shape = jnp.broadcast_shapes(grid.shape, (1, 1, tokens, tokens))
+        visible = jnp.broadcast_to(grid, shape)  # #B #N T T
 
         def select(logits: jax.Array) -> jax.Array:
             return logits - selection_penalty(logits, visible, first)

@@ -3,7 +3,6 @@
 from typing import Unpack
 
 import jax
-from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype
 from jaxtyping import Array, Float
 
@@ -11,9 +10,10 @@ from .._internal.checks import check_input, check_positive
 from ..reference import softmax
 from ..taps import tap
 from ._init import InitKeywords, InitWithoutDropout, init_signature
+from ._layer import Layer
 
 
-class SelfAttentionV1(nnx.Module):
+class SelfAttentionV1(Layer):
     """`softmax(q k^T / sqrt(d_out)) v` with `q = x W_query`, `k = x W_key`, `v = x W_value`.
 
     The three are plain Params of shape `(d_in, d_out)`, initialized from U[0, 1). They multiply
@@ -32,6 +32,7 @@ class SelfAttentionV1(nnx.Module):
 
     Source: that of `SelfAttentionV2`.
 
+    >>> from flax import nnx
     >>> import jax.numpy as jnp
     >>> SelfAttentionV1(3, 2, rngs=nnx.Rngs(0))(jnp.ones((6, 3))).shape
     (6, 2)

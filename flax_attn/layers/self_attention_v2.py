@@ -2,16 +2,16 @@
 
 from typing import Unpack
 
-from flax import nnx
 from jaxtyping import Array, Float
 
 from .._internal.checks import check_input, check_positive
 from ..reference import softmax
 from ..taps import tap
 from ._init import InitKeywords, InitWithoutDropout, init_signature
+from ._layer import Layer
 
 
-class SelfAttentionV2(nnx.Module):
+class SelfAttentionV2(Layer):
     """`softmax(q k^T / sqrt(d_out)) v` with `q, k, v = W_query(x), W_key(x), W_value(x)`.
 
     Also called: scaled dot-product attention, self-attention with one head.
@@ -33,6 +33,7 @@ class SelfAttentionV2(nnx.Module):
     Source: Raschka, "Build a Large Language Model (From Scratch)", 2024, chapter 3; the equation is
     that of Vaswani et al., "Attention Is All You Need", 2017.
 
+    >>> from flax import nnx
     >>> import jax.numpy as jnp
     >>> SelfAttentionV2(3, 2, rngs=nnx.Rngs(0))(jnp.ones((6, 3))).shape
     (6, 2)

@@ -43,6 +43,8 @@ class SharedKeyValueAttention(DecodingHeads, SelfAttention):
     (2, 5, 12)
     """
 
+    renamed_arguments = frozenset({"across_layers"})
+
     @grouped_signature
     def __init__(
         self,
@@ -94,7 +96,7 @@ def _renamed_argument(grouped: Any, v_norm: NormFn | None, own_values: bool) -> 
         "SharedKeyValueAttention(across_layers=True) is now called CrossLayerAttention, and "
         "across_layers=False is left out; the old argument will be removed in the next release.",
         DeprecationWarning,
-        stacklevel=6,  # three frames of nnx are between constructor and caller
+        stacklevel=7,  # three frames of nnx and one of Layer are between constructor and caller
     )
     across_layers = grouped.pop("across_layers")
     if across_layers and (v_norm is not None or own_values):

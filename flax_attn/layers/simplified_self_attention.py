@@ -11,9 +11,10 @@ from jaxtyping import Array, Float
 from .._internal.checks import check_choice, check_input
 from ..reference import softmax
 from ..taps import tap
+from ._layer import Layer
 
 
-class SimplifiedSelfAttention(nnx.Module):
+class SimplifiedSelfAttention(Layer):
     """`softmax(x x^T) x`: no parameters, no scale, no mask.
 
     Shapes: x `*B T D` -> context `*B T D`.

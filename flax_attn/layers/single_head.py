@@ -3,16 +3,16 @@
 from typing import Unpack
 
 import jax.numpy as jnp
-from flax import nnx
 from jaxtyping import Array, Float
 
 from .._internal.checks import check_input, check_positive
 from ..reference import softmax
 from ..taps import tap
 from ._init import InitKeywords, InitWithoutDropout, init_signature
+from ._layer import Layer
 
 
-class SingleHeadAttention(nnx.Module):
+class SingleHeadAttention(Layer):
     """`softmax(q k^T, future at -inf) v`, with projections without biases.
 
     Shapes: x `*B T d_in` -> context `*B T head_size`, or `*B T d_in` with `value=False`.
@@ -30,6 +30,7 @@ class SingleHeadAttention(nnx.Module):
 
     Source: Karpathy, "Let's build GPT: from scratch, in code, spelled out", 2023.
 
+    >>> from flax import nnx
     >>> SingleHeadAttention(32, 16, rngs=nnx.Rngs(0))(jnp.ones((4, 8, 32))).shape
     (4, 8, 16)
     """

@@ -12,9 +12,10 @@ from ..masks import FULL, Mask, as_mask
 from ..norms import LayerNorm
 from ._common import as_module_data, merge_heads, split_heads
 from ._init import LayerInit, LayerInitKeywords, layer_init_signature
+from ._layer import Layer
 
 
-class SpatialReductionAttention(nnx.Module):
+class SpatialReductionAttention(Layer):
     """`dense(attend(query(x), key(z), value(z)))`, z = layer_norm(sequence_reduction(x)).
 
     Also called: spatial-reduction attention (SRA), PVT attention.

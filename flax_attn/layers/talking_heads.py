@@ -13,6 +13,7 @@ from ..masks import FULL, Mask, as_mask
 from ._common import as_module_data, merge_heads
 from ._init import LayerInit, LayerInitKeywords, layer_init_signature
 from ._inputs import tokens, zero_padding
+from ._layer import Layer
 
 
 def over_heads(linear: nnx.Linear, x: Float[Array, "B N T S"]) -> Float[Array, "B N T S"]:
@@ -30,7 +31,7 @@ def in_dtype_of_first(arrays: Any, **_: Any) -> Any:
     return tuple(None if x is None else x.astype(arrays[0].dtype) for x in arrays)
 
 
-class TalkingHeadsAttention(nnx.Module):
+class TalkingHeadsAttention(Layer):
     """`proj(proj_w(softmax(proj_l(q k^T / sqrt(H)))) v)`, where proj_l and proj_w mix heads.
 
     The form of CaiT: heads are mixed before and after the softmax by an N x N matrix and a bias

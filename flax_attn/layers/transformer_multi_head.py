@@ -2,7 +2,6 @@
 
 from typing import Unpack
 
-from flax import nnx
 from jaxtyping import Array, Float
 
 from .._internal.checks import check_divides, check_input, check_positive
@@ -11,9 +10,10 @@ from ..dropout import AttentionDropout
 from ..masks import FULL, Mask
 from ._common import merge_heads, split_heads
 from ._init import InitKeywords, InitWithoutDropout, init_signature
+from ._layer import Layer
 
 
-class TransformerMultiHeadAttention(nnx.Module):
+class TransformerMultiHeadAttention(Layer):
     """`out_proj(attend(q_proj(query), k_proj(key), v_proj(value)))`, N heads of width D / N.
 
     Also called: multi-head attention (MHA), `nn.MultiheadAttention`.
@@ -42,6 +42,7 @@ class TransformerMultiHeadAttention(nnx.Module):
 
     Source: Vaswani et al., "Attention Is All You Need", 2017, section 3.2.2.
 
+    >>> from flax import nnx
     >>> import jax.numpy as jnp
     >>> layer = TransformerMultiHeadAttention(8, 2, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((3, 5, 8)), jnp.ones((3, 7, 8))).shape

@@ -11,9 +11,10 @@ from jaxtyping import Array, Float
 from .._internal.checks import check_input
 from ..reference import softmax
 from ..taps import tap
+from ._layer import Layer
 
 
-class UniformCausalAverage(nnx.Module):
+class UniformCausalAverage(Layer):
     """`softmax(0, future at -inf) x`: row t is the mean of tokens 0 to t.
 
     Shapes: x `*B T D` -> context `*B T D`. All batch entries share one `T T` array of weights.

@@ -19,6 +19,7 @@ from ..scores import Additive
 from ._common import check_tokens, merge_heads, split_heads
 from ._init import LayerInit, LayerInitKeywords, layer_init_signature
 from ._inputs import zero_padding
+from ._layer import Layer
 
 Sides = tuple[int, int]
 
@@ -66,7 +67,7 @@ def shifted_regions(height: int, width: int, window: Sides, shift: Sides) -> Int
     return regions.swapaxes(1, 2).reshape(-1, window[0] * window[1])
 
 
-class WindowAttention(nnx.Module):
+class WindowAttention(Layer):
     """Attention within each window of an image, with a relative position bias.
 
     Also called: Swin attention, shifted-window attention (W-MSA, SW-MSA).

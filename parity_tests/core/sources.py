@@ -19,12 +19,12 @@ def bases_of(node: ast.ClassDef) -> list[str]:
 
 def _abstract() -> dict[str, Path]:
     """Base classes that layers share, and their files: modules in files with an underscore."""
-    modules, found = {"nnx.Module"}, {}
+    modules, found = {"nnx.Module", "Layer"}, {}
     files = sorted((ROOT / "flax_attn/layers").glob("_*.py"))
     classes = [(x, p) for p in files for x in tree_of(p).body if isinstance(x, ast.ClassDef)]
     for _ in files:  # a class may be based on one of a later file
         for node, path in classes:
-            if modules & {*bases_of(node)}:
+            if modules & {*bases_of(node)} and node.name != "Layer":
                 modules.add(node.name)
                 found[node.name] = path
     return found
@@ -33,7 +33,7 @@ def _abstract() -> dict[str, Path]:
 ABSTRACT = _abstract()
 # What a constructor writes that hands the keywords of every layer on, and those not among them.
 KEYWORDS = {"Unpack[LayerInitKeywords]": (), "Unpack[InitKeywords]": ("dropout",)}
-KINDS = {"nnx.Module", "nn.Module", "torch.nn.Module", *ABSTRACT}
+KINDS = {"nnx.Module", "Layer", "nn.Module", "torch.nn.Module", *ABSTRACT}
 
 
 def modules_of(path: Path) -> dict[str, ast.ClassDef]:

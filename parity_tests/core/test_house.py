@@ -219,7 +219,7 @@ def test_a_forward_is_an_equation(layer):
             assert call is None, f"{name} has a __call__ beside that of Recurrent."
             call = method(node, "recur")
         elif not {*bases} <= {*ABSTRACT}:
-            assert bases == ["nnx.Module"], f"{name} is not final."
+            assert bases == ["Layer"], f"{name} is not final."
         elif not {"Forward", "CrossForward"} & {*bases}:
             assert call is None, f"{name} has a __call__ beside that of {bases[-1]}."
             continue

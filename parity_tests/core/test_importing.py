@@ -76,7 +76,7 @@ AFTER = """
 import flax_attn, flax_attn.attend
 assert callable(attend) and attend.__doc__
 assert callable(flax_attn.attend), flax_attn.attend
-assert flax_attn.attend is flax_attn.attend.__globals__['attend']
+assert flax_attn.attend is flax_attn.attend.__wrapped__.__globals__['attend']
 """
 # In one process, which forgets this library before each order and keeps jax.
 ONE_BY_ONE = """

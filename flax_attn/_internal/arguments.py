@@ -1,0 +1,37 @@
+"""What an error says of a call with arguments that a function does not take."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from .checks import Signature
+from .other_names import advice
+
+
+def misfit(name: str, owner: Any, takes: Signature, count: int, named: Iterable[str]) -> str:
+    """What does not fit in a call, and what would.
+
+    Args:
+      name: the function's name.
+      owner: the object of a method, or None.
+      takes: what the function takes.
+      count: how many arguments are passed by position.
+      named: names of those passed by name.
+
+    >>> misfit("f", None, Signature(("x", "mask"), ("x",), ("x",)), 0, ["mask"])
+    'f needs x; it takes x, mask.'
+    """
+    called = name if owner is None else type(owner).__name__
+    called = f"{called}, when called," if name == "__call__" else called
+    unknown = [key for key in named if key not in takes.names]
+    if unknown:
+        kinds = (getattr(owner, "mask_is_of", "pairs"),) if "mask" in takes.names else ()
+        return advice(called, unknown, takes.names + kinds, constructs=name == "__init__")
+    if count > len(takes.positional):
+        by_name = [x for x in takes.names if x not in takes.positional]
+        by_place = ", ".join(takes.positional) or "nothing"
+        more = f"; by name only: {', '.join(by_name)}" if by_name else ""
+        return f"{called} takes {by_place} by position, and got {count} arguments{more}."
+    missing = [x for x in takes.required if x not in {*takes.positional[:count], *named}]
+    if missing == ["rngs"]:
+        return f"{called} draws its weights from rngs=; pass rngs=nnx.Rngs(0), or another seed."
+    return f"{called} needs {', '.join(missing)}; it takes {', '.join(takes.names)}."
