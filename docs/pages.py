@@ -19,7 +19,7 @@ from mkdocs.structure.pages import Page
 from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).parents[1]
-GUIDES = ("porting", "mistakes", "moving", "models", "recipes", "kernels", "scale")
+GUIDES = ("porting", "mistakes", "silent", "moving", "models", "recipes", "kernels", "scale")
 EVIDENCE = ("certificate", "trial", "benchmarks")
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 # A cell of a notebook, its code folded where `cells.prepare` says so and its outputs below.

@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from ._internal.checks import check_choice, checked_arguments
+from ._internal.silent import warn_if_unclear
 from .backends import BACKENDS
 from .backends.choice import KERNELS, Explanation, Verdict, warn_if_slow
 from .backends.local import attend_locally, no_row_is_empty, weights_locally
@@ -175,6 +176,7 @@ def attend(
     [1.0]
     """
     check_choice("empty", empty, *get_args(Empty))
+    warn_if_unclear(q, k, v, mask)
     parts = {"mask": mask, "score": score, "scale": scale, "sinks": sinks, "dropout": dropout}
     rules = rules_of(**parts, q_positions=q_positions, kv_positions=kv_positions)
     o, stats = nan_beyond(rules, dispatch(Request.of(q, k, v, rules, places), backend, empty))

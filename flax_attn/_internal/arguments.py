@@ -1,10 +1,21 @@
 """What an error says of a call with arguments that a function does not take."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
-from .checks import Signature
-from .other_names import advice
+
+class Signature(NamedTuple):
+    """What a function takes, without `self`.
+
+    Attributes:
+      names: the names of its arguments, in order.
+      positional: those that may be passed by position.
+      required: those without a default.
+    """
+
+    names: tuple[str, ...]
+    positional: tuple[str, ...]
+    required: tuple[str, ...]
 
 
 def misfit(name: str, owner: Any, takes: Signature, count: int, named: Iterable[str]) -> str:
@@ -20,6 +31,8 @@ def misfit(name: str, owner: Any, takes: Signature, count: int, named: Iterable[
     >>> misfit("f", None, Signature(("x", "mask"), ("x",), ("x",)), 0, ["mask"])
     'f needs x; it takes x, mask.'
     """
+    from .other_names import advice
+
     called = name if owner is None else type(owner).__name__
     called = f"{called}, when called," if name == "__call__" else called
     unknown = [key for key in named if key not in takes.names]

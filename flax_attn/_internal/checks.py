@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from functools import cache, wraps
 from inspect import Parameter, signature
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
+
+from .arguments import Signature, misfit
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -117,24 +119,13 @@ def per_token(name: str, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jnp.broadcast_to(x.reshape((1,) * (len(shape) - x.ndim) + x.shape), shape)
 
 
-class Signature(NamedTuple):
-    """What a function takes, without `self`.
-
-    Attributes:
-      names: the names of its arguments, in order.
-      positional: those that may be passed by position.
-      required: those without a default.
-    """
-
-    names: tuple[str, ...]
-    positional: tuple[str, ...]
-    required: tuple[str, ...]
-
-
-def checked_arguments(function: Callable[P, R]) -> Callable[P, R]:
+def checked_arguments(
+    function: Callable[P, R], look: Callable[..., None] | None = None
+) -> Callable[P, R]:
     """Decorator: unknown, missing and superfluous arguments raise a TypeError that says what works.
 
     Methods are named after the class of their object, constructors after the class that is built.
+    A `look` gets the arguments of calls with a mask.
 
     >>> @checked_arguments
     ... def f(x, *, mask=None): ...
@@ -153,9 +144,9 @@ def checked_arguments(function: Callable[P, R]) -> Callable[P, R]:
             passed = {*takes.positional[: len(rest)], *named}
             known = passed.issubset(takes.names) and len(rest) <= len(takes.positional)
             if not (known and passed.issuperset(takes.required)):
-                from .arguments import misfit
-
                 raise TypeError(misfit(function.__name__, owner, takes, len(rest), kwargs))
+        if look is not None and kwargs.get("mask") is not None:
+            look(*args, **kwargs)
         return function(*args, **kwargs)
 
     return checked

@@ -33,9 +33,14 @@ class Lazy(type(sys)):  # ModuleType, without importing `types`
         from importlib.util import find_spec
 
         full = f"{self.__name__}.{name}"
-        if not name.startswith("_") and find_spec(full) is not None:
+        if name.startswith("_"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        if find_spec(full) is not None:
             return import_module(full)
-        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        from .known_elsewhere import instead_of
+
+        hint = instead_of(name, self.__all__)
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}{hint}")
 
     def __setattr__(self, name: str, value: object) -> None:
         # The import system sets submodules as attributes, which must not replace a function.

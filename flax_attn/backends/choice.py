@@ -1,12 +1,11 @@
 """Choice among backends: their verdicts, and a warning when "auto" has only a slow one."""
 
-import functools
-import warnings
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
 
+from .._internal.caller import warn_once
 from .platform import platform_of
 from .protocol import MAX_REFERENCE_PAIRS
 
@@ -106,9 +105,4 @@ def warn_if_slow(q: jax.Array, k: jax.Array, verdicts: Explanation) -> None:
         platform_of(q), verdicts, pairs if known else MAX_REFERENCE_PAIRS + 1
     )
     if sentence is not None:
-        _warn(sentence)
-
-
-@functools.cache  # so that each message appears once
-def _warn(sentence: str) -> None:
-    warnings.warn(sentence, stacklevel=6)  # where `attend` is called
+        warn_once(sentence)

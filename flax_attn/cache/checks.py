@@ -56,6 +56,17 @@ def check_kind(cache: Any) -> None:
             )
 
 
+def check_rows(cache: Any, x: Any) -> None:
+    """Raises ValueError if a cache is not for the batch axes of x, `*B T D`."""
+    rows = cache.length.shape
+    if rows != x.shape[:-2]:
+        need = x.shape[-3] if x.ndim == 3 else x.shape[:-2]
+        raise ValueError(
+            f"The cache is for a batch of {rows}, and x {x.shape} has a batch of {x.shape[:-2]}: "
+            f"make one by layer.init_cache({need}, length)."
+        )
+
+
 def refuse_later(mask: Mask) -> NoReturn:
     """Raises ValueError for a layer's mask that shows tokens later ones."""
     raise ValueError(

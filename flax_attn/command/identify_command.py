@@ -37,6 +37,7 @@ def add_to(commands: Any) -> None:
         help="say which layer of this library an attention module of torch is, with proofs",
         description="Builds the torch class, measures it on random tokens, and prints Python that "
         "builds the layer that computes the same and loads the weights, then what was compared. "
+        "The class must run on tokens alone; one that takes more is for flax_attn.parity.identify. "
         "Imports and runs the class's own code: name only code that you trust. Ends with 0 if a "
         "layer is proven equal, 1 if none is, 2 if the class cannot be built or run.",
     )
@@ -46,8 +47,8 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="JSON object: the constructor's keywords, or the items of its argument `config`; "
-        "default: no arguments",
+        help="JSON object: the constructor's keywords; or the items of its argument `config`, and "
+        "beside them its other arguments, such as layer_idx; default: no arguments",
     )
     parser.add_argument(
         "--shape",
@@ -103,7 +104,7 @@ def program(result: "Identified", name: str) -> str:
     used = {node.id for node in ast.walk(ast.parse(result.text)) if isinstance(node, ast.Name)}
     public = sorted(used - {*dir(builtins), "nnx"})
     rules = [f"    {rule}," for rule in result.rules]
-    about = [f"# {line}" for line in (*result.measured, *map(str, result.proofs))]
+    about = [f"# {line}" for line in (*result.measured, *map(str, result.proofs), *result.limit)]
     lines = [
         "from flax import nnx",
         f"from flax_attn import {', '.join(public)}",
@@ -182,7 +183,7 @@ def _built(cls: type, config: dict[str, Any]) -> Any:
     import torch
 
     parameters = [*inspect.signature(cls).parameters.values()]
-    keywords = _keywords(parameters, config)
+    keywords = _keywords(cls, parameters, config)
     known = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         for key in keywords.keys() - {*known}:
@@ -199,19 +200,43 @@ def _built(cls: type, config: dict[str, Any]) -> Any:
         torch.manual_seed(0)
         return cls(**keywords).eval()
     except Exception as error:
-        raise ValueError(f"{cls.__name__} cannot be built: {_sentence(error)}") from error
+        raise ValueError(
+            f"{cls.__name__} cannot be built: {_sentence(error)} What it reads is an item of the "
+            "JSON object of --config."
+        ) from error
 
 
-def _keywords(parameters: Sequence[inspect.Parameter], config: dict[str, Any]) -> dict[str, Any]:
+def _keywords(
+    cls: type, parameters: Sequence[inspect.Parameter], config: dict[str, Any]
+) -> dict[str, Any]:
     """The constructor's keywords: the config's items, or the whole of it as `config`.
 
-    Other required arguments next to `config` are items of the same name.
+    Other required arguments next to `config` are items of the same name. The whole is an object of
+    the class's own config class, if its module has one, else a namespace.
     """
     required = [parameter.name for parameter in _required(parameters)]
     if "config" not in required or not config or "config" in config:
         return config
     others = {name: config[name] for name in required if name in config}
-    return {"config": _namespace(config), **others}
+    kind = _config_class(cls)
+    items = {key: x for key, x in config.items() if key not in others}
+    if kind is None:
+        return {"config": _namespace(config), **others}
+    try:
+        made = kind(**items)
+    except Exception as error:
+        raise ValueError(f"--config does not fit {kind.__name__}: {_sentence(error)}") from error
+    if getattr(made, "_attn_implementation", "") is None:
+        made._attn_implementation = "eager"  # as a model would choose
+    return {"config": made, **others}
+
+
+def _config_class(cls: type) -> type | None:
+    """The config class that belongs to a class, by the longest start that their names share."""
+    known = vars(sys.modules[cls.__module__]).items()
+    configs = [x for name, x in known if isinstance(x, type) and name.endswith("Config")]
+    fitting = [x for x in configs if cls.__name__.startswith(x.__name__.removesuffix("Config"))]
+    return max(fitting, key=lambda x: len(x.__name__), default=None)
 
 
 def _required(parameters: Sequence[inspect.Parameter]) -> list[inspect.Parameter]:
@@ -259,8 +284,9 @@ def _inputs(module: Any, shape: tuple[int, int, int] | None, numbers: Mapping[st
     widths = ", ".join(map(str, problems))
     first = _sentence(next(iter(problems.values())))
     raise ValueError(
-        f"{_name(module)} runs on no tokens {BATCH},{LENGTH},D with D of {widths}: give --shape "
-        f"B,T,D, or call flax_attn.parity.identify with its inputs. The first error: {first}"
+        f"{_name(module)} runs on no tokens {BATCH},{LENGTH},D with D of {widths}: {first} If it "
+        "takes tokens alone, give --shape B,T,D; if it takes more (a memory, cos and sin, a mask), "
+        "call flax_attn.parity.identify(module, *inputs, kwargs={...})."
     )
 
 

@@ -1,8 +1,5 @@
 """A published config as families read it: fields, defaults and checks."""
 
-import functools
-import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -12,7 +9,6 @@ from flax import nnx
 from .._internal.checks import check_choice, check_divides, check_positive, check_rate
 from ..weights.rule import Rule
 
-LIBRARY = __file__.rpartition("families")[0]
 Names = Mapping[str, tuple[str, ...]]
 # Layer types that older files name differently.
 RENAMED = {"attention": "full_attention", "mamba": "linear_attention"}
@@ -212,15 +208,6 @@ class Family(NamedTuple):
 
 
 ByPart = Mapping[str, Family]  # of a model with several attentions in a layer: the row of each
-
-
-@functools.cache  # so that each sentence warns once
-def warn_once(sentence: str) -> None:
-    """Warns at the line that calls `families`, once for each sentence."""
-    level, frame = 1, sys._getframe()
-    while frame is not None and frame.f_code.co_filename.startswith(LIBRARY):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(sentence, stacklevel=level)
 
 
 def above_zero(name: str, x: Any) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ._config import warn_once
+from .._internal.caller import warn_once
 
 NAME = "config.json"
 # Fields in which the files of multimodal models have the configs of their parts.

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .._internal.arrays import is_count
+from .._internal.caller import warn_once
 from ..positions import (
     DynamicScaling,
     Frequencies,
@@ -26,7 +27,7 @@ from ..positions import (
     Yarn,
 )
 from ..positions.scaling import exponents
-from ._config import Config, above_zero, warn_once
+from ._config import Config, above_zero
 from ._kinds import KINDS
 
 Rope = Mapping[str, Any]

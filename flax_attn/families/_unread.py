@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 from flax import nnx
 
+from .._internal.caller import warn_once
 from ._as_built import is_as_built
-from ._config import ByPart, Family, Names, warn_once
+from ._config import ByPart, Family, Names
 from ._published import Facts, facts_of
 from ._typos import nearest_name
 

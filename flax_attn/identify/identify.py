@@ -21,7 +21,7 @@ from .options import Facts
 from .plain import plainly
 from .program import Program
 from .propose import Proposal, proposals
-from .prove import Proof, Prover
+from .prove import LONGEST, Proof, Prover
 from .roles import Unclear
 
 BATCH, SHORT, LONG, MORE = 2, 7, 11, 4  # of the calls that are measured
@@ -59,11 +59,17 @@ class Identified:
         """Reports of the comparisons."""
         return [proof.report for proof in self.proofs if proof.report is not None]
 
+    @property
+    def limit(self) -> list[str]:
+        """The most tokens that were compared, beyond which a window is not seen; [] if none."""
+        tokens = [proof.tokens for proof in self.proofs if proof.tokens]
+        return [f"not tested: more than {max(tokens)} tokens"] if tokens else []
+
     def __str__(self) -> str:
         lines = [self.text] if self.layer is not None else [f"no layer: {self.why}"]
         if self.layer is None and self.text:
             lines.append(f"nearest: {self.text}")
-        lines += [f"  {line}" for line in (*self.measured, *map(str, self.proofs))]
+        lines += [f"  {line}" for line in (*self.measured, *map(str, self.proofs), *self.limit)]
         return "\n".join([*lines, *(f"  {rule}" for rule in self.rules)])
 
 
@@ -92,7 +98,8 @@ def identify(
       An `Identified`; its `layer` is None if no layer is equal, and `why` says the reason.
 
     Raises:
-      TypeError: if an input is a jax or torch array.
+      TypeError: if an input is a jax or torch array, or torch_module is no module.
+      ValueError: if no input is a floating array of three axes.
 
     >>> import numpy as np, torch
     >>> module = torch.nn.MultiheadAttention(12, 3, batch_first=True)
@@ -101,14 +108,23 @@ def identify(
     >>> result.text
     'GroupedQueryAttention(12, 3, 3, 4, qkv_bias=True, out_bias=True, mask=FULL)'
     """
-    whole = Inputs(inputs, dict(kwargs or {}), torch_call or plain_call)
+    whole = Inputs.of(torch_module, inputs, kwargs or {}, torch_call or plain_call)
     try:
         whole = whole.in_float64(numbers_in(torch_module))
-        prover, facts = _facts(torch_module, whole)
-        candidates = [*islice(proposals(facts), MOST)]
+        result = _at_length(torch_module, whole, LONG)
+        if result.layer is None and result.proofs and result.proofs[-1].tokens == LONGEST:
+            # What only far tokens show: a window, or the last of T5's buckets.
+            return _at_length(torch_module, whole, LONGEST)
     except (Unclear, ParityError) as reason:
-        return Identified(why=str(reason))
-    return _proven(prover, candidates, facts)
+        past = ": leave out the past keys and values that are given" if whole.gives_past else ""
+        return Identified(why=f"{reason}{past}")
+    return result
+
+
+def _at_length(module: Any, inputs: Inputs, longest: int) -> Identified:
+    """What the module is by calls of a few tokens and of `longest`, if only tokens come in."""
+    prover, facts = _facts(module, inputs, longest)
+    return _proven(prover, [*islice(proposals(facts), MOST)], facts)
 
 
 def _proven(prover: Prover, candidates: list[Proposal], facts: Facts) -> Identified:
@@ -139,7 +155,7 @@ def _with_weights(module: Any, proposal: Proposal) -> Any:
     return layer
 
 
-def _facts(module: Any, inputs: Inputs) -> tuple[Prover, Facts]:
+def _facts(module: Any, inputs: Inputs, longest: int) -> tuple[Prover, Facts]:
     """Measures the module at one length, or at two, in the first order of axes that can be read.
 
     Raises:
@@ -148,14 +164,14 @@ def _facts(module: Any, inputs: Inputs) -> tuple[Prover, Facts]:
     reasons = []
     for ordered, size in product(inputs.orders(), SIZES):
         try:
-            return _facts_of(module, ordered, size)
+            return _facts_of(module, ordered, size, longest)
         except (Unclear, ParityError) as reason:
             reasons.append(reason)
     raise min(reasons, key=lambda reason: isinstance(reason, ParityError))
 
 
-def _facts_of(module: Any, inputs: Inputs, size: float) -> tuple[Prover, Facts]:
-    calls = _calls(inputs, size)
+def _facts_of(module: Any, inputs: Inputs, size: float, longest: int) -> tuple[Prover, Facts]:
+    calls = _calls(inputs, size, longest)
     live, program, first = _measured_run(module, calls[0])
     runs, taken = [first], [calls[0]]
     for call in calls[1:]:
@@ -168,14 +184,14 @@ def _facts_of(module: Any, inputs: Inputs, size: float) -> tuple[Prover, Facts]:
     names = [name for name, _ in module.named_parameters()]
     features = calls[0].sizes[2]
     memory = calls[0].arrays[1].shape[inputs.order[2]] if inputs.crosses else None
-    facts = Facts(runs, drops.rate, numbers_in(module), names, features, memory)
+    facts = Facts(runs, drops.rate, numbers_in(module), names, features, memory, inputs.order)
     return Prover(module, inputs, taken, drops), facts
 
 
-def _calls(inputs: Inputs, size: float) -> list[Inputs]:
+def _calls(inputs: Inputs, size: float, longest: int) -> list[Inputs]:
     """The calls that are measured: at two lengths, short ones if only the tokens come in."""
     length = inputs.sizes[1]
-    lengths = (length, length + MORE) if inputs.others else (SHORT, max(LONG, length))
+    lengths = (length, length + MORE) if inputs.others else (SHORT, max(longest, length))
     return [inputs.drawn(n, 0, BATCH, size) for n in lengths]
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import numpy as np
 
-from .roles import Unclear
 from .tables import angles_in, resized
 
 # Axes of batch, tokens and features, likely ones first.
@@ -30,6 +30,34 @@ class Inputs:
     order: tuple[int, int, int] = (0, 1, 2)
     crosses: bool = False
 
+    @classmethod
+    def of(
+        cls, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], call: Callable[..., Any]
+    ) -> "Inputs":
+        """The arguments of a call, in which arrays of equal values are one array.
+
+        Raises:
+          TypeError: if `module` is no torch module, or an input is a jax or torch array.
+          ValueError: if no array holds tokens.
+        """
+        import torch
+
+        if not isinstance(module, torch.nn.Module):
+            kind = module.__name__ if isinstance(module, type) else type(module).__name__
+            raise TypeError(f"identify takes an object of a torch.nn.Module; got {kind}.")
+        inputs = cls(args, dict(kwargs), call)
+        for x in inputs._every():
+            if isinstance(x, torch.Tensor | jax.Array):
+                raise TypeError(
+                    f"identify takes numpy arrays; got a {type(x).__name__} of shape "
+                    f"{tuple(x.shape)}: pass np.asarray(x)."
+                )
+        assert inputs.tokens is not None
+        arrays = [x for x in inputs._every() if isinstance(x, np.ndarray)]
+        same = {id(x): next(y for y in arrays if np.array_equal(x, y)) for x in arrays}
+        args, keywords = inputs._with(same)
+        return cls(args, keywords, call)
+
     @property
     def arrays(self) -> list[np.ndarray]:
         """The tokens, and the memory if there is one."""
@@ -50,12 +78,16 @@ class Inputs:
         """The first array of three axes.
 
         Raises:
-          Unclear: if there is none.
+          ValueError: if there is none.
         """
         for x in self._every():
             if isinstance(x, np.ndarray) and x.ndim == 3 and x.dtype.kind == "f":
                 return x
-        raise Unclear("no array of tokens among the inputs, `B T D`")
+        shapes = [getattr(x, "shape", type(x).__name__) for x in self._every()]
+        raise ValueError(
+            "identify takes the tokens as a floating numpy array of three axes, such as `B T D`; "
+            f"got {shapes}."
+        )
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -73,6 +105,12 @@ class Inputs:
         """Arrays that are neither tokens nor memory."""
         arrays = self.arrays
         return [x for x in self._others() if not any(x is y for y in arrays)]
+
+    @property
+    def gives_past(self) -> bool:
+        """Whether two arrays look like keys and values of earlier tokens, `B N S H`."""
+        shapes = [x.shape for x in self.others if x.ndim == 4 and x.dtype.kind == "f"]
+        return len(shapes) > len({*shapes})
 
     def _others(self) -> list[np.ndarray]:
         tokens = self.tokens

@@ -19,6 +19,11 @@ from .rotation import Rotation
 CLOSE = 1e-9
 # Of rates computed in float32.
 FLOAT32 = 1e-6
+# By the axes of batch, tokens and features in the module's input: how the layer is called.
+AXES = {
+    (1, 0, 2): "the module takes `T B D`: layer(x.swapaxes(0, 1)).swapaxes(0, 1)",
+    (0, 2, 1): "the module takes `B D T`: layer(x.swapaxes(1, 2)).swapaxes(1, 2)",
+}
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,7 @@ class Facts:
       names: its parameters.
       features: width of a token.
       memory: width of a token of the memory; None without one.
+      order: axes of batch, tokens and features in the module's input.
     """
 
     runs: Sequence[Measured]
@@ -40,6 +46,7 @@ class Facts:
     names: Sequence[str]
     features: int
     memory: int | None = None
+    order: tuple[int, int, int] = (0, 1, 2)
 
     def lines(self) -> Iterator[str]:
         """What was measured, a line each."""
@@ -52,20 +59,21 @@ class Facts:
         for role, names in roles.parameters.items():
             if names:
                 yield f"{role} from {', '.join(names)}"
+        yield f"mask of its own: {_mask_name([run.visible for run in self.runs]) or 'unknown'}"
         if (first.called.visible != first.visible).any():
             yield f"a mask is given by the caller{self._named_mask()}"
         if gives_bias(first):
             yield f"a bias of the logits is given by the caller{self._named_bias()}"
-        longest = max(run.visible.shape[-1] for run in self.runs)
-        yield f"not tested: tokens more than {longest - 1} apart"
+        if self.order in AXES:
+            yield AXES[self.order]
 
     def _named_mask(self) -> str:
-        """The name of the caller's mask, if it has one."""
+        """The name of the caller's mask, if it has one, and how the layer gets it."""
         tables = [run.called.visible for run in self.runs]
-        if any((x != x[:1, :1]).any() for x in tables):
-            return ""
-        mask = fit_mask([x[0, 0] for x in tables])
-        return "" if mask is None else f": {mask_text(mask)}"
+        name = _mask_name(tables) or _mask_name(tables[:1])
+        if name:
+            return f": build the layer with mask={name}, or call layer(x, mask={name})"
+        return ": call layer(x, mask=Dense(m)) with m True where a query may attend, `B N T S`"
 
     def _named_bias(self) -> str:
         """The name of the caller's bias, if it has one."""
@@ -74,6 +82,14 @@ class Facts:
             return ""
         bias = fit_bias([x.bias[0] for x in called], [x.visible[0] for x in called], {})
         return f": {_score_text(bias)}" if bias is not None and bias.kind == "alibi" else ""
+
+
+def _mask_name(tables: Sequence[np.ndarray]) -> str:
+    """What all rows and heads of these tables see, by name; "" if it has none."""
+    if any((x != x[:1, :1]).any() for x in tables):
+        return ""
+    mask = fit_mask([x[0, 0] for x in tables])
+    return "" if mask is None else mask_text(mask)
 
 
 def keywords(options: Mapping[str, str]) -> str:

@@ -144,7 +144,10 @@ def _check(parts: Parts) -> None:
     """Raises Unclear for what no layer of ours has."""
     facts, roles = parts.facts, parts.first.attention.roles
     if roles.value_dim != roles.head_dim:
-        raise Unclear(f"values of {roles.value_dim} components, keys of {roles.head_dim}")
+        raise Unclear(
+            f"heads of values have {roles.value_dim} components and those of keys "
+            f"{roles.head_dim}, which no layer here has"
+        )
     memory = facts.features if facts.memory is None else facts.memory
     for role, matrix in parts.matrices.items():
         width = memory if role in ("key", "value") else facts.features

@@ -1,7 +1,7 @@
 """Compares a proposed layer with the module, in what was not measured too."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
 
@@ -13,7 +13,8 @@ from .inputs import Inputs, as_tensors, first_output
 from .plain import plainly
 from .propose import Proposal
 
-MORE = 5  # tokens beyond the longest call that was measured
+LONGEST = 300  # tokens of the longest call, if they are all that the module gets and it runs
+MORE = 5  # tokens beyond the longest call that was measured, if it does not
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,13 @@ class Proof:
       name: what was compared.
       report: its result; None if the module cannot take it.
       why: why it cannot.
+      tokens: number of tokens, if that is what it is about.
     """
 
     name: str
     report: Report | None
     why: str = ""
+    tokens: int | None = None
 
     @property
     def differs(self) -> bool:
@@ -74,15 +77,41 @@ class Prover:
         if len(self.calls) == 1:
             yield Proof("more tokens", None, "the module takes this number of tokens alone")
         else:  # beyond what was measured, unless the caller gives a mask for it
-            length = last.sizes[1] + (0 if last.others else MORE)
-            run = len(self.calls) - 1
-            more = last.drawn(length, 2)
-            yield self._proof(f"{length} tokens", proposal, more, seed=2, run=run)
+            yield self._at_more_tokens(proposal, last)
         if self.drops.elsewhere:
-            yield Proof("train mode", None, "the module drops other values than weights too")
+            yield Proof(
+                "train mode",
+                None,
+                "it drops other values than weights too: use compare(train=True)",
+            )
         elif self.drops.rate:
             yield self._in_train_mode(proposal, self.inputs)
         yield from self._not_called(proposal)
+
+    def _at_more_tokens(self, proposal: Proposal, last: Inputs) -> Proof:
+        """A length that was not measured, unless the caller gives a mask for it."""
+        longest = last.sizes[1]
+        lengths = [longest] if last.others else [LONGEST, longest + MORE, longest + 1, longest]
+        length = next(n for n in lengths if n == longest or self._takes(last.drawn(n, 2)))
+        run, more = len(self.calls) - 1, last.drawn(length, 2)
+        proof = self._proof(f"{length} tokens", proposal, more, seed=2, run=run)
+        return replace(proof, tokens=length)
+
+    def _takes(self, inputs: Inputs) -> bool:
+        """Whether the module runs on these."""
+        import torch
+
+        values = [x.float() for x in as_tensors(inputs.arrays)]
+        args, kwargs = inputs.with_arrays(*values)
+        training = self.module.training
+        try:
+            with torch.no_grad():
+                plainly(inputs.call, flex_only=True)(self.module.eval(), *args, **kwargs)
+        except Exception:  # whatever a module raises at a length that it does not take
+            return False
+        finally:
+            self.module.train(training)
+        return True
 
     def _not_called(self, proposal: Proposal) -> Iterator[Proof]:
         """What the module takes and this call does not give."""
@@ -90,7 +119,7 @@ class Prover:
         if any("mask" in name for name in names) and not proposal.called[0].call:
             yield Proof("a padded row", None, "this call gives no mask")
         if any("past" in name or "cache" in name for name in names):
-            why = "caches are not read: give compare a Decode"
+            why = "this reads no caches: use compare(decode=Decode(...))"
             yield Proof("cached steps", None, why)
 
     def _in_train_mode(self, proposal: Proposal, inputs: Inputs) -> Proof:
@@ -116,6 +145,7 @@ class Prover:
             *inputs.arrays,
             dtypes=("float64",),
             eager=False,
+            taps=inputs.sizes[1] < LONGEST,  # which cost minutes there, and say no more
             train=train,
             weights=weights,
             seed=seed,

@@ -109,7 +109,7 @@ class Grid:
             others = [a for a in range(weights.ndim) if a != key and weights.shape[a] == queries]
             if others:
                 return cls(weights.shape, others[-1] if others[-1] != key else others[0], key)
-        raise Unclear("no axis of the weights has the queries")
+        raise Unclear("no softmax whose rows are the queries and whose columns are the keys")
 
     def index(self, lead: Sequence[int], query: int, key: int) -> tuple[int, ...]:
         """The index of a weight."""

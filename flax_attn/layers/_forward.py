@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int
 from .._internal.checks import check_choice
 from ..attend import Empty, attend
 from ..cache import attend_cached
-from ..cache.checks import check_kind, check_no_mean, refuse_later
+from ..cache.checks import check_kind, check_no_mean, check_rows, refuse_later
 from ..dropout import AttentionDropout
 from ..masks import Mask, as_mask
 from ..rules import Rules
@@ -96,6 +96,7 @@ class Heads(Layer):
         """Zeros padding, and binds mask, score and rotary input to the token indices."""
         if cache is not None:
             check_kind(cache)
+            check_rows(cache, x)
             if mask is None and self.mask.shows_later:
                 refuse_later(self.mask)
         visible, score = self.mask if mask is None else as_mask(mask), self.rules.score

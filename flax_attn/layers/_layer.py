@@ -2,9 +2,11 @@
 
 from typing import Any, ClassVar
 
+import jax
 from flax import nnx
 
 from .._internal.checks import checked_arguments
+from .._internal.silent import warn_if_padding
 
 
 class Layer(nnx.Module):
@@ -15,6 +17,15 @@ class Layer(nnx.Module):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        for name in ("__init__", "__call__"):
+        for name, look in (("__init__", None), ("__call__", _look_at_mask)):
             if name in vars(cls):
-                setattr(cls, name, checked_arguments(vars(cls)[name]))
+                setattr(cls, name, checked_arguments(vars(cls)[name], look))
+
+
+def _look_at_mask(layer: Layer, *inputs: Any, mask: Any, **call: Any) -> None:
+    """Warns if a mask of queries and keys may be meant as one of tokens."""
+    named = (call.get(name) for name in ("x", "query", "memory", "key"))
+    tokens = [x for x in (*inputs, *named) if isinstance(x, jax.Array) and x.ndim >= 2]
+    if tokens and layer.mask_is_of == "pairs":
+        (*batch, queries, _), keys = tokens[0].shape, tokens[:2][-1].shape[-2]
+        warn_if_padding(mask, tuple(batch), queries, keys)

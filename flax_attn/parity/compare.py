@@ -323,9 +323,11 @@ def _check_modules(torch_module: Any, flax_module: Any) -> None:
     is_torch_side = isinstance(torch_module, Recording) or is_torch_module(torch_module)
     if not is_torch_side or not isinstance(flax_module, nnx.Module):
         kinds = f"{type(torch_module).__name__} and {type(flax_module).__name__}"
+        swapped = isinstance(torch_module, nnx.Module) and is_torch_module(flax_module)
+        hint = " The torch module comes first: swap them." if swapped else ""
         raise TypeError(
             "compare takes a torch.nn.Module or a Recording of one, a flax.nnx.Module and numpy "
-            f"inputs; got {kinds}."
+            f"inputs; got {kinds}.{hint}"
         )
 
 

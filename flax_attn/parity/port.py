@@ -1,6 +1,6 @@
 """`port` copies weights between torch and Flax; `plan` shows the mapping; `suggest` finds rules."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -95,6 +95,11 @@ def port(source: Any, destination: M, rules: Sequence[Rule] = ()) -> M:
     >>> bool((mine.kernel[...] == theirs.weight.detach().numpy().T).all())
     True
     """
+    if isinstance(source, Mapping):
+        raise TypeError(
+            "port copies from a module; a state_dict, a mapping of arrays by name, is loaded by "
+            "flax_attn.weights.load(layer, arrays, rules=rules), its tensors as numpy arrays."
+        )
     if isinstance(destination, Recording):
         raise TypeError(f"port fills no Recording; got {destination.path} as its destination.")
     if isinstance(source, nnx.Module) and not isinstance(destination, nnx.Module):

@@ -12,7 +12,7 @@ from ..errors import CheckpointError
 from .described import Source
 from .dtypes import DTYPES, holds
 from .entry import Entry
-from .known_layers import flax_path, get_path, kind_of, unstacked
+from .known_layers import flax_path, flax_state, get_path, kind_of, unstacked
 from .mapping import Draft, nearest
 from .move import Move, Stack
 from .rule import Rule
@@ -21,6 +21,7 @@ from .suggest import propose
 Cast = Literal["exact", "widen", "narrow"]
 CASTS = ("exact", "widen", "narrow")
 MAX_TENSORS = 10_000  # tensors below one prefix; a layer has a handful
+MAX_PREFIXES = 200  # of names that are tried after a layer did not fit
 MAX_PROBLEMS = 12  # problems listed in one error
 _PLAIN = re.compile(r"[\w./-]+")  # names without the braces, stars and arrows of a rule's syntax
 
@@ -50,6 +51,7 @@ def fit(
     read: Callable[[str], np.ndarray],
     cast: Cast,
     partial: bool = False,
+    prefix: str = "",
 ) -> list[Move | Stack]:
     """Returns moves that use every tensor once and fill every Param once, with checked shapes.
 
@@ -61,6 +63,7 @@ def fit(
       read: reads a tensor, to compare those that `Rule.tied` names.
       cast: allowed dtype conversions.
       partial: whether Params may stay unfilled.
+      prefix: the start of the tensors' names in the checkpoint, for errors.
 
     Raises:
       CheckpointError: lists every problem, and proposed rules.
@@ -73,6 +76,11 @@ def fit(
     problems = [*draft.problems, *_dtype_problems(draft, cast)]
     if not problems:
         return draft.moves
+    if prefixes := _prefixes(entries, module, rules, read):
+        others = f" ({len(prefixes) - 1} more prefixes fit)" if len(prefixes) > 1 else ""
+        why = "Its tensors have longer names than the layer's."
+        whole = ".".join(filter(None, (prefix, prefixes[0])))
+        raise CheckpointError(path, None, why, f"Pass prefix={whole!r}{others}.")
     lines = [
         "Its tensors do not fit the layer:",
         *(f"  - {one}" for one in problems[:MAX_PROBLEMS]),
@@ -83,6 +91,28 @@ def fit(
     if draft.unplaced and not proposed and is_expressible:
         hint += f"\nwhat is no weight of the layer is left out by {Rule.skip(draft.unplaced[0])}"
     raise CheckpointError(path, None, "\n".join(lines), hint)
+
+
+def _prefixes(
+    entries: Mapping[str, Entry],
+    module: nnx.Module,
+    rules: Sequence[Rule],
+    read: Callable[[str], np.ndarray],
+) -> list[str]:
+    """The starts of names below which every tensor has its place in the layer, first ones first."""
+    most = 2 * len(flax_state(module)) + 2  # tensors of a layer, its buffers included
+    below: dict[str, dict[str, Entry]] = {}
+    for name, entry in entries.items():
+        parts = name.split(".")
+        for i in range(1, len(parts)):
+            below.setdefault(".".join(parts[:i]), {})[".".join(parts[i:])] = entry
+    few = [(prefix, part) for prefix, part in below.items() if len(part) <= most]
+
+    def fits(prefix: str, part: Mapping[str, Entry]) -> bool:
+        sources = _sources(part, module, rules, lambda name: read(f"{prefix}.{name}"))
+        return not Draft(sources, module, rules).problems
+
+    return [prefix for prefix, part in few[:MAX_PREFIXES] if fits(prefix, part)]
 
 
 def _sources(

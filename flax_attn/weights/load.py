@@ -226,7 +226,7 @@ def _moves(
     entries = without_buffers(entries, prefix, module, options.rules)
     read = _reader(checkpoint, prefix)
     moves = fit(
-        checkpoint.path, entries, module, options.rules, read, options.cast, options.partial
+        checkpoint.path, entries, module, options.rules, read, options.cast, options.partial, prefix
     )
     total = times * sum(entries[name].nbytes for move in moves for name in move.sources)
     if options.max_bytes is not None and total > options.max_bytes:

@@ -292,7 +292,7 @@ def test_the_name_asked_for_is_taken():
 
 
 def test_a_name_that_the_environment_gives_is_checked_in_use():
-    module = attend.__globals__
+    module = attend.__wrapped__.__globals__
     with module["_requested"]("flash"), pytest.raises(ValueError, match="got 'flash'"):
         explain(**ONES)
     with module["_requested"]("flash"), pytest.raises(ValueError, match="got 'flash'"):
@@ -302,7 +302,7 @@ def test_a_name_that_the_environment_gives_is_checked_in_use():
 
 def test_a_slow_path_is_told_once():
     q = jax.ShapeDtypeStruct((512, 2, 8), jnp.float32)
-    choice._warn.cache_clear()
+    choice.warn_once.cache_clear()
 
     def run(**how):
         with assume_platform("gpu"):
@@ -312,7 +312,7 @@ def test_a_slow_path_is_told_once():
     with pytest.warns(UserWarning, match="slow on a gpu"):
         run(score=ScoreFn(lambda x, *_: x))
     run(score=ScoreFn(lambda x, *_: x))
-    choice._warn.cache_clear()
+    choice.warn_once.cache_clear()
 
 
 def test_forward_mode_says_what_would_work():

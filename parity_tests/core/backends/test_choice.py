@@ -32,10 +32,10 @@ def verdicts(**refusals):
 @pytest.fixture
 def on_a_gpu():
     """As if arrays lay on a GPU, and nothing had been told yet."""
-    choice._warn.cache_clear()
+    choice.warn_once.cache_clear()
     with assume_platform("gpu"):
         yield
-    choice._warn.cache_clear()
+    choice.warn_once.cache_clear()
 
 
 def arrays(length=257):
@@ -153,8 +153,8 @@ def test_without_kernels_there_is_nothing_to_miss(platform):
 
 
 def test_a_platform_that_is_not_known_has_attention_in_blocks(monkeypatch):
-    monkeypatch.setitem(attend.__globals__, "platform_of", lambda x: "METAL")
-    chosen = attend.__globals__["_choose"]
+    monkeypatch.setitem(attend.__wrapped__.__globals__, "platform_of", lambda x: "METAL")
+    chosen = attend.__wrapped__.__globals__["_choose"]
     request = Request.of(*arrays(), Rules())
     assert chosen("auto", request, Rules(scale=1.0), None) == "blockwise"
 
@@ -206,7 +206,7 @@ def test_another_reason_is_told_again(on_a_gpu, monkeypatch):
         return "another reason"
 
     changed = {**BACKENDS, "cudnn": BACKENDS["cudnn"]._replace(refusal=refusal)}
-    monkeypatch.setitem(attend.__globals__, "BACKENDS", changed)
+    monkeypatch.setitem(attend.__wrapped__.__globals__, "BACKENDS", changed)
     with pytest.warns(UserWarning, match="cudnn: another reason"):
         attend(*arrays())
 

@@ -37,6 +37,16 @@ class Grouped(nn.Module):
         return self.proj(heads.transpose(1, 2).flatten(2))
 
 
+class SizedConfig:
+    def __init__(self, width, scale=None):
+        self.heads = self
+        self.query, self.key, self.hidden_size = 6, 2, width
+
+
+class SizedAttention(Grouped):
+    pass
+
+
 class Squared(Grouped):
     def forward(self, x):
         parts = [n * self.size for n in (self.heads, self.groups, self.groups)]
@@ -122,6 +132,13 @@ def test_what_is_no_layer_is_told_with_the_reason(main):
     assert out.startswith("no layer: ") and "import" not in out
 
 
+def test_a_config_is_of_the_class_that_its_module_has(main):
+    status, out, _ = main("somebodys.SizedAttention", config={"width": 24, "layer_idx": 0})
+    assert status == 0 and "# 6 query heads and 2 key heads of 4" in out
+    status, _, err = main("somebodys.SizedAttention", config={"hidden_size": 24, "layer_idx": 0})
+    assert status == 2 and "--config does not fit SizedConfig: TypeError: " in err
+
+
 def test_every_name_that_a_layer_is_built_from_is_public():
     assert NAMES.keys() - {"nnx"} <= {*flax_attn.__all__}
 
@@ -178,7 +195,7 @@ def test_what_cannot_be_done_is_one_sentence(arguments, config, said, main):
 
 def test_a_width_that_never_runs_is_told_with_what_was_tried(main):
     with pytest.raises(
-        ValueError, match=r"2,7,D with D of 9, 3: .* first error: ValueError: never"
+        ValueError, match=r"2,7,D with D of 9, 3: ValueError: never. If it takes tokens alone"
     ):
         command._inputs(made("Silent", {}), None, {"depth": 3, "dim": 9})
 

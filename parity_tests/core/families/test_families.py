@@ -5,8 +5,8 @@ import pytest
 from flax import nnx
 
 from flax_attn import FULL, families
+from flax_attn._internal.caller import warn_once
 from flax_attn.families._choose import family_of
-from flax_attn.families._config import warn_once
 from flax_attn.families._table import FAMILIES
 from flax_attn.parity import assert_parity
 from parity_tests.families import parts, witness

@@ -8,8 +8,8 @@ import pytest
 from flax import nnx
 
 from flax_attn import families
+from flax_attn._internal.caller import warn_once
 from flax_attn.families._choose import family_of, resolved
-from flax_attn.families._config import warn_once
 from flax_attn.families._published import facts_of
 from flax_attn.parity import judge
 from parity_tests.families import eager

@@ -11,7 +11,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from flax_attn.families._config import Config, warn_once
+from flax_attn._internal.caller import warn_once
+from flax_attn.families._config import Config
 from flax_attn.families._published import facts_of
 from flax_attn.families._rope import parameters, rotary_of
 from flax_attn.parity import judge

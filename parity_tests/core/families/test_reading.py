@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from flax_attn import families
-from flax_attn.families._config import warn_once
+from flax_attn._internal.caller import warn_once
 from parity_tests.core.backends.refusal import told
 from parity_tests.tables import each
 

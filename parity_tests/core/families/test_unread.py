@@ -7,9 +7,10 @@ import pytest
 from flax import nnx
 
 from flax_attn import families
+from flax_attn._internal.caller import warn_once
 from flax_attn.families import _unread
 from flax_attn.families._choose import _READ_BY_ANY
-from flax_attn.families._config import Config, Family, warn_once
+from flax_attn.families._config import Config, Family
 from flax_attn.families._published import ALIASES, KNOWN, facts_of
 from flax_attn.families._table import FAMILIES
 from parity_tests.core.drawing import float64 as float64

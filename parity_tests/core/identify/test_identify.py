@@ -1,5 +1,6 @@
 """`identify` names the layer that a module is, with the type's own options, and no other."""
 
+import math
 from importlib import import_module
 
 import numpy as np
@@ -22,9 +23,9 @@ UNNAMED = {
     "cross_residual": "made from the result of native_layer_norm in ln_1",
     "block_with_norm_and_residual": "made from the result of native_layer_norm in norm",
     "softmax_by_logsumexp": "no softmax between two products",
-    "blocks_as_axis": "no axis of the weights has the queries",
-    "tiles_of_keys": "no axis of the weights has the queries",
-    "one_query_at_a_time": "no axis of the weights has the queries",
+    "blocks_as_axis": "no softmax whose rows are the queries",
+    "tiles_of_keys": "no softmax whose rows are the queries",
+    "one_query_at_a_time": "no softmax whose rows are the queries",
 }
 NAMED = [s.name for s in corpus.ATTENTION if s.name not in UNNAMED]
 AT_COMMIT = ["fused_groups_outermost", "norm_of_heads_after_rotary", "handed_document_ids"]
@@ -105,3 +106,56 @@ def test_the_inputs_are_those_of_the_caller():
     module = torch.nn.MultiheadAttention(12, 3, batch_first=True)
     result = identify(module, np.ones((3, 6, 12)), torch_call=call)
     assert result.layer is not None and (3, 6, 12) in seen
+
+
+class Banded(torch.nn.Module):
+    """Causal attention that looks back `window` tokens, with T5's buckets if it has a distance."""
+
+    def __init__(self, window, max_distance=None):
+        super().__init__()
+        biased = max_distance is None  # as T5's own
+        self.qkv, self.out = torch.nn.Linear(22, 63, biased), torch.nn.Linear(21, 22, biased)
+        self.window, self.max_distance = window, max_distance
+        self.table = torch.nn.Embedding(8, 3) if max_distance else None
+
+    def forward(self, x):
+        q, k, v = (y.unflatten(-1, (3, 7)).mT.transpose(1, 3).mT for y in self.qkv(x).chunk(3, -1))
+        back = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
+        logits = q @ k.mT if self.table else q @ k.mT * 7**-0.5
+        if self.table:
+            far = torch.log(back.clamp(min=1) / 4) / math.log(self.max_distance / 4)
+            bucket = torch.where(back < 4, back, (4 + (far * 4).long()).clamp(max=7)).clamp(min=0)
+            logits = logits + self.table(bucket).movedim(-1, 0)
+        logits = logits.masked_fill((back < 0) | (back >= self.window), -torch.inf)
+        return self.out((logits.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        (Banded(20), "mask=CAUSAL & Window(19, 0)"),
+        (Banded(250), "mask=CAUSAL & Window(249, 0)"),
+        (Banded(999, 50), "max_distance=50"),
+    ],
+)
+def test_what_only_far_tokens_show_is_seen(module, text):
+    result = identify(module, np.random.RandomState(0).standard_normal((2, 6, 22)))
+    assert text in result.text and result.limit == ["not tested: more than 300 tokens"], result
+
+
+def test_equal_inputs_are_one_input_and_other_kinds_are_refused():
+    module, x = (
+        torch.nn.MultiheadAttention(12, 3),
+        np.random.RandomState(0).standard_normal((5, 2, 12)),
+    )
+    result = identify(module, x, x.copy(), x.copy())
+    assert "the module takes `T B D`: layer(x.swapaxes(0, 1)).swapaxes(0, 1)" in str(result)
+    for inputs, error, match in (
+        ([torch.ones(5, 2, 12)], TypeError, "numpy arrays; got a Tensor of shape"),
+        ([x[0]], ValueError, "floating numpy array of three axes"),
+    ):
+        with pytest.raises(error, match=match):
+            identify(module, *inputs)
+    with pytest.raises(TypeError, match=r"an object of a .*; got MultiheadAttention"):
+        identify(torch.nn.MultiheadAttention, x)

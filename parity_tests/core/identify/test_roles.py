@@ -20,9 +20,9 @@ subject = import_module("parity_tests.core.identify.subject")
 LENGTH, CONTEXT = 7, 9
 # Without one softmax over all keys between two products, or not to be differentiated.
 UNCLEAR = {
-    "blocks_as_axis": "no axis of the weights has the queries",
-    "tiles_of_keys": "no axis of the weights has the queries",
-    "one_query_at_a_time": "no axis of the weights has the queries",
+    "blocks_as_axis": "no softmax whose rows are the queries",
+    "tiles_of_keys": "no softmax whose rows are the queries",
+    "one_query_at_a_time": "no softmax whose rows are the queries",
     "softmax_by_logsumexp": "no softmax between two products",
 }
 BY_NAME = {s.name: s for s in corpus.ATTENTION}
