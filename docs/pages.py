@@ -19,7 +19,7 @@ from mkdocs.structure.pages import Page
 from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).parents[1]
-GUIDES = ("porting", "mistakes", "silent", "moving", "models", "recipes", "kernels", "scale")
+GUIDES = ("porting", "mistakes", "silent", "faq", "moving", "models", "recipes", "kernels", "scale")
 EVIDENCE = ("certificate", "trial", "benchmarks")
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 # A cell of a notebook, its code folded where `cells.prepare` says so and its outputs below.
@@ -85,7 +85,8 @@ def _linked(text: str) -> str:
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Links to notebooks lead to their pages."""
+    """Links to notebooks lead to their pages; files that are no pages are named only."""
+    markdown = re.sub(r"\[([^]]+)\]\((?:LICENSE|CITATION\.cff)\)", r"\1", markdown)
     return re.sub(r"\]\((notebooks/\w+)\.ipynb\)", r"](\1.md)", markdown)
 
 

@@ -14,7 +14,7 @@ from .judge import Verdict
 DECIDING = ("exact", "output", "gradient", "state", "step", "decode")
 WIDTHS = ("float64", "float32", "float16", "bfloat16")
 
-EQUAL, ANOTHER_WAY = "equal", "equal, another way inside"
+EQUAL, ANOTHER_WAY = "equal", "equal (intermediate values differ by design)"
 UNSURE = "equal as far as this input can tell"
 NOTHING, DIFFERENT = "nothing is proven", "DIFFERENT"
 

@@ -193,7 +193,7 @@ def _row(lines: Sequence[Line], about: Mapping[str, PageFacts]) -> list[str]:
     whole = Line(variant, "", [report for line in lines for report in line.reports])
     return [
         layer,
-        "; ".join(sorted(references, key=lambda name: not name.startswith("torch."))),
+        "; ".join(sorted(references, key=_outside_first)),
         backends,
         devices,
         str(max(report.params for report in whole.reports)),
@@ -204,6 +204,11 @@ def _row(lines: Sequence[Line], about: Mapping[str, PageFacts]) -> list[str]:
         whole.ratio("bfloat16"),
         whole.shown_verdict,
     ]
+
+
+def _outside_first(reference: str) -> int:
+    """torch's own modules before those of other packages, and this library's in torch last."""
+    return 0 if reference.startswith("torch.") else 2 if reference.startswith("torch_ref.") else 1
 
 
 def _short_row(row: Sequence[str]) -> list[str]:

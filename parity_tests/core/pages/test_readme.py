@@ -43,7 +43,8 @@ def test_an_original_is_found_under_the_name_in_the_tables():
 
 
 COMMANDS = ("pip install . && flax-attn parity", 'pip install -e ".[dev]" && pytest')
-HEADINGS = ["Who it is for", "What is proven", "Use: a layer in a training step"]
+HEADINGS = ["Who it is for", "Coming from another library", "What is proven"]
+HEADINGS += ["Use: a layer in a training step"]
 HEADINGS += ["Port: a torch module", "Learn: from six words to fast attention"]
 HEADINGS += ["Benchmark: speed and memory", "Limits", "The code"]
 

@@ -1,5 +1,6 @@
 """The site builds without a warning, every link of it arrives, and no public name is left out."""
 
+import inspect
 import json
 import os
 import re
@@ -167,6 +168,22 @@ def test_a_family_of_layers_is_a_short_page_and_the_first_page_names_each_layer(
     line = r'<li>.*?href="[\w-]+/#flax_attn\.layers\.(\w+)"><code>\1</code></a>: \S.*</li>'
     named = re.findall(line, (folder / "index.html").read_text())
     assert sorted(f"flax_attn.{name}" for name in named) == sorted(layers)
+
+
+def test_a_layers_page_shows_its_whole_constructor_and_its_call(site):
+    pages = "".join(x.read_text() for x in (site / "reference/layers").glob("*/index.html"))
+    text = re.sub(r"<[^>]+>", "", pages)
+    for name in [n for n, home in flax_attn._HOMES.items() if home == ".layers"]:
+        layer = getattr(flax_attn, name)
+        (shown,) = re.findall(rf"(?<![\w.]){name}\((\n.*?)\n\)", text, re.DOTALL)
+        keywords = [*inspect.signature(layer.__init__).parameters][1:]
+        assert [
+            x for x in re.findall(r"^    (\w+)", shown, re.MULTILINE) if x in keywords
+        ] == keywords
+        assert f'id="flax_attn.layers.{name}.__call__"' in pages
+        assert (f'id="flax_attn.layers.{name}.init_cache"' in pages) == hasattr(layer, "init_cache")
+    hooks = re.findall(r'id="flax_attn\.layers\.\w+\.(project|forward|recur|attend_kwargs)"', pages)
+    assert not hooks and "**more" not in text and "**options" not in text
 
 
 def test_what_is_read_is_drawn_here(pages, site):
