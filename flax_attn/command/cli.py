@@ -196,7 +196,10 @@ def _add_record(commands: Any) -> None:
         "file that holds CASES, and after it one case",
     )
     record.add_argument(
-        "--to", default=".", metavar="FOLDER", help="where the files go; default: here"
+        "--to",
+        default=".",
+        metavar="FOLDER",
+        help="the files' folder, made if missing; default: here",
     )
 
 

@@ -11,7 +11,7 @@ from ..parity.cases.known import check_names, may_be_package
 from ..parity.cases.prove import jobs, record_each
 from ..parity.cases.selection import select_cases
 from ..parity.cases.workers import Failure, Workers
-from .options import check_folder
+from .options import check_folder, made_folder
 
 MAX_NAME_LENGTH = 120  # of a file name, without its extension
 
@@ -22,22 +22,20 @@ def recorded(library: str, names: Sequence[str], folder: Path, progress: Progres
     Args:
       library: the package of this library's cases.
       names: the command's arguments.
-      folder: the output folder.
+      folder: the output folder; it is made if there is none.
       progress: reports progress and written files.
 
     Returns:
       0 if everything was recorded, else 1.
 
     Raises:
-      ValueError: without torch, for a missing or unwritable folder, or for an unknown name.
+      ValueError: without torch, for a folder that cannot be made, or for an unknown name.
     """
     if not has_torch():
         raise ValueError("record needs torch: pip install 'flax-attn[torch]'.")
-    if not folder.is_dir():
-        raise ValueError(f"--to {folder}: there is no such folder to write into.")
-    check_folder("--to", folder)
     wanted = [piece for name in names for piece in pieces(name)]
     check_names(library, wanted)
+    check_folder("--to", made_folder("--to", str(folder)))
     with Workers() as workers:
         selection = select_cases(library, wanted, workers)
         work = [(job, folder / file_name(job.listed.title)) for job in jobs(selection.cases, True)]

@@ -28,7 +28,6 @@ def main(somewhere, monkeypatch, capsys):
 
 @pytest.mark.parametrize("name", ["somebody", "somebody.Half"])
 def test_cases_are_recorded_each_in_its_file(name, main, somewhere):
-    (somewhere / "to").mkdir()
     status, out, err = main(name, "--to", "to")
     files = sorted((somewhere / "to").iterdir())
     assert status == 0 and [file.name for file in files] == [
@@ -47,7 +46,8 @@ def test_what_cannot_be_recorded_is_told(main, somewhere):
     (somewhere / "somebody" / "theirs.py").write_text("Half = None")
     status, out, _ = main("somebody")
     assert status == 1 and out.count("not recorded: Wrapped of torch fails") == 2
-    status, _, err = main("somebody", "--to", "nowhere")
-    assert status == 2 and "--to nowhere: there is no such folder" in err
-    status, _, err = main("crosss")
-    assert status == 2 and "cross" in err
+    (somewhere / "file").write_text("")
+    status, _, err = main("somebody", "--to", "file/below")
+    assert status == 2 and "--to file/below cannot be made a folder: not a directory." in err
+    status, _, err = main("crosss", "--to", "unmade")
+    assert status == 2 and "cross" in err and not (somewhere / "unmade").exists()
