@@ -15,6 +15,7 @@ def warn_once(sentence: str) -> None:
 
     >>> import warnings
     >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always")
     ...     warn_once("Something is odd.")
     ...     warn_once("Something is odd.")
     >>> len(caught), str(caught[0].message)
