@@ -2,6 +2,7 @@
 
 import os
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Literal, get_args, overload
 
 import jax
@@ -10,7 +11,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from ._internal.checks import check_choice, checked_arguments
-from ._internal.silent import warn_if_unclear
+from ._internal.silent import look_at_arrays
 from .backends import BACKENDS
 from .backends.choice import KERNELS, Explanation, Verdict, warn_if_slow
 from .backends.local import attend_locally, no_row_is_empty, weights_locally
@@ -77,7 +78,7 @@ def attend(
     backend: str = ...,
     return_lse: Literal[True],
 ) -> tuple[Float[Array, "*B T N h"], Float[Array, "*B T N"]]: ...
-@checked_arguments
+@partial(checked_arguments, look=look_at_arrays)
 def attend(
     q: Float[Array, "*B T N H"],
     k: Float[Array, "*B S K H"],
@@ -176,7 +177,6 @@ def attend(
     [1.0]
     """
     check_choice("empty", empty, *get_args(Empty))
-    warn_if_unclear(q, k, v, mask)
     parts = {"mask": mask, "score": score, "scale": scale, "sinks": sinks, "dropout": dropout}
     rules = rules_of(**parts, q_positions=q_positions, kv_positions=kv_positions)
     o, stats = nan_beyond(rules, dispatch(Request.of(q, k, v, rules, places), backend, empty))
@@ -355,7 +355,7 @@ def requested_backend(name: str) -> str:
 
 def _choose(name: str, request: Request, rules: Rules, sequence: Sequence | None) -> str:
     """The requested backend, or for "auto" the first that accepts and is not passed over."""
-    name = requested_backend(name)
+    name = _requested.value if name == "auto" else name
     if name != "auto":
         _check_backend(name)
         reason = _refusal(name, request, rules, sequence)

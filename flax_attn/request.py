@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from ._internal.arrays import check_number
+from ._internal.silent import FEW, RATIO, warn_if_heads_first
 from ._internal.types import Sizes, frozen, is_frozen
 from .dropout import Drop
 from .masks import FULL, Mask, as_mask
@@ -136,3 +137,5 @@ def _check_arrays(**arrays: jax.Array) -> None:
         raise ValueError(f"q and k must share a head width of at least 1; got {shapes}.")
     if k[-2] == 0 or q[-2] == 0 or q[-2] % k[-2]:
         raise ValueError(f"The key/value heads must divide the query heads; got {shapes}.")
+    if isinstance(q[-3], int) and 1 < q[-3] <= FEW and q[-2] >= RATIO * q[-3]:
+        warn_if_heads_first(q, k, v)

@@ -7,6 +7,9 @@ from types import FrameType
 
 # First parts of the names of modules that stand between a user's line and a warning.
 BETWEEN = ("flax_attn", "flax", "jax", "contextlib", "functools")
+# Modules between a call of `attend` and the check of its arrays.
+OF_ATTEND = ("flax_attn.attend", "flax_attn.request")
+OF_ATTEND += tuple(f"flax_attn._internal.{name}" for name in ("caller", "checks", "silent"))
 
 
 @cache  # so that each sentence warns once
@@ -27,9 +30,12 @@ def warn_once(sentence: str) -> None:
     warnings.warn(sentence, stacklevel=level)
 
 
-def is_called_from_outside(depth: int) -> bool:
-    """Whether other code than this library called the function `depth` frames above this one."""
-    return _package(sys._getframe(depth + 1)) != "flax_attn"
+def is_called_from_outside() -> bool:
+    """Whether other code than this library's called `attend`, whose own modules are passed over."""
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__") in OF_ATTEND:
+        frame = frame.f_back
+    return _package(frame) != "flax_attn"
 
 
 def _package(frame: FrameType) -> str:

@@ -7,6 +7,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 from .arguments import Signature, misfit
@@ -125,7 +126,7 @@ def checked_arguments(
     """Decorator: unknown, missing and superfluous arguments raise a TypeError that says what works.
 
     Methods are named after the class of their object, constructors after the class that is built.
-    A `look` gets the arguments of calls with a mask.
+    A `look` gets the arguments of calls with an array as mask.
 
     >>> @checked_arguments
     ... def f(x, *, mask=None): ...
@@ -145,7 +146,7 @@ def checked_arguments(
             known = passed.issubset(takes.names) and len(rest) <= len(takes.positional)
             if not (known and passed.issuperset(takes.required)):
                 raise TypeError(misfit(function.__name__, owner, takes, len(rest), kwargs))
-        if look is not None and kwargs.get("mask") is not None:
+        if look is not None and isinstance(kwargs.get("mask"), jax.Array | np.ndarray):
             look(*args, **kwargs)
         return function(*args, **kwargs)
 

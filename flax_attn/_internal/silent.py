@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import jax
 import numpy as np
 from jax.core import Tracer
 
@@ -18,9 +17,7 @@ def warn_if_padding(mask: Any, batch: tuple[int, ...], queries: int, keys: int) 
     Only where B, T and S are equal. A mask that is known to be causal is none of padding, and
     neither is a mask object: `Dense(array)` says that pairs are meant.
     """
-    if not (isinstance(mask, jax.Array | np.ndarray) and mask.shape == (queries, keys)):
-        return
-    if (queries, keys) != (*batch, *batch):
+    if not mask.shape == (queries, keys) == (*batch, *batch):
         return
     if not isinstance(mask, Tracer) and np.array_equal(np.tril(mask), mask):
         return
@@ -31,25 +28,23 @@ def warn_if_padding(mask: Any, batch: tuple[int, ...], queries: int, keys: int) 
     )
 
 
-def warn_if_unclear(q: Any, k: Any, v: Any, mask: Any) -> None:
-    """Warns if arrays `*B T N H` look like `*B N T H`, or the mask like one of padding.
+def look_at_arrays(q: Any, k: Any, *_: Any, mask: Any, **call: Any) -> None:
+    """Warns if a mask of `attend` may be meant as one of tokens."""
+    if len(getattr(q, "shape", ())) == len(getattr(k, "shape", ())) == 4:
+        warn_if_padding(mask, q.shape[:1], q.shape[1], k.shape[1])
 
-    A layer knows its axes, so only other callers of `attend` are warned. Far more heads than tokens
-    look like exchanged axes; a few queries over a long cache have many keys, and do not.
+
+def warn_if_heads_first(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> None:
+    """Warns if shapes `*B T N H` with far more heads than tokens look like `*B N T H`.
+
+    A layer knows its axes, so only other callers of `attend` are warned. A few queries over a long
+    cache have many keys, and do not look like that.
     """
-    shapes: Any = [getattr(x, "shape", ()) for x in (q, k, v)]
-    if min(map(len, shapes)) < 3 or not all(isinstance(n, int) for x in shapes for n in x):
+    if not (isinstance(k[-3], int) and k[-3] <= q[-3] and q[-1] == k[-1] == v[-1]):
         return
-    (*batch, tokens, heads, width), keys = shapes[0], shapes[1][-3]
-    square = mask is not None and tuple(batch) == (tokens,) == (keys,)
-    many = 1 < tokens <= FEW and keys <= tokens and heads >= RATIO * tokens
-    swapped = many and {x[-1] for x in shapes} == {width}
-    if not (square or swapped) or not is_called_from_outside(3):
-        return
-    warn_if_padding(mask, tuple(batch), tokens, keys)
-    if swapped:
+    if is_called_from_outside():
         warn_once(
-            f"q {shapes[0]} is read as (*batch, {tokens} tokens, {heads} heads, {width}). If the "
-            "heads come first, as in torch, swap the axes of q, k and v and of the output: "
+            f"q {q} is read as (*batch, {q[-3]} tokens, {q[-2]} heads, {q[-1]}). If the heads come "
+            "first, as in torch, swap the axes of q, k and v and of the output: "
             "x.swapaxes(-3, -2)."
         )

@@ -15,14 +15,16 @@ from .paged import PagedCache
 from .slots import Cache
 
 
-def check_kind(cache: Any) -> None:
+def check_kind(cache: Any, x: Any = None) -> None:
     """Raises unless this is a self-attention cache whose length is not sharded.
+
+    Its batch axes must be those of x, `*B T D`, if there is one.
 
     The sharding of a traced array over Auto axes is unknown: XLA would gather a sharded length.
 
     Raises:
       TypeError: for another cache, or none.
-      ValueError: for one whose length is known to be sharded.
+      ValueError: for one of another batch, or whose length is known to be sharded.
     """
     if isinstance(cache, Memory):
         raise TypeError(
@@ -34,7 +36,14 @@ def check_kind(cache: Any) -> None:
             "cache must be a Cache or a PagedCache, such as layer.init_cache(batch, length); got "
             f"{type(cache).__name__}."
         )
-    batch = cache.length.ndim
+    rows = cache.length.shape
+    if x is not None and rows != x.shape[:-2]:
+        need = x.shape[-3] if x.ndim == 3 else x.shape[:-2]
+        raise ValueError(
+            f"The cache is for a batch of {rows}, and x {x.shape} has a batch of {x.shape[:-2]}: "
+            f"make one by layer.init_cache({need}, length)."
+        )
+    batch = len(rows)
     lengths = {  # the axes along which a row's tokens are stored
         "keys": (batch + 1,),
         "values": (batch + 1,),
@@ -54,17 +63,6 @@ def check_kind(cache: Any) -> None:
                 f"The length of the cache is sharded over {cut[0]!r}, and each step would gather "
                 "it. Shard its rows and heads, P(batch, heads), and leave the length whole."
             )
-
-
-def check_rows(cache: Any, x: Any) -> None:
-    """Raises ValueError if a cache is not for the batch axes of x, `*B T D`."""
-    rows = cache.length.shape
-    if rows != x.shape[:-2]:
-        need = x.shape[-3] if x.ndim == 3 else x.shape[:-2]
-        raise ValueError(
-            f"The cache is for a batch of {rows}, and x {x.shape} has a batch of {x.shape[:-2]}: "
-            f"make one by layer.init_cache({need}, length)."
-        )
 
 
 def refuse_later(mask: Mask) -> NoReturn:

@@ -34,7 +34,7 @@ class Inputs:
     def of(
         cls, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], call: Callable[..., Any]
     ) -> "Inputs":
-        """The arguments of a call, in which arrays of equal values are one array.
+        """The arguments of a call, in which tokens of equal values are one array.
 
         Raises:
           TypeError: if `module` is no torch module, or an input is a jax or torch array.
@@ -53,8 +53,9 @@ class Inputs:
                     f"{tuple(x.shape)}: pass np.asarray(x)."
                 )
         assert inputs.tokens is not None
-        arrays = [x for x in inputs._every() if isinstance(x, np.ndarray)]
-        same = {id(x): next(y for y in arrays if np.array_equal(x, y)) for x in arrays}
+        arrays = [x for x in inputs._every() if isinstance(x, np.ndarray) and x.ndim == 3]
+        tokens = [x for x in arrays if x.dtype.kind == "f"]
+        same = {id(x): next(y for y in tokens if np.array_equal(x, y)) for x in tokens}
         args, keywords = inputs._with(same)
         return cls(args, keywords, call)
 

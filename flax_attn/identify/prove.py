@@ -1,6 +1,7 @@
 """Compares a proposed layer with the module, in what was not measured too."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
@@ -101,16 +102,13 @@ class Prover:
         """Whether the module runs on these."""
         import torch
 
-        values = [x.float() for x in as_tensors(inputs.arrays)]
-        args, kwargs = inputs.with_arrays(*values)
-        training = self.module.training
+        module = deepcopy(self.module).double().eval()
+        args, kwargs = as_tensors(inputs.with_arrays(*inputs.arrays))
         try:
             with torch.no_grad():
-                plainly(inputs.call, flex_only=True)(self.module.eval(), *args, **kwargs)
+                plainly(inputs.call, flex_only=True)(module, *args, **kwargs)
         except Exception:  # whatever a module raises at a length that it does not take
             return False
-        finally:
-            self.module.train(training)
         return True
 
     def _not_called(self, proposal: Proposal) -> Iterator[Proof]:

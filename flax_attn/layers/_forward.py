@@ -14,17 +14,16 @@ layer whose call has more keywords defines its own, which calls `forward`.
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, NamedTuple, Unpack, get_args, overload
+from typing import Any, NamedTuple, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from .._internal.checks import check_choice
 from ..attend import Empty, attend
 from ..cache import attend_cached
-from ..cache.checks import check_kind, check_no_mean, check_rows, refuse_later
+from ..cache.checks import check_kind, check_no_mean, refuse_later
 from ..dropout import AttentionDropout
 from ..masks import Mask, as_mask
 from ..rules import Rules
@@ -95,8 +94,7 @@ class Heads(Layer):
     ) -> Tokens:
         """Zeros padding, and binds mask, score and rotary input to the token indices."""
         if cache is not None:
-            check_kind(cache)
-            check_rows(cache, x)
+            check_kind(cache, x)
             if mask is None and self.mask.shows_later:
                 refuse_later(self.mask)
         visible, score = self.mask if mask is None else as_mask(mask), self.rules.score
@@ -170,7 +168,6 @@ class Forward(Heads):
         cache: AnyCache | None = None,
     ) -> Any:
         """`o_proj(combine(attend(project(x))))`; arguments as in the call."""
-        check_choice("empty", empty, *get_args(Empty))
         x, visible, score, at, indices = self.tokens(x, mask, valid, positions, cache)  # *B T D
         q, k, v, combine = project(x, at, cache is not None)  # *B T N H, *B T K H
         if self.narrowed is not None:

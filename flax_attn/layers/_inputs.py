@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from .._internal.checks import check_input
 from ..cache import Cache, Memory, PagedCache
-from ..cache.checks import check_rows
+from ..cache.checks import check_kind
 from ..masks import Mask, as_mask
 from ..scores import IDENTITY, Score
 from ._common import check_tokens, mask_padding
@@ -64,7 +64,7 @@ def tokens(
             "pass it a Memory."
         )
     if isinstance(cache, Cache | PagedCache):
-        check_rows(cache, x)
+        check_kind(cache, x)
     indices = token_indices(x, valid, positions, cache=cache, readers=(visible, score))
     return x, x, indices.mask(shown), indices
 

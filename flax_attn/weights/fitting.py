@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from .._internal.nearest import listed
 from ..errors import CheckpointError
 from .described import Source
 from .dtypes import DTYPES, holds
@@ -78,7 +79,8 @@ def fit(
         return draft.moves
     if prefixes := _prefixes(entries, module, rules, read):
         others = f" ({len(prefixes) - 1} more prefixes fit)" if len(prefixes) > 1 else ""
-        why = "Its tensors have longer names than the layer's."
+        own = listed([name for name in entries if name.startswith(f"{prefixes[0]}.")], 4)
+        why = f"Its tensors do not fit the layer: they have longer names, {own}."
         whole = ".".join(filter(None, (prefix, prefixes[0])))
         raise CheckpointError(path, None, why, f"Pass prefix={whole!r}{others}.")
     lines = [

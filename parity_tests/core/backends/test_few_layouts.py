@@ -55,6 +55,8 @@ def test_no_layout_is_copied(name, call, batch):
     with jax.enable_x64(True):  # how far `want` itself is off depends on the processor
         wide = [x.astype(jnp.float64) for x in (q, k, v)]
         truth = attend(*wide, mask=mask, **rules, backend="reference")
+        given64 = wide if call is attend else (wide[0], *map(turned, wide[1:]))
+        assert judge.same_function(call(*given64, mask=mask, **rules), truth).ok
     assert judge.no_worse(program(*given), want, truth, "float32").ok
 
 

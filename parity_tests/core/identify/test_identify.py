@@ -135,7 +135,7 @@ class Banded(torch.nn.Module):
     ("module", "text"),
     [
         (Banded(20), "mask=CAUSAL & Window(19, 0)"),
-        (Banded(250), "mask=CAUSAL & Window(249, 0)"),
+        (Banded(250).double(), "mask=CAUSAL & Window(249, 0)"),
         (Banded(999, 50), "max_distance=50"),
     ],
 )

@@ -78,6 +78,7 @@ MODULES = {
     ),
     "torch's own attention": lambda: torch.nn.MultiheadAttention(6, 2, batch_first=True),
 }
+SLICED = {"a GRU", "an LSTM of two directions"}
 X = np.random.RandomState(0).standard_normal((3, 5, 6))
 
 
@@ -91,7 +92,7 @@ def recorded(module, *inputs, train=False):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_a_recorded_program_gives_the_run_again(name):
-    """To rounding, since torch's products depend on where in memory their operands begin."""
+    """Bit for bit, but for products of slices, whose bits depend on where in memory these begin."""
     torch.manual_seed(0)
     inputs = (X, X, X) if name == "torch's own attention" else (X,)
     tape, run, request = recorded(MODULES[name](), *inputs, train="train" in name)
@@ -99,7 +100,10 @@ def test_a_recorded_program_gives_the_run_again(name):
         again = Replay(tape, {}, whole=True)
         for output, value in run.outputs.items():
             made = again.value(tape.marks[f"output {output}"])
-            assert judge.same_function(made.detach().numpy(), value).ok, output
+            if name in SLICED:
+                assert judge.same_function(made.detach().numpy(), value).ok, output
+            else:
+                np.testing.assert_array_equal(made.detach().numpy(), value)
         made = gradients(tape, {}, request.cotangent)
     assert made.keys() == run.gradients.keys()
     for path, gradient in run.gradients.items():

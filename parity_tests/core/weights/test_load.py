@@ -69,8 +69,9 @@ def test_a_layer_of_a_sharded_llama_of_transformers(dtype, tmp_path):
         assert same(np.asarray(held, np.float32), value)
         assert same(np.asarray(stacked, np.float32), np.stack([one[name] for one in want]))
     whole = plain(param_dtype=dtype)
-    error = refused(whole, tmp_path, "Pass prefix='layers.2.self_attn'", prefix="layers.2")
-    assert error.tensor is None
+    error = refused(whole, tmp_path, "do not fit", prefix="layers.2")
+    assert "self_attn.q_proj.weight" in error.reason
+    assert error.hint == "Pass prefix='layers.2.self_attn'."
 
 
 def test_one_layer_is_read_without_the_rest(tmp_path, monkeypatch):
