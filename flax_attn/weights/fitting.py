@@ -79,8 +79,8 @@ def fit(
         return draft.moves
     if prefixes := _prefixes(entries, module, rules, read):
         others = f" ({len(prefixes) - 1} more prefixes fit)" if len(prefixes) > 1 else ""
-        own = listed([name for name in entries if name.startswith(f"{prefixes[0]}.")], 4)
-        why = f"Its tensors do not fit the layer: they have longer names, {own}."
+        longer = listed([name for name in entries if name.startswith(f"{prefixes[0]}.")], 4)
+        why = f"Its tensors do not fit the layer: they have longer names, {longer}."
         whole = ".".join(filter(None, (prefix, prefixes[0])))
         raise CheckpointError(path, None, why, f"Pass prefix={whole!r}{others}.")
     lines = [
