@@ -14,13 +14,14 @@ layer whose call has more keywords defines its own, which calls `forward`.
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, NamedTuple, Unpack, overload
+from typing import Any, NamedTuple, Unpack, get_args, overload
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from .._internal.checks import check_choice
 from ..attend import Empty, attend
 from ..cache import attend_cached
 from ..cache.checks import check_kind, check_no_mean, refuse_later
@@ -168,6 +169,7 @@ class Forward(Heads):
         cache: AnyCache | None = None,
     ) -> Any:
         """`o_proj(combine(attend(project(x))))`; arguments as in the call."""
+        check_choice("empty", empty, *get_args(Empty))
         x, visible, score, at, indices = self.tokens(x, mask, valid, positions, cache)  # *B T D
         q, k, v, combine = project(x, at, cache is not None)  # *B T N H, *B T K H
         if self.narrowed is not None:
