@@ -169,7 +169,10 @@ class Forward(Heads):
         cache: AnyCache | None = None,
     ) -> Any:
         """`o_proj(combine(attend(project(x))))`; arguments as in the call."""
-        check_choice("empty", empty, *get_args(Empty))
+        if cache is None:
+            check_choice("empty", empty, *get_args(Empty))
+        else:
+            check_no_mean(empty)
         x, visible, score, at, indices = self.tokens(x, mask, valid, positions, cache)  # *B T D
         q, k, v, combine = project(x, at, cache is not None)  # *B T N H, *B T K H
         if self.narrowed is not None:
@@ -178,7 +181,6 @@ class Forward(Heads):
         if cache is None:
             o = (self.attended or attend)(q, k, v, empty=empty, **attend_kwargs)  # *B T N h
         else:
-            check_no_mean(empty)
             values = None if self.stores_latent else v
             stored: Any = cache  # either kind of cache
             attend_fn = self.attended_cached or attend_cached
