@@ -4,11 +4,11 @@ MkDocs calls these functions while it builds. Every page keeps its own path, so 
 works in a checkout works on the site.
 """
 
-import html
 import re
+from importlib.metadata import version
 from pathlib import Path
 
-import latex2mathml.converter
+import formulas
 import nbformat
 import reference
 from cells import prepare
@@ -19,8 +19,28 @@ from mkdocs.structure.pages import Page
 from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).parents[1]
-GUIDES = ("porting", "mistakes", "silent", "faq", "moving", "models", "recipes", "kernels", "scale")
-EVIDENCE = ("certificate", "trial", "benchmarks")
+# The pages of each part with a line for each, in the order in which they are read.
+GUIDES = {
+    "faq": "Eighteen questions: why not jax.nn, which layer for BERT, is 1e-5 a bug.",
+    "recipes": "Padding, packed documents, decoding, dropout, saving: blocks that run.",
+    "gallery": "Masks and scores, each drawn by the library from one line.",
+    "silent": "Twenty mistakes that raise no error, and what happens to them here and elsewhere.",
+    "moving": "From flax.nnx, Linen, torch and transformers to these layers.",
+    "porting": "From a torch module that you have never seen to a port that is proven equal.",
+    "mistakes": "Forty common mistakes in ports, and what the report says of each.",
+    "models": "A published config.json or checkpoint, as layers or as a whole model.",
+    "kernels": "Which backend computes your mask and score on CPU, GPU and TPU.",
+    "scale": "Several devices: sharded batches, heads, lengths and weights.",
+}
+EVIDENCE = {
+    "certificate": "Every layer, the PyTorch modules that it equals, and the largest errors.",
+    "trial": "Wrong ports made on purpose: how many the judge finds, places and names.",
+    "benchmarks": "Time and memory beside jax.nn, flax.nnx, equinox and torch, on CPUs and a GPU.",
+}
+LANDING = {
+    "docs/index.md": ("Guides", "How to use, move to, port to and scale attention.", GUIDES),
+    "docs/evidence.md": ("Evidence", "What was proven and measured, with the commands.", EVIDENCE),
+}
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 # A cell of a notebook, its code folded where `cells.prepare` says so and its outputs below.
 FOLDED = """{% extends "markdown/index.md.j2" %}
@@ -39,12 +59,13 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """The order of the pages."""
     config.nav = [
         {"Start": "README.md"},
-        {"Guides": [f"docs/{name}.md" for name in GUIDES]},
-        {"Notebooks": [f"notebooks/{path.stem}.md" for path in NOTEBOOKS]},
+        {"Guides": ["docs/index.md", *(f"docs/{name}.md" for name in GUIDES)]},
+        {"Course": ["docs/course.md", *(f"notebooks/{path.stem}.md" for path in NOTEBOOKS)]},
         {"Reference": reference.menu()},
-        {"Evidence": [f"docs/{name}.md" for name in EVIDENCE]},
-        {"Project": ["CHANGELOG.md", "CONTRIBUTING.md", "docs/way.md"]},
+        {"Evidence": ["docs/evidence.md", *(f"docs/{name}.md" for name in EVIDENCE)]},
+        {"Developers": ["CONTRIBUTING.md", "docs/way.md", "CHANGELOG.md"]},
     ]
+    config.copyright = f"flax_attn {version('flax_attn')}, Apache-2.0"
     return config
 
 
@@ -59,9 +80,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     found = [there(path) for path in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", *docs)]
     for path in NOTEBOOKS:
         found += _notebook(path, config)
+    found.append(File.generated(config, "docs/math.ttf", content=formulas.font()))
+    found += [File.generated(config, path, content=_landing(*LANDING[path])) for path in LANDING]
     for name, text in reference.pages().items():
         found.append(File.generated(config, f"reference/{name}.md", content=text))
     return Files([*found, *(file for file in files if file not in own)])
+
+
+def _landing(title: str, about: str, pages: dict[str, str]) -> str:
+    """The first page of a part: each of its pages with a line."""
+    titles = {name: (ROOT / f"docs/{name}.md").read_text("utf-8").splitlines()[0] for name in pages}
+    lines = [f"- [{titles[n].removeprefix('# ')}]({n}.md): {line}" for n, line in pages.items()]
+    return "\n".join([f"# {title}", "", about, "", *lines, ""])
 
 
 def _notebook(path: Path, config: MkDocsConfig) -> list[File]:
@@ -85,17 +115,22 @@ def _linked(text: str) -> str:
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Links to notebooks lead to their pages; files that are no pages are named only."""
+    """Links to notebooks lead to their pages; files that are no pages are named only.
+
+    A layer at the beginning of a table's row is a link to the reference.
+    """
+    layers = "|".join(name for _, names in reference.FAMILIES.values() for name in names.split())
+    row = rf"^\| ({layers}) \|"
+    markdown = re.sub(row, r"| [\1][flax_attn.layers.\1] |", markdown, flags=re.MULTILINE)
     markdown = re.sub(r"\[([^]]+)\]\((?:LICENSE|CITATION\.cff)\)", r"\1", markdown)
-    return re.sub(r"\]\((notebooks/\w+)\.ipynb\)", r"](\1.md)", markdown)
+    return re.sub(r"\]\(((?:\.\./)?notebooks/\w+)\.ipynb\)", r"](\1.md)", markdown)
 
 
 def on_page_content(text: str, page: Page, **_: object) -> str:
     r"""Formulas, which the extension leaves as \(...\) and \[...\], as browsers draw them."""
     if not any(heading.children for heading in page.toc):
         page.meta["hide"] = ["toc"]  # leaves the room to what is wide
-    formula = r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>'
-    text = re.sub(formula, _drawn, text, flags=re.DOTALL)
+    text = formulas.drawn(text)
     return re.sub("<td>([^<]+)</td>", _cell, text)
 
 
@@ -108,9 +143,3 @@ def _cell(found: re.Match[str]) -> str:
         text = text.replace(" / ", "&nbsp;/ ")
         text = re.sub(r"\d[\d.]*e-\d+", r'<span class="short">\g<0></span>', text)
     return f'<td class="{kind}">{text}</td>'
-
-
-def _drawn(found: re.Match[str]) -> str:
-    display = "block" if found[1] == "div" else "inline"
-    drawn = latex2mathml.converter.convert(html.unescape(found[2]), display=display)
-    return re.sub(r"<mi>(log|cos|sin|exp)</mi>(?=<mi>)", r'\g<0><mspace width="0.17em" />', drawn)

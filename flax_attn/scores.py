@@ -4,7 +4,6 @@
 with gradients. Blockwise backends evaluate it on a block's indices, without an array of T x S.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import field, replace
 from typing import Any, ClassVar
@@ -26,18 +25,19 @@ from ._internal.arrays import (
     take_entry,
     to_grid,
 )
+from ._internal.drawing import DrawnScore
 from ._internal.types import Sizes, frozen, is_frozen
 from .places import Places, Positions, check_reads, in_whole, is_indexed_by_slot, refuse_end
 from .positions.relative import t5_buckets
 
 
-class Score:
+class Score(DrawnScore):
     """Base class of scores. A subclass defines `__call__`; all other methods have defaults.
 
     Decorate your own subclass with `flax_attn.frozen`, which makes it a dataclass, a pytree
     whose arrays receive gradients, and equal by value. Every backend in plain JAX takes it. It must
     be finite at masked positions too: see `ScoreFn`. `reads` is as in `Mask`, or "query position"
-    if it reads only the positions of queries.
+    if it reads only the positions of queries. `draw` shows a score as text.
 
     Raises:
       NotImplementedError: in use, by a subclass that does not define `__call__`.
@@ -212,7 +212,7 @@ class Softcap(Score):
 
     def __post_init__(self):
         check_number("Softcap.cap", self.cap)
-        if not isinstance(self.cap, Tracer) and not 0 < float(self.cap) < math.inf:
+        if not isinstance(self.cap, Tracer) and not 0 < float(self.cap) < np.inf:
             raise ValueError(f"Softcap.cap must be finite and above zero; got {self.cap}.")
 
     def __call__(self, logits, b, n, q, k):

@@ -16,6 +16,7 @@ from .._internal.arrays import (
     select,
     to_grid,
 )
+from .._internal.drawing import DrawnMask
 from .._internal.types import Sizes, frozen, is_frozen
 from ..places import Places, in_whole
 from .ranges import (
@@ -31,8 +32,10 @@ from .ranges import (
 )
 
 
-class Mask:
+class Mask(DrawnMask):
     """Base class of masks. A subclass defines `__call__`; all other methods have defaults.
+
+    `draw` shows a mask as text, and a notebook as a picture.
 
     Decorate your own subclass with `flax_attn.frozen`, which makes it a dataclass, a pytree of its
     arrays, and equal by value. Every backend in plain JAX then takes it. Set `is_static = True` if

@@ -23,6 +23,9 @@ import flax_attn.weights
 from parity_tests.core.pages.pages import ROOT
 
 pytest.importorskip("mkdocs", reason='the site is built with the extra "docs"')
+pytest.importorskip("quickjs", reason="the theme's search runs in quickjs-ng")
+from parity_tests.core.pages.typed import Search
+
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 READ = ("", "docs/recipes/", "docs/certificate/", "notebooks/03_looking_back_only/")
 READ += ("reference/attend/", "reference/layers/", "reference/layers/state-space/")
@@ -66,6 +69,40 @@ OTHER_NAMES = {
     "packed documents": "Segments",
     "padding mask": "Lengths",
     "causal mask": "Causal",
+}
+# What people type, and the pages that may come first.
+TYPED = {
+    "flash attention": "docs/kernels/ reference/attend/",
+    "attention weights": "reference/attend/",
+    "convert weights": "docs/models/ reference/weights/",
+    "ALiBi": "reference/scores/#flax_attn.scores.Alibi",
+    "ring attention": "docs/scale/ reference/sharding/",
+    "GPU": "docs/kernels/",
+    "TPU": "docs/kernels/",
+    "Hugging Face": "docs/models/",
+    "encoder": "docs/faq/ reference/layers/multi-head/",
+    "torchax": "docs/moving/ docs/faq/",
+    "padding mask": "reference/masks/ docs/recipes/#padding-masks",
+    "KV cache": "reference/caches/",
+    "RoPE": "reference/positions/",
+    "sliding window": "reference/masks/#flax_attn.masks.Window",
+    "deepseek": "docs/models/ reference/layers/latent-and-sparse/",
+    "generate": "docs/recipes/#generate notebooks/10_generate/",
+    "tensor parallel": "docs/scale/",
+    "safetensors": "docs/recipes/#safetensors",
+    "gradient checkpointing": "docs/recipes/#remat",
+    "scaled_dot_product_attention": "reference/attend/",
+    "torch.nn.MultiheadAttention": "docs/moving/#from reference/layers/multi-head/",
+    "linear attention": "reference/layers/linear/",
+    "cross attention": "reference/layers/cross/",
+    "quantization": "reference/caches/#flax_attn.quantized",
+    "NaN": "docs/silent/",
+    "mixed precision": "docs/recipes/#mixed-precision",
+    "port a module": "docs/porting/",
+    "exercises": "docs/course/",
+    "speed": "docs/benchmarks/",
+    "layernorm": "reference/norms/",
+    "logsumexp": "reference/attend/",
 }
 # Loads pages of the site in frames of two widths and says by how much they are wider. On a
 # narrow one a table may be moved sideways.
@@ -119,6 +156,11 @@ def site(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def search(site) -> Search:
+    return Search(site)
+
+
+@pytest.fixture(scope="module")
 def pages(site) -> dict[Path, Page]:
     found = {path.resolve(): Page(path.read_text()) for path in site.rglob("*.html")}
     found.pop((site / "404.html").resolve())  # its links begin with a slash, for any depth
@@ -138,6 +180,44 @@ def test_every_link_arrives_at_a_page_and_a_place_on_it(pages):
             if not target.exists() or (target in pages and place not in pages[target].places):
                 lost.append(f"{path}: {link}")
     assert tried > 1000 and not lost, "\n".join(lost[:20])
+
+
+def test_each_part_begins_with_a_page_that_leads_to_all_of_its_pages(site):
+    start = (site / "index.html").read_text()
+    tabs = re.findall(r'<li class="md-tabs__item.*?<a href="([^"]+)"', start, re.DOTALL)
+    assert tabs[1:] == [
+        "docs/",
+        "docs/course/",
+        "reference/layers/",
+        "docs/evidence/",
+        "CONTRIBUTING/",
+    ]
+    for part, names in {"docs/": "faq recipes silent porting", "docs/evidence/": "trial"}.items():
+        text = (site / part / "index.html").read_text()
+        article = text.partition("<article")[2]
+        depth = "../" * (part.count("/") - 1)
+        assert all(re.search(rf'<a href="{depth}{n}/">.*?</a>: \w', article) for n in names.split())
+    lessons = (site / "docs/course/index.html").read_text().partition("<article")[2]
+    books = [path.parent.name for path in site.glob("notebooks/*/index.html")]
+    assert len(books) == 13 and all(f"notebooks/{book}/" in lessons for book in books)
+    assert f"flax_attn {flax_attn.__version__}" in start.partition("<footer")[2]
+
+
+def test_the_certificates_layers_lead_to_the_reference(site):
+    page = (site / "docs/certificate/index.html").read_text()
+    rows = re.findall(
+        r'<a [^>]*href="\.\./\.\./reference/layers/[\w-]+/#flax_attn\.layers\.(\w+)"', page
+    )
+    assert sorted(rows) == sorted(n for n, home in flax_attn._HOMES.items() if home == ".layers")
+    assert page.index("what it holds") < page.index("AttentionPool")
+
+
+def test_formulas_are_drawn_with_a_font_of_the_site(site):
+    tables = pytest.importorskip("fontTools.ttLib")
+    font = tables.TTFont(site / "docs/math.ttf")
+    styles = (site / "docs/site.css").read_text()
+    assert "MATH" in font and 'url("math.ttf")' in styles
+    assert {0x2192, 0x2190, 0x2032, 0x28, 0x2211, 0x1D44E} <= {*font.getBestCmap()}
 
 
 def headings(page: Path) -> list[str]:
@@ -210,6 +290,23 @@ def test_the_search_finds_a_class_by_its_other_names(site):
         assert len(places) == 1, f"{other} should lead to {name}."
         page, place = places[0].split("#")
         assert f'id="{place}"' in (site / page / "index.html").read_text()
+
+
+def test_what_people_type_leads_to_the_right_page_first(search):
+    first = {words: search.pages(words)[:1] for words in TYPED}
+    wrong = {w: p for w, p in first.items() if not p or not p[0].startswith((*TYPED[w].split(),))}
+    assert not wrong
+
+
+def test_a_layer_is_first_for_its_name_unless_it_is_for_learning(search, site):
+    folder, lost = site / "reference/layers", []
+    for page in sorted(folder.glob("*/index.html")):
+        for name in (heading.rpartition(".")[2] for heading in headings(page)):
+            place = f"reference/layers/{page.parent.name}/#flax_attn.layers.{name}"
+            if search.rank[place] < 1:
+                continue
+            lost += [n for n in (name, name.lower()) if search.pages(n)[:1] != [place]]
+    assert not lost
 
 
 def test_a_notebook_shows_text_and_no_terminal(site):
