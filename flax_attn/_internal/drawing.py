@@ -167,6 +167,6 @@ def _colour(value: Any, most: float) -> str:
     if isinstance(value, np.bool_):
         return "#1f5f99" if value else "#e4e8ec"
     share = float(value) / most
-    near, far = (228, 232, 236), ((178, 24, 43) if share > 0 else (31, 95, 153))
-    mixed = (round(a + (b - a) * min(abs(share), 1.0)) for a, b in zip(near, far, strict=True))
+    grey, colour = (228, 232, 236), ((178, 24, 43) if share > 0 else (31, 95, 153))
+    mixed = (round(a + (b - a) * min(abs(share), 1.0)) for a, b in zip(grey, colour, strict=True))
     return "#" + "".join(f"{x:02x}" for x in mixed)

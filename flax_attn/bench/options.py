@@ -18,8 +18,9 @@ def add_to(commands: Any) -> argparse.ArgumentParser:
         "bench",
         help="time attention against others, each proven equal first",
         description="Proves every competitor equal on the very shapes, then times them in turns. "
-        "The ratios come first: a competitor's time over that of flax_attn. Without a preset it "
-        "ends in about a minute on a small machine. Ctrl-C keeps what has been measured.",
+        "The ratios come first: a competitor's time over that of flax_attn; * marks the fastest. "
+        "Without a preset it ends in about a minute on a small machine. Ctrl-C keeps what has been "
+        "measured.",
     )
     add = parser.add_argument
     add(
@@ -47,12 +48,18 @@ def add_to(commands: Any) -> argparse.ArgumentParser:
     add("--backend", metavar="NAMES", help='of this library: names, "auto" (default) or "all"')
     add("--rounds", metavar="N", help="how often each is timed, at most")
     add("--seconds", metavar="S", help="how long each row of competitors is timed, about")
-    _add_files(add)
+    _add_outputs(add)
     return parser
 
 
-def _add_files(add: Callable[..., Any]) -> None:
-    """Adds the options that name files."""
+def _add_outputs(add: Callable[..., Any]) -> None:
+    """Adds the options for what is printed and written."""
+    add(
+        "--all-figures",
+        action="store_true",
+        help="print quartiles, rates, memory, errors and the rest too, in tables wider than 80 "
+        "columns; files have every figure anyway",
+    )
     add("--json", metavar="FILE", help="write every timing as JSON")
     add("--markdown", metavar="FILE", help="write the tables; between their marks, if there")
     add("--png", metavar="FILE", help="plot time, and beside it memory, against the length")

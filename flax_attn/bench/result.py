@@ -91,7 +91,16 @@ class Row:
 
 @dataclass
 class Results:
-    """All rows of one run, and the machine it ran on."""
+    """All rows of one run, and the machine it ran on.
+
+    Attributes:
+      title, command: of the run.
+      machine: its machine and versions.
+      rows: a row for each competitor, workload and pass.
+      absent: why competitors could not run, by family.
+      complete: whether the run came to its end.
+      missing: workloads and passes that an interrupted run did not finish.
+    """
 
     title: str
     command: str
@@ -99,6 +108,7 @@ class Results:
     rows: list[Row] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
     complete: bool = False
+    missing: list[str] = field(default_factory=list)
 
     def write(self, path: Path) -> None:
         """Writes the results as JSON."""
@@ -125,6 +135,7 @@ def read(path: Path) -> Results:
         results = Results(document["title"], document["command"], document["machine"])
         results.rows = [_row(row) for row in document["rows"]]
         results.absent, results.complete = dict(document["absent"]), bool(document["complete"])
+        results.missing = [*document.get("missing", ())]  # older files have none
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} has rows that flax-attn bench did not write.") from error
     return results

@@ -6,6 +6,7 @@ outputs and gradients of each strategy and layout are verified at a shorter leng
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -54,6 +55,8 @@ def workloads(
 def rerun_on_devices(arguments: Sequence[str], devices: int) -> int | None:
     """Reruns the command with a CPU simulating `devices` devices; None if there are enough.
 
+    The new process gets Ctrl-C once, from here, and ends by itself, with what it has.
+
     Raises:
       ValueError: if there are too few accelerators.
     """
@@ -65,7 +68,13 @@ def rerun_on_devices(arguments: Sequence[str], devices: int) -> int | None:
             "JAX_PLATFORMS=cpu one CPU stands for all of them."
         )
     command = [sys.executable, "-m", "flax_attn", "bench", *arguments]
-    return subprocess.call(command, env={**os.environ, **fake_devices(devices)})
+    settings = {**os.environ, **fake_devices(devices)}
+    with subprocess.Popen(command, env=settings, start_new_session=True) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+            return process.wait()
 
 
 class ShardedProgram:
@@ -217,10 +226,15 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         race = [row for row in group if row.status == MEASURED]
         alone = {row.which: row.temporary for row in race if row.workload.devices == 1}
         cells = [_cells(row, alone.get(row.which)) for row in race]
-        w = rows[0].workload
-        sizes = f"T {length}, {w.heads} heads of width {w.width}, {w.describe_mask}, {w.dtype}"
-        tables.append(Table(f"a device of several, {sizes}", header, cells))
+        title = title_of(replace(rows[0].workload, length=length))
+        tables.append(Table(title, header, cells))
     return tables
+
+
+def title_of(w: Workload) -> str:
+    """Title of the table of one length."""
+    sizes = f"T {w.length}, {w.heads} heads of width {w.width}, {w.describe_mask}, {w.dtype}"
+    return f"a device of several, {sizes}"
 
 
 def _cells(row: Row, alone: int | None) -> list[str]:

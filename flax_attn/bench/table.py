@@ -9,6 +9,7 @@ from .result import LEFT_OUT, MEASURED, TIMED, Results, Row, in_each_run
 from .workload import DELTA, LAYER, Workload
 
 MAX_COLUMNS = 8
+MAX_MISSING = 8  # workloads that are named after an interrupt
 MAX_BUSY_SHARE = 0.5  # of the cores, used by other processes
 MIN_KERNEL_TFLOPS = 100.0  # in 16 bits on a GPU: a lower rate means no fused kernel ran
 
@@ -176,7 +177,7 @@ def remarks(results: Results) -> list[str]:
         places = ", ".join(dict.fromkeys(where))
         sentences.append(f"{competitor}, {status} at {places}: {reason}.")
     if not results.complete:
-        sentences.append("The run was stopped: what was measured before is here.")
+        sentences.append(_interrupted(results))
     load, cores = results.machine.get("load"), results.machine.get("cores")
     if load and cores and load > MAX_BUSY_SHARE * cores:
         sentences.append(
@@ -193,6 +194,15 @@ def remarks(results: Results) -> list[str]:
                 "kernel; flax_attn.explain tells why."
             )
     return sentences
+
+
+def _interrupted(results: Results) -> str:
+    """Sentences about what an interrupted run did not measure."""
+    text, missing = "The run was stopped: what was measured before is here.", results.missing
+    if not missing:
+        return text
+    rest = f" and {len(missing) - MAX_MISSING} more" if len(missing) > MAX_MISSING else ""
+    return f"{text} Not finished: {'; '.join(missing[:MAX_MISSING])}{rest}."
 
 
 def _kernel_warning(row: Row, platform: str) -> bool:

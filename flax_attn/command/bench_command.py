@@ -8,13 +8,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.table import Table as Shown
 
 from .._internal.nearest import did_you_mean
 from .._internal.progress import Progress
 from ..bench import decode, functions, layers, linear, page, plot, published, scale, twins
+from ..bench.brief import BriefStream
 from ..bench.competitor import FAMILIES, Competitor
 from ..bench.machine import machine
 from ..bench.options import BenchOptions, read_options
@@ -22,9 +21,10 @@ from ..bench.presets import Preset, presets
 from ..bench.race import Race
 from ..bench.result import Results, read, together
 from ..bench.settings import Settings
-from ..bench.stream import LEFT, Stream
-from ..bench.table import Table, compared, remarks, split, tables, unfinished
+from ..bench.stream import Stream
+from ..bench.table import Table, compared, remarks, unfinished
 from ..bench.workload import DELTA, FORWARD, LAYER, Workload
+from .bench_show import Screen
 from .options import check_file, made_folder
 
 
@@ -47,29 +47,27 @@ def bench(options: argparse.Namespace, console: Console) -> int:
         want.lengths, want.widths, want.masks, want.dtypes, want.heads, want.batch, want.extras
     )
     command = f"flax-attn bench {shlex.join(_without_files(sys.argv[2:]))}".strip()
-    race = _race(want, preset, competitors)
+    race, screen = _race(want, preset, competitors), Screen(console, options.all_figures)
     with Progress("flax-attn bench", console) as progress:
         results = Results(preset.title, command, machine(want.dtypes), absent=absent)
         earlier = _earlier(options.together, results)
-        progress.write_line(page.machine_of(results))
-        stream = Stream(results, progress.write_line)
-        try:
-            run(works, _timed_passes(want, preset), race, stream, progress)
-            results.complete = True
-        except KeyboardInterrupt:
-            unfinished(results)
-        stream.update()
+        screen.print_text(page.machine_of(results))
+        stream = screen.stream(results)
+        run(works, _timed_passes(want, preset), race, stream, progress)
     comparison = [] if old is None else [compared(results, old)]
     if comparison and not comparison[0].rows:
-        console.print(f"nothing in {options.compare} was run here too", markup=False)
+        screen.print_text(f"nothing in {options.compare} was run here too")
         comparison = []
     whole = together([*earlier, results])
-    ranges = split(tables(whole))[0] if earlier else []
-    show([*comparison, *ranges, *stream.rest()], remarks(results), console)
+    screen.print_tables(comparison, whole, several=bool(earlier))
+    screen.print_wide(stream.rest())
+    screen.print_legend(results)
+    for sentence in remarks(results):
+        screen.print_text(sentence)
     for path in write(results, whole, files, want.preset, comparison):
-        console.print(f"wrote {path}", markup=False, highlight=False)
+        screen.print_text(f"wrote {path}")
     if not results.complete:
-        console.print("stopped; what was measured before is shown and written")
+        screen.print_text("stopped; what was measured before is shown and written")
         return 130
     return 1 if any(row.status == "wrong" for row in results.rows) else 0
 
@@ -82,10 +80,10 @@ def _earlier(names: str | None, results: Results) -> list[Results]:
 
 
 def _without_files(args: Sequence[str]) -> list[str]:
-    """The arguments without options that name files, which matter only to the current user."""
+    """The arguments without options that name files or choose tables, which change no result."""
     options, files = [], ("--json", "--markdown", "--png", "--out", "--together", "--compare")
     for before, arg in zip(["", *args], args, strict=False):
-        if before not in files and arg.split("=")[0] not in files:
+        if before not in files and arg.split("=")[0] not in (*files, "--all-figures"):
             options.append(arg)
     return options
 
@@ -94,34 +92,29 @@ def run(
     works: Sequence[Workload],
     passes: Sequence[str],
     race: Race | scale.CountRace,
-    stream: Stream,
+    stream: Stream | BriefStream,
     progress: Progress,
 ) -> None:
-    """Runs every workload and pass, adding rows to the results of `stream` and showing them."""
-    progress.begin(len(works) * len(passes))
-    for w in works:
-        for which in passes:
-            race.run(w, which, stream.results.rows, partial(_say_step, progress, w))
+    """Runs every workload and pass, adding rows to the results of `stream` and showing them.
+
+    After Ctrl-C the results hold what was measured until then, and what was not.
+    """
+    results, wanted = stream.results, [(w, which) for w in works for which in passes]
+    progress.begin(len(wanted))
+    try:
+        for w, which in wanted:
+            race.run(w, which, results.rows, partial(_say_step, progress, w))
             stream.update()
             progress.advance()
+        results.complete = True
+    except KeyboardInterrupt:
+        unfinished(results)
+        results.missing = [f"{w}, {which}" for w, which in wanted[progress.done :]]
+    stream.update()
 
 
 def _say_step(progress: Progress, w: Workload, step: str) -> None:
     progress.at(f"T {w.length}: {step}")
-
-
-def show(tables: Sequence[Table], sentences: Sequence[str], console: Console) -> None:
-    """Prints tables and remarks."""
-    for table in tables:
-        console.print(f"\n{table.title}", markup=False, highlight=False)
-        shown = Shown(box=box.SIMPLE_HEAD)
-        for name in table.header:
-            shown.add_column(name, justify="left" if name in LEFT else "right", no_wrap=True)
-        for cells in table.rows:
-            shown.add_row(*cells)
-        Console(width=max(console.width, 200), file=console.file).print(shown)
-    for sentence in sentences:
-        console.print(sentence, markup=False, highlight=False)
 
 
 def write(
@@ -245,7 +238,7 @@ def _check_one_width(want: BenchOptions) -> None:
 
 def _arguments(options: argparse.Namespace) -> list[str]:
     """Converts parsed options back to command-line arguments."""
-    values = {name: value for name, value in vars(options).items() if name != "command"}
+    values = {n.replace("_", "-"): x for n, x in vars(options).items() if n != "command"}
     arguments = []
     for name, value in values.items():
         if isinstance(value, bool):

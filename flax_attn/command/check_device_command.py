@@ -13,6 +13,7 @@ from .._internal.nearest import did_you_mean
 from ..device_check.part import PARTS
 from ..device_check.task import Task, rows_of
 from .options import check_folder, made_folder
+from .wrap import wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,7 +56,8 @@ def check_device(options: argparse.Namespace, console: "Console", progress: "Pro
         progress.write_line(_summary(task))
         progress.advance()
     text, wrong = _write_page(out)
-    console.out(f"\n{text}\nwrote {out}: to share these results, send the folder", highlight=False)
+    last = wrapped(f"wrote {out}: to share these results, send the folder", console.width)
+    console.out(f"\n{text}\n{last}", highlight=False)
     if not wrong and not proven(out):
         console.out("nothing was proven: give it more time by --minutes", highlight=False)
         return 2

@@ -5,16 +5,17 @@ runs everything on one machine. Slow modules are imported only when needed.
 """
 
 import argparse
-import json
 import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from . import identify_command
-from .options import Parser, Version, check_file, missing
+from . import arguments, identify_command
+from .files import check_outputs, write
+from .options import Parser, Version, missing
+from .wrap import wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,16 +50,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return COMMANDS[options.command](options, console)
     except (ValueError, ModuleNotFoundError) as error:
-        message = f"flax-attn {options.command}: {error}"
-        Console(stderr=True, soft_wrap=True).out(message, highlight=False)
+        _say(Console(stderr=True), f"flax-attn {options.command}: {error}")
         return 2
     except ParityError as error:
-        console.print(f"{error}", markup=False, highlight=False)
+        _say(console, str(error))
         return 1
     except KeyboardInterrupt:
         done = "measured" if options.command == "bench" else "proven"
         console.print(f"stopped; nothing is {done}")
         return 130
+
+
+def _say(console: "Console", text: str) -> None:
+    """Prints text that is wrapped at words."""
+    console.out(wrapped(text, console.width), highlight=False)
 
 
 def _bench(options: argparse.Namespace, console: "Console") -> int:
@@ -70,7 +75,7 @@ def _bench(options: argparse.Namespace, console: "Console") -> int:
 def _explain(options: argparse.Namespace, console: "Console") -> int:
     from .explain_command import explained
 
-    console.out(explained(options), highlight=False)
+    _say(console, explained(options))
     return 0
 
 
@@ -95,11 +100,11 @@ def _parser(argv: Sequence[str]) -> Parser:
     parser.add_argument("--version", action=Version, nargs=0, help="print the version")
     commands = parser.add_subparsers(dest="command", required=True)
     parser.commands = commands.choices
-    _add_parity(commands)
-    _add_record(commands)
+    arguments.add_parity(commands)
+    arguments.add_record(commands)
     identify_command.add_to(commands)
-    _add_explain(commands)
-    _add_check_device(commands)
+    arguments.add_explain(commands)
+    arguments.add_check_device(commands)
     if "bench" in argv:  # its options are slow to import
         from ..bench.options import add_to
 
@@ -109,156 +114,12 @@ def _parser(argv: Sequence[str]) -> Parser:
     return parser
 
 
-def _add_parity(commands: Any) -> None:
-    parity = commands.add_parser(
-        "parity",
-        help="prove every variant equal to its PyTorch originals",
-        description="Compares outputs, intermediate values and gradients: live where torch is "
-        "installed, else against what torch gave when it was recorded. Without names it proves "
-        "a fixed set of cases, one of each kind of layer, in float64 under jit, which takes about "
-        "a minute; --all proves everything, eagerly and under jit, in float32 and bfloat16 too. "
-        "The columns: number of weight tensors copied; largest float64 error of values and of "
-        "gradients; error in float32 and bfloat16 divided by torch's own.",
-    )
-    parity.add_argument(
-        "names",
-        nargs="*",
-        metavar="NAME",
-        help="what to prove whole: a variant or its class; a package, a module or a file that "
-        "holds CASES; the name of one case, as a report prints it",
-    )
-    parity.add_argument("--all", action="store_true", help="prove every case of this library whole")
-    parity.add_argument("--json", metavar="FILE", help="write every comparison as JSON")
-    parity.add_argument("--html", metavar="FILE", help="write one page with every comparison")
-    parity.add_argument(
-        "--markdown",
-        metavar="FILE",
-        help="write the table, between the marks if the file has them, and its short form on the "
-        "page that the first mark names; a part of the variants leaves other rows as they are "
-        "(without names: --all)",
-    )
-    _add_ways(parity)
-
-
-def _add_ways(parity: argparse.ArgumentParser) -> None:
-    """Adds options for what cases are compared with, and how strictly."""
-    parity.add_argument(
-        "--record",
-        action="store_true",
-        help="record torch's results first (without names: --all)",
-    )
-    parity.add_argument("--replay", action="store_true", help="use the record though torch is here")
-    parity.add_argument(
-        "--strict",
-        action="store_true",
-        help="what is equal only as far as its input can tell counts as different",
-    )
-    parity.add_argument("--seed", type=int, metavar="N", help="draw other numbers, in every case")
-    parity.add_argument(
-        "--real", action="store_true", help="prove trained weights instead (fetches four packages)"
-    )
-    parity.add_argument(
-        "--families",
-        action="store_true",
-        help="prove the attention of published models instead, in float64 with gradients, and list "
-        "the model types that `flax_attn.families` reads; with names, of these model types alone "
-        "(needs transformers)",
-    )
-    parity.add_argument(
-        "--devices",
-        type=int,
-        metavar="N",
-        help="prove layers with their inputs sharded over as many of N devices as batch and length "
-        "allow, against the original on one, in float64: the first case of each, or all of what is "
-        "named; a CPU stands for as many as are asked for",
-    )
-    parity.add_argument(
-        "--no-cache",
-        action="store_true",
-        help="keep no compiled programs (1 GiB at most, in your cache folder, unless "
-        "JAX_COMPILATION_CACHE_DIR says where)",
-    )
-
-
-def _add_record(commands: Any) -> None:
-    record = commands.add_parser(
-        "record",
-        help="record all that PyTorch gives for cases, to prove ports on a machine without it",
-        description="Writes one file for each case: inputs, weights, outputs, intermediate values, "
-        "gradients, dropout masks and rounding noise. There flax_attn.parity.Recording(file) "
-        "stands for the torch module.",
-    )
-    record.add_argument(
-        "names",
-        nargs="+",
-        metavar="NAME",
-        help="a class by its import path; or, as of parity, a variant, a package, a module or a "
-        "file that holds CASES, and after it one case",
-    )
-    record.add_argument(
-        "--to",
-        default=".",
-        metavar="FOLDER",
-        help="the files' folder, made if missing; default: here",
-    )
-
-
-def _add_explain(commands: Any) -> None:
-    explain = commands.add_parser(
-        "explain",
-        help="say which backend `attend` takes for a request, and why the others do not serve it",
-        description="Prints every backend's verdict on attention over arrays of these shapes; "
-        "nothing is computed. Example: flax-attn explain --q 2 5 6 8 --kv 2 9 3 8 --dtype bfloat16 "
-        "--mask 'Causal() & Window(3, 0)' --on tpu",
-    )
-    add, shape = explain.add_argument, {"type": int, "nargs": "+"}
-    add("--q", **shape, required=True, metavar="SIZE", help="shape of the queries: B T N H")
-    add("--kv", **shape, metavar="SIZE", help="shape of keys and values: B S K H; default: of --q")
-    add("--v", **shape, metavar="SIZE", help="shape of the values, where it is another: B S K h")
-    add("--dtype", default="float32", metavar="DTYPE", help="float32 (default), bfloat16, ...")
-    add("--mask", default="FULL", metavar="MASK", help="of flax_attn's masks, with & | ~")
-    add("--sinks", action="store_true", help="with a sink logit for each query head")
-    add("--dropout", type=float, metavar="RATE", help="with dropout of this rate")
-    add("--shards", type=int, metavar="N", help="with the length sharded over N devices")
-    add("--strategy", default="all_gather", metavar="NAME", help="all_gather, ring or ulysses")
-    add("--layout", default="contiguous", metavar="NAME", help="contiguous, zigzag or striped")
-    add("--on", metavar="PLATFORM", help="cpu, gpu or tpu; default: this machine")
-    add("--capability", metavar="X.Y", help="of the GPU: 9.0 for an H100; default 8.0")
-
-
-def _add_check_device(commands: Any) -> None:
-    check = commands.add_parser(
-        "check-device",
-        help="prove and time this library on the device at hand, and write a report",
-        description="In this order: device and versions; recorded results of PyTorch for every "
-        "layer, in float32 and bfloat16; every backend against the plain formula on 60 requests; "
-        "attention from 1k to 32k tokens, and steps of decoding, beside jax.nn and torch; memory "
-        "at T and 2T tokens. Each part leaves its file in the folder as soon as it is done. Needs "
-        "no network and no torch. What does not fit into the time is listed in the report. Ends "
-        "with 0 if all that was tried is equal, 1 if something differs, 2 if nothing is proven.",
-    )
-    check.add_argument(
-        "--out", required=True, metavar="FOLDER", help="where the files and report.md go"
-    )
-    check.add_argument(
-        "--minutes", type=float, metavar="N", help="about how long; default: 8, with --small 2"
-    )
-    check.add_argument(
-        "--only",
-        metavar="PARTS",
-        help="of machine, layers, requests, speed and memory, with commas; the first always runs",
-    )
-    check.add_argument(
-        "--small", action="store_true", help="few and small inputs, to try the command on a CPU"
-    )
-
-
 def _parity(options: argparse.Namespace, console: "Console") -> int:
     from ..parity.cases.home import has_torch
     from ..parity.cases.known import check_names
 
     _check_options(options)
-    _check_outputs(options)
+    check_outputs(options)
     check_names(OWN, [] if options.families else options.names)
     live = has_torch() and not options.replay
     if (options.record or options.real) and not has_torch():
@@ -268,20 +129,35 @@ def _parity(options: argparse.Namespace, console: "Console") -> int:
 
     with Progress("flax-attn parity", console) as progress:
         outcome = _proven(options, live, progress)
-    proofs = outcome.proofs
-    lines = certificate.lines(proofs)
+    if outcome.interrupted and not outcome.proofs:
+        raise KeyboardInterrupt
+    lines = certificate.lines(outcome.proofs)
     _wide_console(console).print(_table(options, outcome, console))
     for report in (report for line in lines for report in line.reports):
         if not report.ok or (options.strict and not report.certain):
-            console.out(f"\n{_report_text(report)}", highlight=False)
+            _say(console, f"\n{_report_text(report)}")
+    _say(console, _foot(options, outcome))
+    write(options, outcome, console)
+    if outcome.interrupted:
+        return 130
+    passed = all(_passes(report, options.strict) for *_, report in outcome.proofs)
+    return 0 if outcome.proofs and passed else 1
+
+
+def _foot(options: argparse.Namespace, outcome: "Results") -> str:
+    """The lines below the table: what was not tried or not finished, counts, versions and time."""
+    from ..parity.cases import certificate
+
     seconds = time.monotonic() - STARTED
     of = ("family", "families") if options.families else ("variant", "variants")
-    foot = certificate.footer(lines, _versions(proofs), seconds, options.strict, of)
+    lines = certificate.lines(outcome.proofs)
+    foot = certificate.footer(lines, _versions(outcome.proofs), seconds, options.strict, of)
     if outcome.untried:
         foot = f"{certificate.remaining_text(*outcome.untried)}\n{foot}"
-    console.out(foot, highlight=False)
-    _write(options, outcome, console)
-    return 0 if proofs and all(_passes(report, options.strict) for _, _, report in proofs) else 1
+    if outcome.interrupted:
+        missing = [variant for variant, *_ in outcome.missing]
+        foot = f"{foot}\n{certificate.interrupted_text(len(outcome.proofs), missing)}"
+    return foot
 
 
 def _table(options: argparse.Namespace, outcome: "Results", console: "Console") -> "Table":
@@ -309,7 +185,7 @@ def _proven(options: argparse.Namespace, live: bool, progress: "Progress") -> "R
     from . import proving
 
     if options.real:
-        return proving.Results(proving.real(OWN, progress))
+        return proving.collected(proving.real(OWN, progress), progress)
     if options.families:
         return proving.families(OWN, options.names, progress)
     wanted = proving.ParityOptions(
@@ -398,37 +274,6 @@ def _check_devices(options: argparse.Namespace) -> None:
             f"--devices proves sharded inputs alone; it takes no {' or '.join(flags)}. The page of "
             "--all --markdown has a column for it."
         )
-
-
-def _check_outputs(options: argparse.Namespace) -> None:
-    """Checks in advance that output files can be written."""
-    for option in ("json", "html", "markdown"):
-        name = getattr(options, option)
-        if name is not None:
-            check_file(f"--{option}", name)
-
-
-def _write(options: argparse.Namespace, outcome: "Results", console: "Console") -> None:
-    """Writes the requested files."""
-    from ..parity.cases import certificate, markdown
-    from ..parity.report import plain
-    from ..parity.show import pages
-
-    proofs = outcome.proofs
-    if options.json:
-        text = json.dumps(plain([_as_dict(proof) for proof in proofs]), indent=1)
-        Path(options.json).write_text(text + "\n")
-    if options.html:
-        Path(options.html).write_text(pages([report for _, _, report in proofs]), "utf-8")
-    if options.markdown:
-        table = markdown.markdown(certificate.lines(proofs), outcome.about)
-        written = markdown.write(Path(options.markdown), table, whole=not options.names)
-        console.out(f"wrote {' and '.join(map(str, written))}", highlight=False)
-
-
-def _as_dict(proof: "Proof") -> dict[str, object]:
-    variant, reference, report = proof
-    return {"variant": variant, "proven_equal_to": reference, **report.to_dict()}
 
 
 COMMANDS = {

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from .._internal.nearest import did_you_mean
+from .wrap import wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -85,7 +86,7 @@ def identify(options: argparse.Namespace, console: "Console") -> int:
 
     result = identify(module, *inputs)
     if result.layer is None:
-        console.out(str(result), highlight=False)
+        console.out(wrapped(str(result), console.width), highlight=False)
         return 1
     console.out(program(result, type(module).__name__), highlight=False)
     return 0

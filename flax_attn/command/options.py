@@ -2,17 +2,30 @@
 
 import argparse
 import re
+import shutil
 import tempfile
+import textwrap
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
 from .._internal.nearest import did_you_mean
+from .wrap import wrapped
 
 # Packages that every command needs; their distributions have the same names.
 REQUIRED = ("einops", "flax", "jax", "jaxtyping", "numpy", "optax", "rich")
 CHOICE = re.compile(r"argument command: invalid choice: '([^']*)'")
+
+
+class Help(argparse.HelpFormatter):
+    """Wraps help at spaces, never inside a name such as `--no-cache`."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return wrapped(" ".join(text.split()), width).split("\n")
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return textwrap.indent(wrapped(" ".join(text.split()), width - len(indent)), indent)
 
 
 class Parser(argparse.ArgumentParser):
@@ -23,7 +36,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        super().__init__(*args, **{"allow_abbrev": False, "formatter_class": Help, **kwargs})
         self.commands: Mapping[str, argparse.ArgumentParser] = {}
 
     def parse_args(self, args: Sequence[str], namespace: Any = None) -> Any:  # type: ignore[override]
@@ -46,7 +59,8 @@ class Parser(argparse.ArgumentParser):
             message = f"there is no option {option}: {suggestion}"
         elif message.endswith("are required: command"):
             message = f"which command? It takes {', '.join(self.commands)}."
-        self.exit(2, f"{self.prog}: {message}\n")
+        columns = shutil.get_terminal_size().columns
+        self.exit(2, wrapped(f"{self.prog}: {message}", columns) + "\n")
 
     def _options(self) -> list[str]:
         return [name for action in self._actions for name in action.option_strings]

@@ -2,12 +2,10 @@
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._internal.devices import fake_devices
@@ -21,6 +19,9 @@ from ..parity.cases.selection import Selection, select_cases
 from ..parity.cases.strict import strict
 from ..parity.cases.workers import Failure, Workers
 from ..parity.report import Report, plural
+from .estimate import Estimate
+from .results import ParityOptions, Proof, Remaining, Results
+from .wrap import wrapped
 
 if TYPE_CHECKING:  # importing these imports jax, which only workers need
     from ..parity.cases.case import Case
@@ -31,59 +32,6 @@ MIN_TIMED_CASES = 4  # number of cases after which the remaining time is estimat
 SLOW_SECONDS = 90.0  # the user is warned if the remaining time is longer
 NUM_BUNDLED = 2  # number of trained layers included in the library
 PAGE_DEVICES = 8  # number of devices used for the page
-Proof = tuple[str, str, Report]
-
-
-@dataclass(frozen=True)
-class ParityOptions:
-    """What to compare, and how.
-
-    Attributes:
-      package: the package of this library's cases.
-      names: the command's arguments.
-      live: whether to compare with torch, else with its record.
-      record: whether torch's results are recorded first.
-      page: the page on which to write the table, if any.
-      seed: replaces each case's own.
-      short: whether to run only the fixed set, in float64 under jit.
-      settings: environment variables of the workers.
-      devices: number of devices over which inputs are sharded, if any.
-    """
-
-    package: str
-    names: Sequence[str] = ()
-    live: bool = True
-    record: bool = False
-    page: Path | None = None
-    seed: int | None = None
-    short: bool = False
-    settings: Mapping[str, str] = field(default_factory=dict)
-    devices: int | None = None
-
-
-@dataclass
-class Results:
-    """Results.
-
-    Attributes:
-      proofs: variant, reference and report of every comparison.
-      about: by variant, facts of its page row that reports do not contain.
-      untried: what the fixed set leaves out, if only that was run.
-      devices: by variant and reference, the split of the first case: batch x length.
-    """
-
-    proofs: list[Proof] = field(default_factory=list)
-    about: dict[str, PageFacts] = field(default_factory=dict)
-    untried: "Remaining | None" = None
-    devices: dict[tuple[str, str], str] = field(default_factory=dict)
-
-
-class Remaining(NamedTuple):
-    """What the fixed set leaves out: numbers of cases and variants, and the estimated time."""
-
-    cases: int
-    variants: int
-    seconds: float
 
 
 def proven(wanted: ParityOptions, progress: Progress) -> Results:
@@ -94,6 +42,7 @@ def proven(wanted: ParityOptions, progress: Progress) -> Results:
       progress: reports progress, the mode and the machine.
     """
     more = fake_devices(wanted.devices) if wanted.devices else {}
+    start = time.monotonic()
     with Workers(settings={**wanted.settings, **more}) as workers:
         workers.start(1 if wanted.names else min(2, os.cpu_count() or 1))
         selection = select_cases(wanted.package, wanted.names, workers)
@@ -101,6 +50,7 @@ def proven(wanted: ParityOptions, progress: Progress) -> Results:
         machine = workers.call(_machine, None)
         if isinstance(machine, Failure):
             raise ParityError(machine.text)
+        started = time.monotonic() - start
         workers.most = (os.cpu_count() or 1) if machine.platform == "cpu" else 1
         write_mode(wanted.live, machine, progress)
         if wanted.devices:
@@ -108,7 +58,8 @@ def proven(wanted: ParityOptions, progress: Progress) -> Results:
         elif wanted.short:
             outcome = _short(every, workers, progress)
         else:
-            outcome = _whole(every, selection, wanted, workers, progress)
+            estimate = Estimate(every, workers, started)
+            outcome = _whole(every, selection, wanted, workers, progress, estimate)
     outcome.proofs += [
         (n.rpartition(".")[2], "-", not_proven(n, why)) for n, why in selection.failed
     ]
@@ -127,17 +78,22 @@ def write_mode(live: bool, machine: Machine, progress: Progress) -> None:
     """Writes one line about the reference and the machine."""
     mode = "live against torch" if live else "against recorded results, since torch is not used"
     many = f", {machine.devices} devices" if machine.devices > 1 else ""
-    progress.write_line(f"{mode}, on {machine.platform} ({machine.kind}{many})")
+    line = f"{mode}, on {machine.platform} ({machine.kind}{many})"
+    progress.write_line(wrapped(line, progress.console.width))
 
 
 def _short(every: Sequence[Job], workers: Workers, progress: Progress) -> Results:
     """Runs the fixed set, and estimates the time for all other cases."""
     wanted, result, times = short(every), Results(), [time.monotonic()]
-    for proof in _proofs(wanted, workers, progress):
-        result.proofs.append(proof)
-        times.append(time.monotonic())
-        if len(result.proofs) == MIN_TIMED_CASES:
-            _write_if_slow(times[1:], len(wanted), progress)
+    try:
+        for proof in _proofs(wanted, workers, progress):
+            result.proofs.append(proof)
+            times.append(time.monotonic())
+            if len(result.proofs) == MIN_TIMED_CASES:
+                _write_if_slow(times[1:], len(wanted), progress)
+    except KeyboardInterrupt:
+        result.interrupt(wanted[len(result.proofs) :])
+        return result
     seconds = (times[-1] - times[0]) / max(len(wanted), 1)
     done = {job.listed for job in wanted}
     rest = [job.listed.variant for job in every if job.listed not in done]
@@ -159,6 +115,7 @@ def _whole(
     options: ParityOptions,
     workers: Workers,
     progress: Progress,
+    estimate: Estimate,
 ) -> Results:
     """Runs all comparisons of every case."""
     if options.page is not None:
@@ -169,13 +126,20 @@ def _whole(
             failures.append((result.about, result))
         else:
             progress.write_line(f"recorded {result}")
-    proofs = list(_proofs(every, workers, progress))
-    if not options.names or options.page:  # rows of a page include the trained layers
-        variants = [case.variant for case in selection.cases if case.package == options.package]
-        proofs += _bundled_layers(options.package, {*variants}, workers)
-    proofs += [(n.rpartition(".")[2], "-", not_proven(n, why)) for n, why in failures]
-    about = _page_facts(every, selection, options, workers) if options.page else {}
-    return Results(proofs, about)
+    names = markdown.layers(selection.cases)
+    result = Results(about={variant: PageFacts(name) for variant, name in names.items()})
+    try:
+        for proof in _proofs(every, workers, progress, estimate):
+            result.proofs.append(proof)
+        if not options.names or options.page:  # rows of a page include the trained layers
+            variants = [case.variant for case in selection.cases if case.package == options.package]
+            result.proofs += _bundled_layers(options.package, {*variants}, workers)
+        if options.page:
+            result.about = _page_facts(every, selection, options, workers)
+    except KeyboardInterrupt:
+        result.interrupt(every[len(result.proofs) :])
+    result.proofs += [(n.rpartition(".")[2], "-", not_proven(n, why)) for n, why in failures]
+    return result
 
 
 def _page_facts(
@@ -204,10 +168,17 @@ def _devices(first: Sequence[Job], workers: Workers) -> dict[str, str]:
     return device_counts
 
 
-def _proofs(wanted: Sequence[Job], workers: Workers, progress: Progress) -> Iterator[Proof]:
+def _proofs(
+    wanted: Sequence[Job], workers: Workers, progress: Progress, estimate: Estimate | None = None
+) -> Iterator[Proof]:
     progress.begin(len(wanted))
+    if estimate is not None and wanted:
+        progress.write_line(estimate.line())
     for job, report in zip(wanted, prove(wanted, workers), strict=True):
-        progress.advance(job.listed.variant)
+        left = f", {estimate.left(progress.done + 1)}" if estimate is not None else ""
+        progress.advance(job.listed.variant + left)
+        if estimate is not None and (line := estimate.correction(progress.done)):
+            progress.write_line(line)
         yield job.listed.variant, job.listed.reference, report
 
 
@@ -232,14 +203,17 @@ def _over_devices(
     chosen = [job for job in every if job.eager or not wanted.short]
     outcome = Results()
     progress.begin(len(chosen))
-    for job, result in _sharded(chosen, count, workers):
-        variant, reference, title = job.listed[3:6]
-        progress.advance(variant)
-        if isinstance(result, Failure):
-            outcome.proofs.append((variant, reference, not_proven(title, result)))
-        elif result is not None:
-            outcome.proofs.append((variant, reference, result[0]))
-            outcome.devices.setdefault((variant, reference), str(result[1]))
+    try:
+        for job, result in _sharded(chosen, count, workers):
+            variant, reference, title = job.listed[3:6]
+            progress.advance(variant)
+            if isinstance(result, Failure):
+                outcome.proofs.append((variant, reference, not_proven(title, result)))
+            elif result is not None:
+                outcome.proofs.append((variant, reference, result[0]))
+                outcome.devices.setdefault((variant, reference), str(result[1]))
+    except KeyboardInterrupt:
+        outcome.interrupt(chosen[progress.done :])
     return outcome
 
 
@@ -342,10 +316,23 @@ def _equal_on(backend: str, case: "Case") -> bool:
         raise
 
 
-def real(package: str, progress: Progress) -> list[Proof]:
+def real(package: str, progress: Progress) -> Iterator[Proof]:
     """Runs the comparisons on trained weights, which are downloaded."""
     write_mode(True, _machine(), progress)
-    return list(_own_proofs(import_module(f"{package}.real"), progress))
+    yield from _own_proofs(import_module(f"{package}.real"), progress)
+
+
+def collected(proofs: Iterable[Proof], progress: Progress) -> Results:
+    """The results of comparisons that run one by one, until the last or until Ctrl-C."""
+    outcome = Results()
+    try:
+        for proof in proofs:
+            outcome.proofs.append(proof)
+    except KeyboardInterrupt:
+        outcome.interrupted = True
+        rest = plural(progress.total - progress.done, "more layer")
+        outcome.missing.append(("real", "trained weights", rest))
+    return outcome
 
 
 def families(package: str, names: Sequence[str], progress: Progress) -> Results:
@@ -370,14 +357,19 @@ def families(package: str, names: Sequence[str], progress: Progress) -> Results:
     write_mode(True, _machine(), progress)
     outcome = Results()
     progress.begin(len(chosen))
-    for proof in runner.rows(chosen, progress.at):
-        progress.advance()
-        verdict = "equal" if proof.report.ok else "DIFFERENT"
-        error = proof.report.worst("float64", "output")
-        count = f"{progress.done} of {progress.total}"
-        progress.write_line(f"{count}: {proof.family}, {proof.layer}: {verdict}, {error:.1e}")
-        outcome.about[proof.family] = PageFacts(proof.layer)
-        outcome.proofs.append((proof.family, proof.reference, proof.report))
+    try:
+        for proof in runner.rows(chosen, progress.at):
+            progress.advance()
+            verdict = "equal" if proof.report.ok else "DIFFERENT"
+            error = proof.report.worst("float64", "output")
+            count = f"{progress.done} of {progress.total}"
+            progress.write_line(f"{count}: {proof.family}, {proof.layer}: {verdict}, {error:.1e}")
+            outcome.about[proof.family] = PageFacts(proof.layer)
+            outcome.proofs.append((proof.family, proof.reference, proof.report))
+    except KeyboardInterrupt:
+        outcome.interrupted = True
+        rest = [x.model_type for x in chosen[progress.done :]]
+        outcome.missing += [(name, "transformers", name) for name in rest]
     return outcome
 
 

@@ -12,6 +12,7 @@ from ..parity.cases.prove import jobs, record_each
 from ..parity.cases.selection import select_cases
 from ..parity.cases.workers import Failure, Workers
 from .options import check_folder, made_folder
+from .wrap import wrapped
 
 MAX_NAME_LENGTH = 120  # of a file name, without its extension
 
@@ -48,7 +49,8 @@ def recorded(library: str, names: Sequence[str], folder: Path, progress: Progres
             else:
                 progress.write_line(f"recorded {result}")
     for failure in failures:
-        progress.write_line(f"{failure.about}: {failure.text}")
+        line = f"{failure.about}: {failure.text}"
+        progress.write_line(wrapped(line, progress.console.width))
     return 1 if failures or not work else 0
 
 

@@ -128,6 +128,7 @@ class Report:
       maps: `|flax - torch|` of the taps that differ locally.
       noise: whether torch's own rounding noise is reported next to every error.
       replayed: why recorded results replace a reference although torch is installed, or "".
+      flax_class: name of the Flax class of a case, or "".
 
     >>> Report("nothing was compared", ()).verdict
     'nothing is proven'
@@ -146,6 +147,7 @@ class Report:
     maps: dict[str, np.ndarray] = field(default_factory=dict)
     noise: bool = False
     replayed: str = ""
+    flax_class: str = ""
 
     @property
     def verdict(self) -> str:

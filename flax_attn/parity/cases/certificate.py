@@ -1,6 +1,7 @@
 """The certificate: one line per variant and reference, from the reports of its cases."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from ..report import ANOTHER_WAY, DIFFERENT, EQUAL, NOTHING, UNSURE, Report, bad
 WORST_FIRST = (DIFFERENT, NOTHING, UNSURE, ANOTHER_WAY, EQUAL)
 HEADINGS = ("variant", "proven equal to", "devices", "params")
 HEADINGS += ("float64", "grads", "decoded", "float32", "bfloat16", "")
+MAX_MISSING = 8  # number of variants that are named after an interrupt
 SOME = ("devices", "decoded", "float32", "bfloat16")  # columns omitted if no line has a value
 
 
@@ -210,6 +212,24 @@ def remaining_text(cases: int, variants: int, seconds: float) -> str:
     return (
         f"Not tried: {counts}, float32 and bfloat16; --all proves them, in {in_minutes(seconds)}."
     )
+
+
+def interrupted_text(proven: int, missing: Sequence[str]) -> str:
+    """One line about a run that Ctrl-C ended: the number of cases, and what is missing.
+
+    Args:
+      proven: number of cases that were proven.
+      missing: the variant of each case that was not.
+
+    >>> interrupted_text(3, ["cross", "cross", "linear"])
+    'interrupted: 3 of 6 cases were proven; missing: cross (2 cases), linear (1 case)'
+    """
+    total = plural(proven + len(missing), "case")
+    counts = Counter(missing)
+    names = [f"{name} ({plural(n, 'case')})" for name, n in counts.items()]
+    more = [f"{len(names) - MAX_MISSING} more variants"] if len(names) > MAX_MISSING else []
+    rest = ", ".join([*names[:MAX_MISSING], *more]) or "what follows the cases"
+    return f"interrupted: {proven:,} of {total} were proven; missing: {rest}"
 
 
 def in_minutes(seconds: float) -> str:

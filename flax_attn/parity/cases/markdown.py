@@ -186,6 +186,41 @@ def write(path: Path, table: str, whole: bool) -> list[Path]:
     return [path, other]
 
 
+def write_part(path: Path, table: str) -> list[Path]:
+    """Writes rows of an interrupted run: no row of the page is lost, and none names less.
+
+    A row stays as it is if the new one lacks a reference that it names; else it keeps its backends
+    and devices where the new one has none. A page without marks must hold a certificate alone.
+
+    Args:
+      path: the page; it is made if missing.
+      table: from `markdown`.
+
+    Returns:
+      The pages that were written; none for a page that holds anything else.
+    """
+    text = _text(path)
+    marks = FULL_MARKS.search(text)
+    old = marks["table"] if marks else text
+    before, new = rows(old), rows(table)
+    if marks is None and text and _markdown.cells(text)[0] != [*HEADINGS]:
+        return []
+    merged = [_merged(row, before.get(name)) for name, row in new.items()]
+    part = _written(HEADINGS, merged)
+    return write(path, part if marks or not text else joined(old, part), whole=False)
+
+
+def _merged(row: Sequence[str], old: Sequence[str] | None) -> list[str]:
+    """A row of an interrupted run over the one that stands on the page."""
+    if old is None or len(old) != len(row):
+        return [*row]
+    new_names, old_names = ({*cells[1].split("; ")} for cells in (row, old))
+    if not old_names <= new_names:
+        return [*old]
+    facts = [after if after != "-" else before for after, before in zip(row, old, strict=True)]
+    return [*row[:2], *facts[2:4], *row[4:]]
+
+
 def _row(lines: Sequence[Line], about: Mapping[str, PageFacts]) -> list[str]:
     variant = lines[0].variant
     layer, backends, devices = about.get(variant, PageFacts(variant))

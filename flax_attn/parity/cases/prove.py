@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from copy import copy
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -110,7 +111,8 @@ def prove(wanted: Sequence[Job], workers: Workers) -> Iterator[Report]:
     """Yields the reports in order; a case that could not be compared gives an empty report."""
     for job, result in zip(wanted, workers.map(_prove, wanted), strict=True):
         failed = isinstance(result, Failure)
-        yield not_proven(job.listed.title, result) if failed else result
+        report = not_proven(job.listed.title, result) if failed else result
+        yield replace(report, flax_class=job.listed.of)
 
 
 def not_proven(title: str, failure: Failure) -> Report:

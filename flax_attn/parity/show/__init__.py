@@ -15,6 +15,7 @@ from .table import summary, tables, where
 from .text import effects, unproven
 from .text import lines_of as lines_of
 from .text import see_again as see_again
+from .words import in_words, numbered
 
 MAPS = 12  # maximum number of heat maps for a single report
 MANY_MAPS = 3  # maximum number of heat maps per report among many
@@ -30,9 +31,12 @@ def page(report: Report) -> str:
     >>> "nothing is proven" in page(Report("a layer", ()))
     True
     """
+    pair, details = in_words(report.title, report.flax_class)
     return _document(
-        report.title,
-        el("h1", "Parity of ", code(report.title)),
+        pair,
+        el("h1", "Parity of ", pair),
+        el("p", details, class_="wrap") if details else None,
+        _case_name(report.title) if details else None,
         _verdict(report),
         *_body(report, "h2", MAPS),
         el("h2", "Made by"),
@@ -258,18 +262,26 @@ def _whole(reports: Sequence[Report]) -> dict[int, Html]:
 def _section(line: certificate.Line, name: str, whole: dict[int, Html]) -> Html:
     """The section of one variant and reference: a fold per case, failing ones first."""
     against = [" against ", code(line.proven_equal_to)] if line.proven_equal_to else []
-    folds = [_fold(report, whole) for report in sorted(line.reports, key=lambda r: r.ok)]
+    numbered_reports = sorted(enumerate(line.reports, 1), key=lambda pair: pair[1].ok)
+    folds = [_fold(report, number, whole) for number, report in numbered_reports]
     return el("section", el("h2", code(line.variant), *against), *folds, id=name)
 
 
-def _fold(report: Report, whole: dict[int, Html]) -> Html:
+def _fold(report: Report, number: int, whole: dict[int, Html]) -> Html:
     """One report among many; open if it differs and is shown in full."""
     body = whole.pop(id(report), None)
-    mark = "✓ " if report.ok else "✕ "
+    mark = el("span", "✓ " if report.ok else "✕ ", class_=None if report.ok else "off")
+    text = numbered(report.title, report.flax_class, number)
     return el(
         "details",
-        el("summary", el("span", mark, class_=None if report.ok else "off"), code(report.title)),
+        el("summary", mark, text),
+        _case_name(report.title) if text != report.title else None,
         _verdict(report),
         body or join(_short(report)),
         open="open" if body and not report.ok else None,
     )
+
+
+def _case_name(title: str) -> Html:
+    """The name of a case, by which the command line knows it."""
+    return el("p", "name: ", code(title), class_="quiet")

@@ -240,7 +240,7 @@ def test_every_backend_runs_or_refuses_by_name(monkeypatch):
 def test_the_command_writes_reads_and_compares(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(functions, "others", lambda: [competitor(honest, "honest")])
     given = ["--seq", "6", "--width", "4", "--heads", "3", "--batch", "2", "--rounds", "2"]
-    given += ["--no-grad", "--causal"]
+    given += ["--no-grad", "--causal", "--all-figures"]
     assert bench(*given, "--against", "jax.nn", "--out", tmp_path) == 0
     told = capsys.readouterr().out
     assert told.index("time over that of flax_attn") < told.index("every figure")

@@ -3,15 +3,21 @@
 import re
 import struct
 import zlib
+from dataclasses import replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from flax_attn.parity import Divergence, Report, Row, judge
+from flax_attn.parity.cases.collect import Listed, collect
+from flax_attn.parity.cases.prove import jobs, prove
+from flax_attn.parity.cases.workers import Failure
 from flax_attn.parity.show import page, pages
 from flax_attn.parity.show.chart import Axis
 from flax_attn.parity.show.heat import Scale, png, pooled, scale_of
+from flax_attn.parity.show.words import in_words, numbered
 
 VOID = {"meta", "link", "!doctype"}
 NASTY = "<script>alert('&')</script>"
@@ -379,3 +385,62 @@ def test_places_beyond_the_first_six_are_counted(count, told):
     rows = (Row("output", "output", "float64", "", judge.failed_fact("another")),)
     lines = [line.strip() for line in str(Report("many", rows, divergences=places)).splitlines()]
     assert [line for line in lines if line.startswith("and ")] == [told] * bool(told)
+
+
+NAMED = "grouped_query[num_heads=6,num_kv_heads=3|x=2x7x11,mask=7,train|torch_ref.GroupedQuery]"
+PAIR = "GroupedQuery against torch_ref.GroupedQuery"
+DETAILS = "num_heads=6, num_kv_heads=3; x of shape 2 x 7 x 11, mask of shape 7; in training"
+
+
+def test_a_case_is_named_in_words_and_its_name_can_be_copied():
+    other = replace(equal(NAMED.replace("=6", "=9")), flax_class="GroupedQuery")
+    named = replace(equal(NAMED), flax_class="GroupedQuery")
+    text = pages([other, named])
+    found = Reader(text)
+    assert f"{PAIR}, case 2: {DETAILS}" in found.text and f"{PAIR}, case 1: " in found.text
+    assert f"<code>{NAMED}</code>" in text
+    alone = page(named)
+    assert f"<h1>Parity of {PAIR}</h1>" in alone and f'<p class="wrap">{DETAILS}</p>' in alone
+    assert f"<code>{NAMED}</code>" in alone and f"<title>{PAIR} - " in alone
+
+
+def test_a_failing_case_keeps_its_number_though_it_is_shown_first():
+    text = Reader(pages([equal(NAMED), different(NAMED)])).text
+    assert text.index("case 2: ") < text.index("case 1: ")
+
+
+def test_a_title_that_is_no_name_of_a_case_is_shown_as_it_is():
+    for title in ("my layer", "a[b", "x[0]", "two | bars"):
+        assert in_words(title) == (title, "") and numbered(title, "", 3) == title
+        assert Reader(page(replace(EMPTY, title=title))).text.count(f"Parity of {title}") == 1
+
+
+@pytest.mark.parametrize(
+    "title, pair, details",
+    [
+        ("luong[rotary,|q=2x3,s=|torch_ref.L]", "L against torch_ref.L",
+         "rotary; q of shape 2 x 3, scalar s"),
+        ("luong[L,d=3|q=3|torch.nn.L]", "L against torch.nn.L", "d=3; q of shape 3"),
+        ("luong[a|b|q=3|torch.nn.L]", "L against torch.nn.L", "a|b; q of shape 3"),
+    ],
+)  # fmt: skip
+def test_names_are_read_as_cases_write_them(title, pair, details):
+    assert in_words(title, "L") == (pair, details)
+
+
+def test_every_case_of_the_library_has_words():
+    for case in collect("parity_tests")[::7]:
+        pair, details = in_words(str(case), case.flax_class.__name__)
+        assert pair == f"{case.flax_class.__name__} against {case.proven_equal_to}"
+        assert details and all(f"{name} " in f"{details} " for name in case.inputs)
+
+
+def test_the_command_says_the_class_of_each_report():
+    place = Listed(
+        "us", "us.test", 0, "luong", "torch.nn.L", "luong[d=3|q=3|torch.nn.L]", of="Luong"
+    )
+    some = jobs([place, place], live=True)
+    workers = SimpleNamespace(map=lambda *_: iter([equal(place.title), Failure("it died")]))
+    for report in prove(some, workers):
+        assert report.flax_class == report.to_dict()["flax_class"] == "Luong"
+        assert "Parity of Luong against torch.nn.L" in Reader(page(report)).text
