@@ -11,7 +11,7 @@ CODES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")  # of a terminal: colors, movem
 UNDONE = re.compile(r"[^\n]*\r(?!\n)")  # what a terminal has overwritten
 BAR = re.compile(r"[━╸╺█▏▎▍▌▋▊▉]{2,} ?")
 # Whose functions a drawing calls: matplotlib's, numpy's, Python's, and those of the notebooks.
-DRAWERS = {"plt", "diagram", "heat", "looks", "draw"}
+DRAWERS = {"plt", "diagram", "heat", "draw"}
 PREPARERS = {"np", "ListedColormap", *vars(builtins)} - {"print"}
 READERS = {"items", "keys", "values", "max", "min"}  # methods that look at what is drawn
 IMPORTS = {ast.Import, ast.ImportFrom}

@@ -26,7 +26,6 @@
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
-from climb import diagram, same
 from flax import nnx
 
 
@@ -65,7 +64,11 @@ plt.show()
 #
 # `climb` is a small file beside these notebooks. It draws tables and diagrams, and `same(a, b)`
 # checks that two arrays are equal and prints their largest difference.
-#
+
+# %%
+from climb import diagram, same
+
+# %% [markdown]
 # ## Arrays that do not change
 #
 # `jnp` has numpy's functions under numpy's names. `jnp.array` makes an array, `@` multiplies
@@ -121,6 +124,18 @@ assert (weights > 0).all()
 # > **Try it.** Replace the whole first row of `a` with zeros: `a.at[0].set(0.0)`. What does
 # > `a.at[0].add(10.0)` do?
 #
+# <details><summary>Answer</summary>
+#
+# ```python
+# same(a.at[0].set(0.0), [[0.0, 0.0], [3.0, 4.0]])
+# same(a.at[0].add(10.0), [[11.0, 12.0], [3.0, 4.0]])
+# assert a[0, 0] == 1.0
+# ```
+#
+# `add` adds 10 to each number of the first row. Both return a new array, and `a` stays as it was.
+#
+# </details>
+#
 # ## Random numbers from keys
 #
 # numpy keeps a hidden random state that changes with each draw. JAX has no hidden state. You make
@@ -146,6 +161,19 @@ assert (jax.random.normal(key_1, (3,)) != first).all()
 
 # %% [markdown]
 # > **Try it.** Draw from `key_1` twice. Then split `key_1`, and draw from both halves.
+#
+# <details><summary>Answer</summary>
+#
+# ```python
+# assert (jax.random.normal(key_1, (3,)) == jax.random.normal(key_1, (3,))).all()
+# left, right = (jax.random.normal(half, (3,)) for half in jax.random.split(key_1))
+# assert (left != right).all() and (left != jax.random.normal(key_1, (3,))).all()
+# ```
+#
+# The two draws from `key_1` are equal. The halves are two new keys. Each gives numbers of its own,
+# and neither gives those of `key_1`.
+#
+# </details>
 #
 # ## Gradients
 #
@@ -272,6 +300,20 @@ diagram(chain, arrows, size=(8.6, 1.3))
 # %% [markdown]
 # > **Try it.** `jax.vmap(pairs, in_axes=1)(batch)` takes axis 1 as the batch. Which shape comes
 # > out, and does it mean anything?
+#
+# <details><summary>Answer</summary>
+#
+# ```python
+# other = jax.vmap(pairs, in_axes=1)(batch)
+# assert other.shape == (6, 30, 30)
+# same(other[0], batch[:, 0] @ batch[:, 0].T)
+# ```
+#
+# The shape is `(6, 30, 30)`: for each of the six places, the products of the tokens that 30
+# different sentences have there. These are proper numbers, but nobody asked for them. The sentences
+# of a batch have nothing to do with each other.
+#
+# </details>
 #
 # ## A module
 #

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 1. Attention without weights
 #
-# *19 minutes to read, 15 seconds to run.*
+# *20 minutes to read, 15 seconds to run.*
 # [Six words](#Six-words,-three-numbers-each) ·
 # [Scores](#Scores-by-a-dot-product) ·
 # [Weights](#From-scores-to-weights) ·
@@ -22,28 +22,40 @@
 # A single word says little. *Step* is a stair, a dance move or a measure taken, and the words
 # around it decide which. **Self-attention** lets every word look at every word of the sentence and
 # take a mixture of what it saw.
-#
-# `climb` is a small file beside these notebooks. It holds the six words as `tokens`, their numbers
-# as `x`, and what draws them: `looks`, `heat` and `diagram`. `same(a, b)` checks that two arrays
-# are equal and prints their largest difference, and `as_printed` does so for a table that shows
-# four decimals.
 
 # %%
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
-from climb import as_printed, diagram, heat, looks, same, tokens, x
 
 # %%
-shares = jax.nn.softmax(x @ x.T)  # what this chapter builds up, step by step
+tokens = "Your journey starts with one step".split()
+x = jnp.array(
+    [
+        [0.43, 0.15, 0.89],
+        [0.55, 0.87, 0.66],
+        [0.57, 0.85, 0.64],
+        [0.22, 0.58, 0.33],
+        [0.77, 0.25, 0.10],
+        [0.05, 0.80, 0.55],
+    ]
+)  # three numbers for each word
+shares = jax.nn.softmax(x @ x[1])  # what this chapter builds up; x[1] is journey
 fig, ax = plt.subplots(figsize=(7, 2.6), layout="constrained")
-looks(ax, shares, "How much journey looks at each word", asking=1)  # row 1 is journey
+for j, share in enumerate(shares):
+    ax.plot([1, j], [0, 1], color="tab:blue", lw=40 * share, alpha=0.6)
+    ax.text(j, 1.1, f"{share:.0%}\n{tokens[j]}", ha="center")
+ax.text(1, -0.1, tokens[1], ha="center", va="top")
+ax.set(xlim=(-0.5, 5.5), ylim=(-0.3, 1.5))
+ax.set_title("How much journey looks at each word")
+ax.axis("off")
 plt.show()
 
 # %% [markdown]
-# The picture shows what we are after: six shares that add up to 100 %. The first line of the cell
-# computes them. It uses `jax.nn.softmax`, which this chapter explains and then writes itself.
+# The picture shows what we are after: six shares that add up to 100 %. The line that begins with
+# `shares` computes them. It uses `jax.nn.softmax`, which this chapter explains and then writes
+# itself.
 #
 # At the end of this chapter you will
 #
@@ -62,8 +74,15 @@ plt.show()
 # > [Let's build GPT](https://www.youtube.com/watch?v=kCc8FmEb1nY). A good overview to read beside
 # > these pages is Lilian Weng,
 # > [Attention? Attention!](https://lilianweng.github.io/posts/2018-06-24-attention/).
-
 #
+# `climb` is a small file beside these notebooks. It draws tables (`heat`) and boxes (`diagram`).
+# `same(a, b)` checks that two arrays are equal and prints their largest difference, and
+# `as_printed` does so for a table that shows four decimals.
+
+# %%
+from climb import as_printed, diagram, heat, same
+
+# %% [markdown]
 # ## Six words, three numbers each
 #
 # The sentence is *Your journey starts with one step*. Four words are used for the way from text to
@@ -247,6 +266,19 @@ assert cosines[WITH] > cosines[STEP] and scores_journey[WITH] < scores_journey[S
 #
 # > **Try it.** Follow *one* instead of *journey*. Which word gets its highest score?
 #
+# <details><summary>Answer</summary>
+#
+# ```python
+# scores_one = x @ x[4]  # T
+# same(scores_one, [0.4576, 0.7070, 0.7154, 0.3474, 0.6654, 0.2935], within=1e-4)
+# assert tokens[scores_one.argmax()] == "starts"
+# ```
+#
+# *Starts* gets 0.7154, and *journey* 0.7070. *One* gives itself only 0.6654. It is a short arrow,
+# and the longer arrows win, although they point elsewhere.
+#
+# </details>
+#
 # ## From scores to weights
 #
 # Weights must be positive and add up to one, so that the mixture is an average. The simplest idea
@@ -364,6 +396,20 @@ assert jnp.isnan(naive[-1])
 #
 # > **Try it.** `softmax(jnp.array([1e9, 1e9 + 1]))` gives two equal weights. Is that the softmax's
 # > fault? Print `jnp.array([1e9, 1e9 + 1])`.
+#
+# <details><summary>Answer</summary>
+#
+# ```python
+# two = jnp.array([1e9, 1e9 + 1])
+# assert two[0] == two[1]
+# with jax.enable_x64(True):
+#     same(softmax(jnp.array([1e9, 1e9 + 1])), [0.2689, 0.7311], within=1e-4)
+# ```
+#
+# No. The two scores are equal before the softmax sees them: near $10^9$ the numbers of float32 are
+# 64 apart, so the 1 is lost. In float64 it is not lost, and the weights are 0.27 and 0.73.
+#
+# </details>
 #
 # ## One context vector
 #
@@ -596,6 +642,21 @@ same(layer(x[order]), layer(x)[order])
 #
 # > **Try it.** Add a seventh word, the same as *journey*. What happens to the weights that
 # > *journey* gave before?
+#
+# <details><summary>Answer</summary>
+#
+# ```python
+# seven = jnp.vstack([x, x[1]])  # 7 D
+# new = softmax(seven @ x[1])  # 7
+# same(new[:6], weights[1] / (1 + weights[1, 1]))
+# print(f"{weights[1, 1]:.0%} before, {new[1] + new[6]:.0%} now")
+# ```
+#
+# All six are multiplied by the same factor, $1 / (1 + 0.238) = 0.81$. The sum under the fraction
+# line has one more term, and the terms above it are what they were. The two copies of *journey*
+# have 38 % together, where one had 24 %.
+#
+# </details>
 #
 # ## In a nutshell
 #

@@ -28,33 +28,32 @@ import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
-from climb import HAS_TORCH, as_printed, diagram, heat, same, tokens, x
 from flax import nnx
 
 # %%
-blue, orange, green = "lightsteelblue", "navajowhite", "palegreen"
-diagram(
-    {
-        "x": (0, 0, blue),
-        "W_q": (1, 1, orange),
-        "W_k": (1, 0, orange),
-        "W_v": (1, -1, orange),
-        "queries q": (2.3, 1, green),
-        "keys k": (2.3, 0, green),
-        "values v": (2.3, -1, green),
-        "scores s": (4, 0.5, blue),
-        "weights w": (5.6, 0.5, blue),
-        "context c": (7.2, -0.3, blue),
-    },
-    [
-        *[("x", W) for W in ("W_q", "W_k", "W_v")],
-        *[("W_q", "queries q"), ("W_k", "keys k"), ("W_v", "values v")],
-        *[("queries q", "scores s"), ("keys k", "scores s"), ("scores s", "weights w", "softmax")],
-        *[("weights w", "context c"), ("values v", "context c")],
-    ],
-    size=(8.6, 2.4),
-    title="One word x makes a query, a key and a value",
-)
+places = {
+    "x": (0, 0),
+    "queries q = x W_q": (1.7, 1),
+    "keys k = x W_k": (1.7, 0),
+    "values v = x W_v": (1.7, -1),
+    "scores q @ k.T": (3.8, 0.5),
+    "weights: softmax": (5.7, 0.5),
+    "context c": (7.4, -0.3),
+}
+x_, q_, k_, v_, scores_, weights_, context_ = places
+arrows = [(x_, q_), (x_, k_), (x_, v_), (q_, scores_), (k_, scores_), (scores_, weights_)]
+fig, ax = plt.subplots(figsize=(8.8, 2.4), layout="constrained")
+for start, end in [*arrows, (weights_, context_), (v_, context_)]:
+    middle = 0.45 * np.array(places[start]) + 0.55 * np.array(places[end])
+    ax.plot(*zip(places[start], places[end], strict=True), color="0.3", lw=1, zorder=1)
+    ax.annotate("", middle, places[start], arrowprops={"arrowstyle": "-|>", "color": "0.3"})
+for name, (right, up) in places.items():
+    box = {"boxstyle": "round,pad=0.45", "facecolor": "lightsteelblue", "edgecolor": "0.3"}
+    ax.text(right, up, name, ha="center", va="center", bbox=box)
+ax.set(xlim=(-0.5, 8.1), ylim=(-1.6, 1.6))
+ax.set_title("One word x makes a query, a key and a value")
+ax.axis("off")
+plt.show()
 
 # %% [markdown]
 # This is the formula that every transformer computes, and the picture is its left to right:
@@ -69,8 +68,14 @@ diagram(
 # * know why the scores are divided by $\sqrt d$: what it does to their variance and to gradients;
 # * have written the layer as a class, and shown that it is PyTorch's function.
 #
-# `x` is the sentence of chapter 1: six words, three numbers each.
-#
+# `x` is the sentence of chapter 1: six words, three numbers each. It comes from `climb.py`, the
+# file beside these notebooks, which also draws tables (`heat`) and compares them (`same`,
+# `as_printed`).
+
+# %%
+from climb import HAS_TORCH, as_printed, heat, same, tokens, x
+
+# %% [markdown]
 # ## Why query, key and value
 #
 # The names come from looking things up. In a dictionary you ask with a **query**, it is compared
@@ -241,6 +246,22 @@ as_printed(context_journey, [0.3061, 0.8210])
 
 # %% [markdown]
 # > **Try it.** Compute the context vector of *one*. Is it far from that of *journey*?
+#
+# <details><summary>Answer</summary>
+#
+# ```python
+# ONE = 4
+# context_one = jax.nn.softmax(keys @ queries[ONE] / 2**0.5) @ values  # d_out
+# as_printed(context_one, [0.2927, 0.7891])
+# apart = [float(jnp.linalg.norm(y[ONE] - y[JOURNEY])) for y in (values, x)]
+# print(f"contexts {jnp.linalg.norm(context_one - context_journey):.3f}, values {apart[0]:.2f}")
+# ```
+#
+# No. It is $(0.293, 0.789)$, and that of *journey* is $(0.306, 0.821)$: 0.03 apart, where their
+# values are 0.71 apart. Untrained weights are nearly equal, so every word gets nearly the mean of
+# all values.
+#
+# </details>
 #
 # ## All words at once
 #
@@ -426,6 +447,22 @@ plt.show()
 # > **Try it.** Divide by `d` instead of `d**0.5` in the last two cells. Is that better still? Look
 # > at the weights of one row before you decide.
 #
+# <details><summary>Answer</summary>
+#
+# ```python
+# # after the last two cells: d is 1000, and raw has 1,000 rows of six scores
+# for divisor in (d**0.5, d):
+#     row = jax.nn.softmax(raw[0] / divisor)
+#     print(f"{gradient_size(raw / divisor).mean():.3f}", row)
+# assert jnp.abs(row - 1 / 6).max() < 0.02
+# ```
+#
+# No. The derivative hardly changes: 0.37 in place of 0.39. But look at the row. At $d = 1000$ all
+# six weights are between 0.158 and 0.170, so the head takes nearly the plain mean, whatever the
+# words say. The wider it is, the longer it would have to learn before it can choose a word.
+#
+# </details>
+#
 # ## Version 1 with three matrices
 #
 # A layer is the same function with a place for its parameters. In Flax that place is an
@@ -583,6 +620,19 @@ assert right.shape == wrong.shape
 
 # %% [markdown]
 # > **Try it.** Build version 2 with `qkv_bias=True`. How many parameters does it have?
+#
+# <details><summary>Answer</summary>
+#
+# ```python
+# with_bias = SelfAttentionV2(3, 2, qkv_bias=True, rngs=nnx.Rngs(0))
+# sizes = [leaf.size for leaf in jax.tree.leaves(nnx.state(with_bias, nnx.Param))]
+# print(sizes)
+# assert sum(sizes) == 24
+# ```
+#
+# 24: three matrices of $3 \cdot 2$ numbers, and three biases of 2.
+#
+# </details>
 #
 # ## Frozen or trainable
 #

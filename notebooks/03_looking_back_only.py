@@ -28,15 +28,22 @@ import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
-from climb import HAS_TORCH, as_printed, heat, looks, same, x
 from flax import nnx
 
 # %%
-everything = np.ones((6, 6))  # T T: which word may look at which
-past = np.tril(everything)
+tokens = "Your journey starts with one step".split()
+titles = "Chapters 1 and 2: every word sees all words", "Here: dotted lines are hidden"
 fig, axes = plt.subplots(1, 2, figsize=(9, 2.6), layout="constrained")
-looks(axes[0], everything / 8, "Chapters 1 and 2: every word sees all words")
-looks(axes[1], past / 8, "Here: dotted lines are hidden, the future cannot be seen")
+for ax, title in zip(axes, titles, strict=True):
+    for t, j in np.ndindex(6, 6):  # word t below looks at word j above
+        is_hidden = ax is axes[1] and j > t
+        look = {"color": "0.6", "ls": ":"} if is_hidden else {"color": "tab:blue", "alpha": 0.6}
+        ax.plot([t, j], [0, 1], lw=1.5, **look)
+    for j, token in enumerate(tokens):
+        ax.text(j, 1.1, token, ha="center")
+        ax.text(j, -0.1, token, ha="center", va="top")
+    ax.set(ylim=(-0.3, 1.3), title=title)
+    ax.axis("off")
 plt.show()
 
 # %% [markdown]
@@ -52,8 +59,13 @@ plt.show()
 # * what dropout does to attention, and why it is used;
 # * how to write causal attention as a class, for batches, and how to show that it is right.
 #
-# `x` is the sentence of the first two chapters: six words, three numbers each.
-#
+# `x` is the sentence of the first two chapters: six words, three numbers each. It comes from
+# `climb.py`, as `heat`, `same` and `as_printed` do.
+
+# %%
+from climb import HAS_TORCH, as_printed, heat, same, x
+
+# %% [markdown]
 # ## The average of the past
 #
 # Before anything is chosen, let every word take the mean of all words so far, its own included:
@@ -115,6 +127,19 @@ same(UniformCausalAverage()(x), by_loop)
 
 # %% [markdown]
 # > **Try it.** Put a 5 in place of one zero, in the last row. How much weight does that word get?
+#
+# <details><summary>Answer</summary>
+#
+# ```python
+# row = jax.nn.softmax(zeros.at[5, 2].set(5.0)[5])  # T
+# print(row)
+# same(row[2], np.exp(5) / (np.exp(5) + 5))
+# ```
+#
+# 97 %: $e^5 = 148$, and each of the five others has $e^0 = 1$, so it is $148 / 153$. A score of 5
+# is nearly a choice of one word.
+#
+# </details>
 #
 # ## A head that chooses
 #
@@ -465,6 +490,25 @@ same(share_lost, 0.5 ** np.arange(1, 7), within=0.02)
 # > **Try it.** In the picture with the red lines, start with scores 0 and 10 instead of 0 and 1.
 # > Where does the red line leave the blue one now?
 #
+# <details><summary>Answer</summary>
+#
+# ```python
+# row = jnp.stack([jnp.zeros_like(covered), jnp.full_like(covered, 10.0), covered], axis=-1)
+# part = jax.nn.softmax(row, axis=-1)[:, :2]  # 121 2
+# by_late = part / part.sum(axis=-1, keepdims=True)  # 121 2
+# gone = int((by_late[:, 0] == 0).argmax())
+# first_nan = int(jnp.isnan(by_late[:, 0]).argmax())
+# print("the smaller weight is zero from", gone, "on, and NaN from", first_nan, "on")
+# assert (gone, first_nan) == (lost - 1, lost + 9)
+# ```
+#
+# Where NaN begins, and that is 9 later than before: at 98 on the machine that made this page, in
+# place of 89. NaN comes when $e^{10 - c}$ has rounded to zero too, where $c$ is the covered score.
+# The smaller weight is lost at 88, as before. But it is 0.00005 now, and a line so near to zero
+# does not show it.
+#
+# </details>
+#
 # ## Writing the mask down
 #
 # `jnp.triu(..., k=1)` is True above the diagonal, and False on it and below it. (A common slip is
@@ -736,6 +780,20 @@ same(mine(x[:4]), mine(x)[:4])
 # %% [markdown]
 # > **Try it.** Build `MyCausalAttention(3, 2, dropout=0.5, rngs=nnx.Rngs(0))` and call it twice on
 # > `x`. Then call `.eval()` on it and try again.
+#
+# <details><summary>Answer</summary>
+#
+# ```python
+# layer = MyCausalAttention(3, 2, dropout=0.5, rngs=nnx.Rngs(0))
+# first, second = layer(x), layer(x)
+# layer.eval()
+# assert (first != second).any() and (layer(x) == layer(x)).all()
+# ```
+#
+# In training the two calls differ, because dropout draws anew at each call. After `.eval()` nothing
+# is dropped, and both calls give the same.
+#
+# </details>
 #
 # ## What is stored and what is computed
 #

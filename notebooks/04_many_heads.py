@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 4. Many heads
 #
-# *20 minutes to read, 30 seconds to run.*
+# *21 minutes to read, 30 seconds to run.*
 # [Heads side by side](#Heads-side-by-side) ·
 # [One wide matrix](#One-wide-matrix,-cut-in-pieces) ·
 # [Mixing the heads](#Mixing-the-heads) ·
@@ -28,16 +28,22 @@ import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
-from climb import HAS_TORCH, as_printed, diagram, heat, looks, same, tokens, x
 from flax import nnx
 
 # %%
-respects = {"first number less second": x[:, 0] - x[:, 1], "first less third": x[:, 0] - x[:, 2]}
+tokens = "Your journey starts with one step".split()
+respects = {  # two of the many things that can be read off the three numbers of a word
+    "first number less second": np.array([0.28, -0.32, -0.28, -0.36, 0.52, -0.75]),
+    "first less third": np.array([-0.46, -0.11, -0.07, -0.11, 0.67, -0.50]),
+}
 fig, axes = plt.subplots(1, 2, figsize=(9, 2.6), layout="constrained")
-colors = "tab:blue", "tab:orange"
 for n, (ax, (name, y)) in enumerate(zip(axes, respects.items(), strict=True)):
-    weights = jax.nn.softmax(10 * jnp.outer(y, y), axis=-1)  # T T
-    looks(ax, weights, f"Head {n + 1} compares: {name}", asking=0, color=colors[n])
+    for j, share in enumerate(jax.nn.softmax(10 * y[0] * y)):  # how much Your looks at word j
+        ax.plot([0, j], [0, 1], color=f"C{n}", lw=12 * share, alpha=0.6)
+        ax.text(j, 1.1, f"{share:.0%}\n{tokens[j]}", ha="center")
+    ax.text(0, -0.1, "Your", ha="center", va="top")
+    ax.set(xlim=(-0.5, 5.5), ylim=(-0.3, 1.6), title=f"Head {n + 1} compares: {name}")
+    ax.axis("off")
 plt.show()
 
 # %% [markdown]
@@ -53,6 +59,13 @@ plt.show()
 # * how to write multi-head attention as a class, and four ways to write it that are one function;
 # * where the parameters of GPT-2 are.
 #
+# The six words `tokens`, their numbers `x`, and what draws and compares come from `climb.py`, the
+# file beside these notebooks.
+
+# %%
+from climb import HAS_TORCH, as_printed, diagram, heat, same, tokens, x
+
+# %% [markdown]
 # ## Heads side by side
 #
 # Each head $n$ is a causal attention as in chapter 3, with weights of its own. The context vectors
@@ -190,6 +203,19 @@ plt.show()
 #
 # > **Try it.** Give both heads the same weights: `side_by_side(x, [heads[0], heads[0]])`. What do
 # > you gain by the second one?
+#
+# <details><summary>Answer</summary>
+#
+# ```python
+# twice = side_by_side(x, [heads[0], heads[0]])  # T (N H)
+# same(twice[:, 2:], twice[:, :2])
+# assert jnp.linalg.matrix_rank(twice) == jnp.linalg.matrix_rank(twice[:, :2]) == 2
+# ```
+#
+# Nothing. The last two columns repeat the first two, at twice the cost. Heads are worth having as
+# far as they look at different things.
+#
+# </details>
 #
 # ## One wide matrix, cut in pieces
 #
@@ -460,6 +486,30 @@ for name, step in {"cut": lambda m, x: m.cut(m.W_query(x)), "whole": lambda m, x
 # > **Try it.** In `MyMultiHead`, leave out the swap in the line that makes `context`. Which check
 # > tells you?
 #
+# <details><summary>Answer</summary>
+#
+# ```python
+# class Unswapped(MyMultiHead):
+#     def __call__(self, x):  # B T d_in
+#         q, k, v = (self.cut(W(x)) for W in (self.W_query, self.W_key, self.W_value))  # B N T H
+#         scores = q @ k.mT / q.shape[-1] ** 0.5  # B N T T
+#         future = jnp.triu(jnp.ones(scores.shape[-2:], bool), k=1)  # T T
+#         context = jax.nn.softmax(jnp.where(future, -jnp.inf, scores), axis=-1) @ v  # B N T H
+#         return self.out_proj(context.reshape(*x.shape[:-1], -1))  # B T d_out
+#
+#
+# unswapped = Unswapped(3, 2, num_heads=2, rngs=nnx.Rngs(0))
+# nnx.update(unswapped, nnx.state(mine, nnx.Param))
+# assert unswapped(batch).shape == mine(batch).shape
+# print(seen_by_first_row(unswapped), f"{jnp.abs(unswapped(batch) - mine(batch)).max():.2f}")
+# ```
+#
+# Not the shapes: they fit. The comparisons do: with the printed table, with the library's layer,
+# and with PyTorch. And so does the gradient. The first row now sees *journey*, a word of its
+# future, because its two numbers are those of words 1 and 2 in the first head.
+#
+# </details>
+#
 # ## Four ways to write it
 #
 # | class | what is different |
@@ -542,6 +592,26 @@ assert gap > 1
 # %% [markdown]
 # > **Try it.** Which of the four layers can you build without an output projection? (Look for
 # > `out_proj=False` in `help(MultiHeadAttention)`.)
+#
+# <details><summary>Answer</summary>
+#
+# ```python
+# bare = MultiHeadAttention(3, 4, 6, 0.0, 2, out_proj=False, rngs=nnx.Rngs(0))
+# for name, matrix in {"W_query": W_query, "W_key": W_key, "W_value": W_value}.items():
+#     getattr(bare, name).kernel[...] = matrix
+# same(bare(x), by_loop)
+# for kind in (MultiHeadAttentionCombined, MultiHeadAttentionEinsum):
+#     try:
+#         kind(3, 4, 6, 0.0, 2, out_proj=False, rngs=nnx.Rngs(0))
+#     except TypeError as error:
+#         print(str(error).split(";")[0])
+# ```
+#
+# Two of them. `MultiHeadAttentionWrapper` never has one, and `MultiHeadAttention` takes
+# `out_proj=False`. With the same matrices it then is the wrapper. The other two raise a `TypeError`
+# that lists what they take.
+#
+# </details>
 #
 # ## Loop or split
 #

@@ -26,17 +26,20 @@ import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
-from climb import HAS_TORCH, diagram, looks, same
 from flax import nnx
 
 # %%
 words, digits = "march third nineteen eighty seven".split(), "1987-03-03"
 says = {0: (5, 6), 1: (8, 9), 2: (0, 1), 3: (2,), 4: (3,)}  # which characters each word tells
-needs = np.full((len(digits), len(words)), np.nan)
-for word, characters in says.items():
-    needs[characters, word] = 0.25
 fig, ax = plt.subplots(figsize=(7, 2.4), layout="constrained")
-looks(ax, needs, "Which word each character needs", rows=[*digits], columns=words)
+for word, characters in says.items():
+    for character in characters:
+        ax.plot([character, 2 * word + 0.5], [0, 1], color="tab:blue", lw=3, alpha=0.6)
+    ax.text(2 * word + 0.5, 1.06, words[word], ha="center")
+for place, character in enumerate(digits):
+    ax.text(place, -0.06, character, ha="center", va="top")
+ax.set(ylim=(-0.3, 1.3), title="Which word each character needs")
+ax.axis("off")
 plt.show()
 
 # %% [markdown]
@@ -53,6 +56,13 @@ plt.show()
 #   itself, and we can look at it;
 # * what happens to the same model without attention when the input grows.
 #
+# `climb` is a small file beside these notebooks. It draws boxes (`diagram`), and `same(a, b)`
+# checks that two arrays are equal.
+
+# %%
+from climb import HAS_TORCH, diagram, same
+
+# %% [markdown]
 # ## A small translation
 #
 # We translate from English into a language that every reader knows: dates in words become dates in
@@ -406,6 +416,22 @@ for name, size in sizes.items():
 # %% [markdown]
 # > **Try it.** Set `bahdanau.v.kernel[...]` to zeros. What are the weights now, and why?
 #
+# <details><summary>Answer</summary>
+#
+# ```python
+# blank = nnx.clone(bahdanau)
+# blank.v.kernel[...] = jnp.zeros_like(blank.v.kernel[...])
+# even = align(blank, additive, h, s, lengths)  # B T S
+# same(even[0], np.full((3, 7), 1 / 7))
+# same(even[1], np.tile([1 / 5] * 5 + [0, 0], (3, 1)))
+# ```
+#
+# Every score is a product with $v$, so all of them are zero, and the softmax of equal scores is
+# even: 1/7 for each word of the first line, 1/5 for each of the five real words of the second.
+# Padding keeps the weight 0, because its score is minus infinity and not zero.
+#
+# </details>
+#
 # ## Train
 #
 # In training, the decoder is shown the right characters so far, whatever it would have written
@@ -555,6 +581,25 @@ plt.show()
 # %% [markdown]
 # > **Try it.** Draw the alignment of a line of your own: change `words` and `digits`.
 #
+# <details><summary>Answer</summary>
+#
+# ```python
+# words, digits = in_words(datetime.date(1990, 7, 14), 1), "1990-07-14"
+# line = as_arrays([(words, digits)])
+# of_mine = alignment(models["additive"], additive, *line)  # B T S
+# fig, ax = plt.subplots(figsize=(5, 2.6), layout="constrained")
+# draw(ax, of_mine, " ".join(words))
+# plt.show()
+# looked_at = [words[int(of_mine[0, place].argmax())] for place in (2, 6, 9)]
+# print(*looked_at)
+# assert sum(a == b for a, b in zip(looked_at, ("ninety", "july", "fourteenth"), strict=True)) > 1
+# ```
+#
+# For this line the year's "90" is read from *ninety*, the "07" from *july* and the "14" from
+# *fourteenth*. `in_words(date, style)` makes the words of any date, with a style of 0, 1 or 2.
+#
+# </details>
+#
 # ## When the input grows
 #
 # Now the test, on 500 lines each of one, two and three dates, with days that were kept out of
@@ -612,6 +657,27 @@ plt.show()
 # ask for next.
 #
 # > **Try it.** Train with `WIDTH = 128`. How far does one vector get now?
+#
+# <details><summary>Answer</summary>
+#
+# ```python
+# WIDTH = 128
+# wide = Translator(rngs=nnx.Rngs(0))
+# losses, _ = train(wide, 4 * STEPS)
+# shares = []
+# for count in range(1, MOST + 1):
+#     x, lengths, y = batch(np.random.default_rng(count), TESTING, 500, count)
+#     shares.append(float((translate(wide, x, lengths) == y).all(axis=1).mean()))
+# print(f"loss {losses[-20:].mean():.4f},", *(f"{share:.1%}" for share in shares))
+# assert shares[0] > one and shares[0] > shares[2]
+# ```
+#
+# Farther, with the same 1,600 steps: all lines of one date are right, 99 % of two and 65 % of
+# three, where a width of 64 had 96 %, 22 % and none. So a wider vector moves the bottleneck, and
+# does not remove it. With attention the narrower model gets nearly all lines of three dates right,
+# after a quarter of the steps.
+#
+# </details>
 
 # %% [markdown]
 # ## What was left for transformers

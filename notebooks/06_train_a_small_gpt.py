@@ -31,7 +31,6 @@ from pydoc_data.topics import topics
 
 import matplotlib.pyplot as plt
 import numpy as np
-from climb import HAS_TORCH, diagram
 
 # %%
 behind = Counter(letter for page in topics.values() for letter in re.findall("th(.)", page))
@@ -53,6 +52,13 @@ plt.show()
 # * how to show that a training run is right: its first 50 losses are those of the same model in
 #   PyTorch, with the same weights, the same data and the same dropout masks.
 #
+# `climb` is a small file beside these notebooks. It draws boxes (`diagram`), and says whether
+# PyTorch is installed (`HAS_TORCH`).
+
+# %%
+from climb import HAS_TORCH, diagram
+
+# %% [markdown]
 # ## The text
 #
 # What `help("assert")` prints is stored in the standard library, in `pydoc_data.topics`. It is the
@@ -129,6 +135,20 @@ print(f"{knows_nothing:.2f}, {counts_characters:.2f}, {counts_pairs:.2f} nats a 
 
 # %% [markdown]
 # > **Try it.** Print the five characters that most often follow a "q".
+#
+# <details><summary>Answer</summary>
+#
+# ```python
+# after_q = pairs[NUMBER["q"]] - 1  # without the one that each pair began with
+# for number in after_q.argsort()[::-1][:5]:
+#     print(repr(ALPHABET[number]), int(after_q[number]))
+# assert ALPHABET[after_q.argmax()] == "u"
+# ```
+#
+# In English a "u" follows almost every "q". Here it is 317 times a "u", 12 times an underscore, in
+# `__eq__`, and hardly ever anything else. (The counts differ a little between versions of Python.)
+#
+# </details>
 #
 # ## The model
 #
@@ -623,6 +643,25 @@ assert share_known(longer) > 0.75 > share_known(counted)
 # %% [markdown]
 # > **Try it.** Write with `temperature=0.1` and with `temperature=2.0`. (Call `write` with it.)
 #
+# <details><summary>Answer</summary>
+#
+# ```python
+# share = {}
+# for temperature in (0.1, 2.0):
+#     sample = decode(write(model, window, jax.random.key(1), length=2000, temperature=temperature))
+#     show(f"{temperature}: {sample[:200]}")
+#     share[temperature] = share_known(sample)
+# print(share)
+# assert share[0.1] > share_known(longer) > share[2.0]
+# ```
+#
+# At 0.1 the likeliest character is drawn nearly always. Every word is known, but the text soon
+# walks in a circle: *the statement the statement the statement*. At 2.0 unlikely characters come so
+# often that only about one word in seven is known. In between there is a text that is neither dull
+# nor broken.
+#
+# </details>
+#
 # ## What the heads look at
 #
 # `attention_weights` gives the weights for any queries and keys. We take both from the trained
@@ -674,6 +713,21 @@ plt.show()
 # nearest one.
 #
 # > **Try it.** Choose another `line`. Does the head that looks one back still do so?
+#
+# <details><summary>Answer</summary>
+#
+# ```python
+# line = "a list of the names of all modules"
+# again = weights_of_all_heads(model, jnp.asarray(encode(line))).diagonal(-1, 1, 2).mean(axis=1)
+# same_head = goes_to["one back"].argmax()
+# print(f"{goes_to['one back'][same_head]:.0%} before, {again[same_head]:.0%} now")
+# assert again[same_head] > 0.3 and again.argmax() == same_head
+# ```
+#
+# Yes, it is the same head: 80 % of its weight went one back in the first line, and 82 % in this
+# one. It does not look for certain characters. It looks for a place.
+#
+# </details>
 #
 # ## Exercises
 #

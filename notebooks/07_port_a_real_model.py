@@ -28,29 +28,32 @@ import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
-from climb import HAS_TORCH, diagram, same
 from flax import nnx
 
 # %%
-diagram(
-    {
-        "theirs (PyTorch)": (0, 0.8, "navajowhite"),
-        "mine (Flax)": (0, -0.8, "lightsteelblue"),
-        "the same input,\nthe same weights": (-2.6, 0, "white"),
-        "output, taps,\ngradients ": (2.6, 0.8, "navajowhite"),
-        "output, taps,\ngradients": (2.6, -0.8, "lightsteelblue"),
-        "report": (5, 0, "palegreen"),
-    },
-    [
-        ("the same input,\nthe same weights", "theirs (PyTorch)"),
-        ("the same input,\nthe same weights", "mine (Flax)"),
-        ("theirs (PyTorch)", "output, taps,\ngradients "),
-        ("mine (Flax)", "output, taps,\ngradients"),
-        ("output, taps,\ngradients ", "report"),
-        ("output, taps,\ngradients", "report"),
-    ],
-    title="A port is right if both layers say the same",
-)
+places = {
+    "the same input,\nthe same weights": (0, 0),
+    "theirs (PyTorch)": (2.4, 0.8),
+    "mine (Flax)": (2.4, -0.8),
+    "output, taps,\ngradients": (4.9, 0.8),
+    "output, taps,\ngradients ": (4.9, -0.8),
+    "report": (7.1, 0),
+}
+given_, theirs_, mine_, of_theirs, of_mine, report_ = places
+arrows = [(given_, theirs_), (given_, mine_), (theirs_, of_theirs), (mine_, of_mine)]
+fig, ax = plt.subplots(figsize=(8.4, 2.6), layout="constrained")
+for start, end in [*arrows, (of_theirs, report_), (of_mine, report_)]:
+    middle = 0.45 * np.array(places[start]) + 0.55 * np.array(places[end])
+    ax.plot(*zip(places[start], places[end], strict=True), color="0.3", lw=1, zorder=1)
+    ax.annotate("", middle, places[start], arrowprops={"arrowstyle": "-|>", "color": "0.3"})
+for name, (right, up) in places.items():
+    color = "navajowhite" if up > 0 else "lightsteelblue" if up < 0 else "palegreen"
+    box = {"boxstyle": "round,pad=0.45", "facecolor": color, "edgecolor": "0.3"}
+    ax.text(right, up, name, ha="center", va="center", bbox=box)
+ax.set(xlim=(-0.9, 7.6), ylim=(-1.5, 1.5))
+ax.set_title("A port is right if both layers say the same")
+ax.axis("off")
+plt.show()
 
 # %% [markdown]
 # A port is easily done wrong: the shapes fit, nothing crashes, and the numbers even look plausible.
@@ -63,6 +66,9 @@ diagram(
 # * be able to read a parity report: where the two differ, by how much, and what it looks like;
 # * have planted the faults that ports really have, and seen each of them named;
 # * know rotary positions in their two layouts, and why the wrong one passes every check of shapes.
+#
+# `climb` is a small file beside these notebooks. `same(a, b)` checks that two arrays are equal, and
+# `HAS_TORCH` says whether PyTorch is installed.
 #
 # ## The weights
 #
@@ -82,6 +88,8 @@ diagram(
 
 # %%
 import json
+
+from climb import HAS_TORCH, same
 
 
 def tensors_in(data: bytes) -> dict[str, np.ndarray]:
@@ -463,6 +471,24 @@ same(flax_call(layer, *inputs), mine(*inputs), within=1e-4)
 # > **Try it.** Swap the first two rules, so that queries become keys. Is the result still equal?
 # > What does the report say?
 #
+# <details><summary>Answer</summary>
+#
+# ```python
+# if HAS_TORCH:
+#     swapped = [Rule("query -> k_proj"), Rule("key -> q_proj"), *RULES[2:]]
+#     report = report_of(layer, "queries as keys", **{**options, "rules": swapped}, **quick)
+#     print(report)
+#     assert not report.ok
+#     assert (report.first.tap, report.first.hint) == ("scores", "queries and keys exchanged")
+# ```
+#
+# No. Each score of a query and a key becomes that of the key and the query: the table is turned
+# over. The report finds it at the scores and says *looks like queries and keys exchanged*. All
+# shapes fit, and before the scores nothing is wrong, since a port may compute the two maps in any
+# order.
+#
+# </details>
+#
 # And if you do not know which layer it is? `identify` measures a module of PyTorch and names the
 # layer that computes the same, with its rules, after it has compared the two. Here the original has
 # 24 features.
@@ -653,6 +679,22 @@ else:
 # > **Try it.** Set `right.norm.epsilon` to 1e-7 and compare again. Which epsilon does the hint
 # > name?
 #
+# <details><summary>Answer</summary>
+#
+# ```python
+# if HAS_TORCH:
+#     nearer = nnx.clone(right)
+#     nearer.norm.epsilon = 1e-7
+#     report = compare(both, nearer, x, real, **given)
+#     print(report)
+#     assert report.first.hint == "another epsilon: 1e-07, not 1e-12"
+# ```
+#
+# The one that is there: *another epsilon: 1e-07, not 1e-12*. The difference is ten times as small
+# as before, and still far above the limit of float64.
+#
+# </details>
+#
 # ## Rotary positions in two layouts
 #
 # Nothing in attention itself depends on the position of a token. BERT adds a vector for the
@@ -733,6 +775,21 @@ for distance in range(6):
 # %% [markdown]
 # > **Try it.** Do the same with one query in the layout `"half"` and the key in `"interleaved"`.
 # > Are the diagonals still constant?
+#
+# <details><summary>Answer</summary>
+#
+# ```python
+# q_half, k_mixed = (np.repeat(y, 6, axis=0) for y in (query, key))
+# mixed = turned(q_half, "half") @ turned(k_mixed, "interleaved").T  # T S
+# print(np.diagonal(mixed))
+# assert np.ptp(np.diagonal(mixed)) > 0.1
+# ```
+#
+# No. On the main diagonal, where query and key stand at the same place, the products run from 1.0
+# to 5.7, and they should be equal. The two rotations turn different pairs of numbers, so they no
+# longer cancel.
+#
+# </details>
 #
 # Now a port, first with the right layout. `GroupedQueryAttention` is Llama's attention: to save
 # memory, several query heads share one head of keys and values. Here four query heads share two.
@@ -864,7 +921,7 @@ np.testing.assert_allclose(
 #
 # The output does not change. The bias adds the same amount $q_t \cdot b$ to all scores of a query
 # $q_t$, and a softmax does not change if the same is added to a whole row. The report calls the two
-# equal and adds *computed another way inside, with the same result: key, scores*. This is why some
+# equal and adds *computed another way inside, with the same result: key*. This is why some
 # models have no bias there, and why its gradient is zero except for rounding.
 #
 # </details>

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 8. Fast attention
 #
-# *21 minutes to read, 2 minutes to run.*
+# *22 minutes to read, 2 minutes to run.*
 # [Quadratic memory](#What-quadratic-memory-is) ·
 # [One row](#One-row-never-seen-as-a-whole) ·
 # [All rows](#All-rows) ·
@@ -27,7 +27,6 @@ import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
-from climb import HAS_TORCH, diagram, same, tokens, x
 
 # %%
 N, H = 12, 64
@@ -58,6 +57,13 @@ plt.show()
 # * which blocks of a mask need not be computed at all;
 # * how to ask this library which backend it uses, and why: `explain` and `use_backend`.
 #
+# The six words of chapter 1, `tokens` and `x`, come from `climb.py`, a small file beside these
+# notebooks, as do `diagram`, which draws boxes, and `same`, which compares two arrays.
+
+# %%
+from climb import HAS_TORCH, diagram, same, tokens, x
+
+# %% [markdown]
 # ## What quadratic memory is
 #
 # Queries and the output are lists of T vectors, keys and values are lists of S vectors. Their size
@@ -264,6 +270,18 @@ same(online(scores[::-1], values[::-1], 4), weights @ values, within=1e-12)
 # %% [markdown]
 # > **Try it.** Print `online(scores, values, 6)`. How many corrections does it need?
 #
+# <details><summary>Answer</summary>
+#
+# ```python
+# print(online(scores, values, 6))
+# same(online(scores, values, 6), weights @ values, within=1e-12)
+# ```
+#
+# None. All six scores are in one block, so its maximum is that of the row. The only factor,
+# $e^{-\infty} = 0$, is applied to sums that are still zero. It is the usual softmax.
+#
+# </details>
+#
 # A very large score does no harm, as it would to a softmax without the maximum. Let *Your*, in the
 # last block, have one.
 
@@ -280,7 +298,13 @@ same(online(loud, values, 2), values[5])
 # Rows do not depend on each other, so a block of queries can go at once: $m$ and $z$ get one number
 # for each row, and $o$ one vector. The library's backend `"blockwise"` is this loop, with blocks
 # that fit into the processor's *cache*, a small and fast memory.
-# [FlashAttention](https://arxiv.org/abs/2205.14135) (2022) did it first, on GPUs.
+#
+# Rabe and Staats, [Self-attention Does Not Need O(n²) Memory](https://arxiv.org/abs/2112.05682)
+# (2021), computed attention in this way in JAX, and its gradient too, by computing each block
+# again.
+# [FlashAttention](https://arxiv.org/abs/2205.14135) (Dao and others, 2022) made it one kernel for
+# GPUs, in which a block never leaves the fast memory of the chip. That made it quicker than the
+# plain formula, too.
 #
 # We keep one more number for each row, the logarithm of the sum of its exponentials:
 #
@@ -335,16 +359,25 @@ if HAS_TORCH:
 # $L$ for each row, any block of weights $w$ can be computed again from its queries and keys. So
 # only the output and $L$ are stored, and the gradient goes over the blocks once more. Write $do$
 # for the gradient of the loss with respect to the output $o$, $ds$ for that of the scores, and so
-# on, and $\circ$ for the product number by number:
+# on. Three lines lead to it. Take one row, with the scores $s_j = q \cdot k_j$, the weights
+# $w_j = e^{s_j - L}$ and the output $o = \sum_j w_j v_j$. The first line is the output's own
+# derivative. The second puts in that of the softmax, $\partial w_j / \partial s_i =
+# w_j (\delta_{ij} - w_i)$ from [chapter 2](02_trainable_weights.ipynb). The third puts the first
+# into the sum of the second:
 #
-# $$w = e^{q k^\top - L}, \qquad dw = do\, v^\top, \qquad
-# ds = w \circ (dw - \text{rowsum}(do \circ o)),$$
+# $$dw_j = do \cdot v_j, \qquad dv_j = w_j\, do,$$
+#
+# $$ds_i = \sum_j dw_j\, w_j (\delta_{ij} - w_i) = w_i \Big(dw_i - \sum_j w_j\, dw_j\Big),$$
+#
+# $$\sum_j w_j\, dw_j = \sum_j w_j\, (do \cdot v_j) = do \cdot o =: D.$$
+#
+# So $ds_i = w_i (dw_i - D)$. Only $D$ depends on the whole row, and the output is enough to compute
+# it. For all rows at once, with $\circ$ for the product number by number:
+#
+# $$w = e^{q k^\top - L}, \qquad D = \text{rowsum}(do \circ o), \qquad
+# ds = w \circ (do\, v^\top - D),$$
 #
 # $$dq = ds\, k, \qquad dk = ds^\top q, \qquad dv = w^\top do.$$
-#
-# Only the term with *rowsum* depends on a whole row. Weights add up to one, so if one of them
-# grows, the others shrink. That gives the term $\sum_j w_j\, dw_j$, and this sum is $do \cdot o$,
-# for which the output is enough.
 #
 # This takes a little more arithmetic and far less memory. Since a processor mostly waits for
 # memory, it is quicker too.
@@ -353,11 +386,11 @@ if HAS_TORCH:
 # %%
 def gradients_in_blocks(q, k, v, o, lse, do, cols):
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
+    D = (do * o).sum(-1, keepdims=True)  # T 1
     for start in range(0, len(k), cols):
         block = slice(start, start + cols)
         w = np.exp(q @ k[block].T - lse[:, None])  # the weights of these keys, again
-        dw = do @ v[block].T
-        ds = w * (dw - (do * o).sum(-1, keepdims=True))
+        ds = w * (do @ v[block].T - D)
         dq += ds @ k[block]
         dk[block] = ds.T @ q
         dv[block] = w.T @ do
@@ -442,6 +475,23 @@ assert (block_kinds(CAUSAL) > 0).sum() == 12 * 13 / 2
 # %% [markdown]
 # > **Try it.** Draw `Window(15, 15)`, a window to both sides.
 #
+# <details><summary>Answer</summary>
+#
+# ```python
+# kinds = block_kinds(Window(15, 15))
+# fig, ax = plt.subplots(figsize=(3, 3), layout="constrained")
+# ax.pcolormesh(kinds, cmap=colors, vmin=0, vmax=2, edgecolors="lightgray", lw=0.5)
+# ax.invert_yaxis()
+# plt.show()
+# assert [int((kinds == kind).sum()) for kind in range(3)] == [90, 20, 34]
+# ```
+#
+# A band to both sides of the diagonal. Of the 144 blocks 34 are computed without the mask, 20 with
+# it, and 90 are skipped. A longer text makes the band longer and no wider, so the work grows with T
+# and not with its square.
+#
+# </details>
+#
 # That is why masks are objects in this library, and not arrays of T x T booleans: an object can
 # tell which keys a block of queries may see. The compiler counts the arithmetic that is left, here
 # for one head and 1,024 tokens:
@@ -487,6 +537,7 @@ assert (few.chosen, many.chosen) == ("reference", "blockwise")
 # * **cudnn**, **tokamax** and **splash** are *kernels*: programs written for one kind of device,
 #   NVIDIA's GPUs or Google's TPUs. Each refuses and gives the reason: this is a CPU, or the kernel
 #   is not installed.
+# * **pallas** is a kernel of this library for GPUs. It runs only where you ask for it by name.
 # * **blockwise** is this chapter, in plain JAX. It *could* compute six words, but it is passed
 #   over, because the plain formula is as quick there.
 # * **reference** is the plain formula. It can compute everything and is tried last.
@@ -503,6 +554,27 @@ with assume_platform("gpu", (9, 0)):
 # %% [markdown]
 # > **Try it.** What does `explain` say for `small` in `bfloat16` on the same GPU? And for
 # > `assume_platform("tpu")`?
+#
+# <details><summary>Answer</summary>
+#
+# ```python
+# tiny = small.astype(jnp.bfloat16)
+# with assume_platform("gpu", (9, 0)):
+#     on_gpu = explain(tiny, tiny, tiny, mask=CAUSAL)
+# with assume_platform("tpu"):
+#     on_tpu = explain(tiny, tiny, tiny, mask=CAUSAL)
+#     long_on_tpu = explain(half, half, half, mask=CAUSAL)
+# print(on_gpu, on_tpu, sep="\n\n")
+# assert (on_gpu.chosen, on_tpu.chosen) == ("reference", "reference")
+# assert long_on_tpu.chosen == "splash"
+# ```
+#
+# On both machines `reference` is chosen. The GPU's kernel `cudnn` could compute six words, but it
+# is passed over: for a table of 6 x 6 weights the plain formula is as quick. On a TPU `cudnn`
+# refuses, since there is no NVIDIA GPU, and `splash` is passed over for the same reason. With 1,024
+# words `splash` is chosen there.
+#
+# </details>
 #
 # Here are two requests that cuDNN cannot compute. The first has a *softcap*: some models replace
 # every score by $c \tanh(s / c)$, so that none is larger than $c$. The second has float32 numbers.
@@ -710,7 +782,8 @@ figure.tight_layout()
 # </details>
 #
 # **To read:** Milakov and Gimelshein,
-# [Online normalizer calculation for softmax](https://arxiv.org/abs/1805.02867); Dao and others,
+# [Online normalizer calculation for softmax](https://arxiv.org/abs/1805.02867); Rabe and Staats,
+# [Self-attention Does Not Need O(n²) Memory](https://arxiv.org/abs/2112.05682); Dao and others,
 # [FlashAttention](https://arxiv.org/abs/2205.14135).
 #
 # Next: [9. What today's models changed](09_what_todays_models_changed.ipynb), six published models

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 9. What today's models changed
 #
-# *16 minutes to read, 1 minute to run.*
+# *17 minutes to read, 1 minute to run.*
 # [How we will prove it](#How-we-will-prove-it) ·
 # [Shared keys](#Shared-keys) ·
 # [Norms](#Norms-for-queries-and-keys) ·
@@ -27,13 +27,14 @@ import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
-from climb import HAS_TRANSFORMERS, diagram, heat, quiet_transformers, same, x
 from flax import nnx
 
 # %%
 from flax_attn import CAUSAL, Softcap, Window, attention_weights
 
-y = 2 * x[:, None]  # T N H, with one head
+words = [[0.43, 0.15, 0.89], [0.55, 0.87, 0.66], [0.57, 0.85, 0.64]]
+words += [[0.22, 0.58, 0.33], [0.77, 0.25, 0.10], [0.05, 0.80, 0.55]]
+y = 2 * jnp.array(words)[:, None]  # T N H, with one head
 changed = {
     "2017: all of the past": {},
     "a window of three": {"mask": CAUSAL & Window(2, 0)},
@@ -42,7 +43,12 @@ changed = {
 }
 fig, axes = plt.subplots(1, 4, figsize=(12, 3.3), layout="constrained")
 for ax, (title, change) in zip(axes, changed.items(), strict=True):
-    heat(ax, attention_weights(y, y, **{"mask": CAUSAL, **change})[0], title, most=1)
+    table = attention_weights(y, y, **{"mask": CAUSAL, **change})[0]  # T T
+    ax.imshow(table, cmap="Blues", vmin=0, vmax=1)
+    for (t, j), weight in np.ndenumerate(table):
+        color = "white" if weight > 0.6 else "black"
+        ax.text(j, t, f"{weight:.2f}", ha="center", va="center", fontsize=8, color=color)
+    ax.set(title=title, xlabel="key", ylabel="query")
 plt.show()
 
 # %% [markdown]
@@ -63,6 +69,14 @@ plt.show()
 # All six rotate queries and keys by their positions, as
 # [chapter 7](07_port_a_real_model.ipynb) explained, so there is nothing new to say about that.
 #
+# `climb`, the small file beside these notebooks, draws tables (`heat`) and boxes (`diagram`), and
+# compares two arrays (`same`). `quiet_transformers` imports the library transformers without its
+# warnings.
+
+# %%
+from climb import HAS_TRANSFORMERS, diagram, heat, quiet_transformers, same
+
+# %% [markdown]
 # ## How we will prove it
 #
 # Every published model comes with a file `config.json`, which lists its sizes and settings. The
@@ -254,6 +268,21 @@ assert isinstance(qwen.q_norm, RMSNorm) and llama.q_norm is None
 # > **Try it.** Set `sizes` to numbers below 1. Why does the first line fall to a certain value and
 # > no further? Which value is it?
 #
+# <details><summary>Answer</summary>
+#
+# ```python
+# sizes = 2.0 ** -np.arange(5)
+# falls = [float(attention_weights(s * q, s * one_key).max(-1).mean()) for s in sizes]
+# print(np.array(falls))
+# assert 1 / 7 < falls[-1] < 1.02 / 7
+# ```
+#
+# It falls to 1/7 = 0.143. As queries and keys go to zero, all scores go to zero, and the softmax
+# gives each of the seven keys the same weight. The largest of seven weights that add up to one
+# cannot be smaller.
+#
+# </details>
+#
 # ## Windows
 #
 # In a long text most of what matters is near. Mistral lets each token see only the last W tokens,
@@ -348,6 +377,19 @@ assert oss.sinks[...].shape == (6,)
 
 # %% [markdown]
 # > **Try it.** Which $b$ makes the weights of the three scores add up to one half?
+#
+# <details><summary>Answer</summary>
+#
+# ```python
+# b = jax.nn.logsumexp(s)
+# same(b, 1.6803, within=1e-4)
+# same(jax.nn.softmax(jnp.append(s, b))[:3].sum(), 0.5)
+# ```
+#
+# The sink must be as heavy as the three scores together: $e^b = e^1 + e^{0.5} + e^0$. So $b$ is
+# their log-sum-exp, 1.68.
+#
+# </details>
 #
 # ## A soft cap
 #
@@ -484,6 +526,26 @@ assert 71 < share < 72
 #
 # > **Try it.** Give `LatentAttention` a `kv_rank` of 30. How do the numbers kept compare with those
 # > of six heads that keep their own keys and values?
+#
+# <details><summary>Answer</summary>
+#
+# ```python
+# stored = {}
+# for rank in (9, 30):
+#     options = {**small, "kv_rank": rank}
+#     wider = LatentAttention(48, 6, **options, rotary=turn, rngs=nnx.Rngs(0))
+#     stored[rank] = wider.init_cache((), length=1).keys.size  # for one token
+#     assert stored[rank] == rank + small["rotary_dim"]
+# all_heads = 6 * (small["nope_dim"] + small["rotary_dim"] + small["value_dim"])
+# print(stored, all_heads)
+# assert stored == {9: 13, 30: 34} and all_heads == 96
+# ```
+#
+# A token has 30 + 4 = 34 numbers: the latent, and the rotated key that all heads share. Six heads
+# with keys of 7 + 4 numbers and values of 5 would keep $6 \cdot 16 = 96$. So it is about a third,
+# where a rank of 9 keeps 13, less than a seventh.
+#
+# </details>
 #
 # ## In a nutshell
 #

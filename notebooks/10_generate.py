@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 10. Generate
 #
-# *15 minutes to read, 1 minute to run.*
+# *16 minutes to read, 1 minute to run.*
 # [Work done twice](#Work-done-twice) ·
 # [Keys that are kept](#Keys-that-are-kept) ·
 # [The cache](#The-cache-of-the-library) ·
@@ -28,7 +28,6 @@ import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
-from climb import HAS_TORCH, diagram, same, x
 from flax import nnx
 
 # %%
@@ -59,6 +58,13 @@ plt.show()
 # * what *temperature* does to the choice of the next token;
 # * how prompts of different lengths share a batch, and how a window bounds the memory.
 #
+# `x` is the sentence of chapter 1: six words, three numbers each. It comes from `climb.py`, the
+# file beside these notebooks, as `diagram` and `same` do.
+
+# %%
+from climb import HAS_TORCH, diagram, same, x
+
+# %% [markdown]
 # ## Work done twice
 #
 # After each token the layer of the picture is called with everything so far, and only the last row
@@ -168,6 +174,19 @@ except ValueError as error:
 # %% [markdown]
 # > **Try it.** Call `layer(x[:1], cache=...)` with the cache that had four tokens. Does the one
 # > that you used before still have four, and why?
+#
+# <details><summary>Answer</summary>
+#
+# ```python
+# _, four = run(layer, words[:4], layer.init_cache((), length=6))
+# _, five = layer(x[:1], cache=four)
+# assert (int(four.length), int(five.length)) == (4, 5)
+# ```
+#
+# It still has four, because arrays do not change: the call returned a *new* cache with five. So one
+# prompt can be continued in several ways from the same cache.
+#
+# </details>
 #
 # ## A model that counts
 #
@@ -379,6 +398,20 @@ for tau in (0.5, 1.0, 2.0):
 #
 # > **Try it.** Let it count from 995 on. What does it write behind 999, which it has never seen?
 #
+# <details><summary>Answer</summary>
+#
+# ```python
+# beyond = write("995 996 ", 24, greedy)
+# print(beyond)
+# assert beyond.startswith("997 998 999 ")
+# ```
+#
+# It counts up to 999 and then slips: 990 on the machine that made this page, and on from there. It
+# has learned how digits follow each other, and three digits in each number. It has never seen a
+# number with four, so it knows nothing of 1000. (Yours may write another number.)
+#
+# </details>
+#
 # ## Prompts of different lengths
 #
 # Several texts share a batch, and their prompts are not equally long. So the shorter ones are
@@ -403,6 +436,20 @@ print([ALPHABET[i] for i in last.argmax(-1)])
 #
 # > **Try it.** Print what the model would write from `both[:, -1]`. For which of the two texts is
 # > it right, and why?
+#
+# <details><summary>Answer</summary>
+#
+# ```python
+# at_the_end = np.asarray(both)[:, -1]  # B V
+# print([ALPHABET[i] for i in at_the_end.argmax(-1)], [ALPHABET[i] for i in last.argmax(-1)])
+# assert (at_the_end[0] == last[0]).all() and (at_the_end[1] != last[1]).any()
+# ```
+#
+# For the first. It has no padding, so its last place is its last token, and 8 is right: after 812
+# comes 813. For the second text the last place is padding, and the scores there are those of a
+# token that nobody wrote. They say 8 here, where a space or another digit has to follow "57".
+#
+# </details>
 #
 # ## A window needs a ring
 #

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 11. Linear attention and state
 #
-# *23 minutes to read, 1 minute to run.*
+# *24 minutes to read, 1 minute to run.*
 # [Without the softmax](#Without-the-softmax) ·
 # [Another order](#The-same-sum-in-another-order) ·
 # [What it saves](#What-it-saves) ·
@@ -29,7 +29,6 @@ import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 import numpy as np
-from climb import diagram, heat, same, x
 from flax import nnx
 
 # %%
@@ -40,6 +39,7 @@ ax.loglog(lengths, numbers["softmax"], "o-", label="keys and values", markersize
 ax.loglog(lengths, numbers["linear"], "o-", label="one matrix and one vector", markersize=4)
 ax.set_xticks([16, 128, 1024, 8192, 65_536], ["16", "128", "1,024", "8,192", "65,536"])
 ax.minorticks_off()
+ax.axvline((H + 1) / 2, color="gray", ls="--", lw=1)
 ax.set(xlabel="tokens so far", ylabel="numbers that a head keeps")
 ax.set_title("A cache grows with the text, a state does not")
 ax.legend()
@@ -57,6 +57,13 @@ plt.show()
 # * how **decay** and the **delta rule** help, and what Qwen3-Next makes of both;
 # * how packed documents, padding and decoding go with a state.
 #
+# `x` is the sentence of chapter 1: six words, three numbers each. It comes from `climb.py`, the
+# file beside these notebooks, with what draws (`heat`, `diagram`) and compares (`same`).
+
+# %%
+from climb import diagram, heat, same, x
+
+# %% [markdown]
 # ## Without the softmax
 #
 # This is attention as we know it, for the token at position $t$ of a causal layer:
@@ -192,17 +199,47 @@ same(np.hstack(by_table) @ np.asarray(layer.o_proj.kernel[...]), layer(x))
 # > **Try it.** Let `phi` be `np.exp`, and draw the two tables again. Are the linear weights sharper
 # > now? Why are they still not those of the softmax?
 #
+# <details><summary>Answer</summary>
+#
+# ```python
+# phi = np.exp
+# sharper = weights(phi(q) @ phi(k).T)
+# fig, axes = plt.subplots(1, 2, figsize=(8.4, 3.4), layout="constrained")
+# heat(axes[0], by_softmax, "softmax")
+# heat(axes[1], sharper, "linear, with exp")
+# plt.show()
+# largest = [table[1:].max(-1).mean() for table in (linear, sharper, by_softmax)]
+# np.testing.assert_allclose(largest, [0.300, 0.313, 0.631], atol=2e-3)
+# ```
+#
+# Hardly. The largest weight of a row is 0.31 on average, where it was 0.30, and 0.63 with the
+# softmax. The softmax has $e^{q \cdot k}$, the *product* of all $e^{q_i k_i}$. Here $\phi(q) \cdot
+# \phi(k)$ is the *sum* of all $e^{q_i + k_i}$. In it the query and the key are added and not
+# multiplied, so a large number of the key helps with every query.
+#
+# </details>
+#
 # ## What it saves
 #
 # The picture at the top counts the memory. Now the work of one head of width H: with the softmax a
 # text of T tokens takes about $T^2/2$ scores of H multiplications each, and as many for the
-# mixture. With a state every token adds $H^2$ products and reads $H^2$.
+# mixture. With a state every token adds $H^2$ products and reads $H^2$. From which length on is the
+# state the smaller one? Compare the two sides of each:
+#
+# $$\text{work: } T^2 H = 2\,T H^2 \;\Leftrightarrow\; T = 2H, \qquad
+# \text{memory: } 2\,T H = H^2 + H \;\Leftrightarrow\; T = \tfrac{H + 1}{2}.$$
+#
+# So the work is equal at $T = 2H = 256$, and the memory at $T = 64.5$. From 65 tokens on the state
+# is smaller than the cache.
 
 # %%
 multiplications = {"softmax": lengths**2 * H, "linear": 2 * lengths * H**2}
-where = [int(lengths[np.argmax(n["softmax"] > n["linear"])]) for n in (multiplications, numbers)]
-print("H = 128. The state saves work from", where[0], "tokens on, and memory from", where[1])
-assert where == [512, 128]
+equal_work, smaller_state = 2 * H, (H + 1) // 2 + 1
+print(f"H = {H}. Equal work at {equal_work} tokens, a smaller state from {smaller_state} on")
+assert (equal_work, smaller_state) == (256, 65)
+for T in (equal_work - 1, equal_work, equal_work + 1):
+    assert np.sign(T**2 * H - 2 * T * H**2) == np.sign(T - equal_work)
+assert 2 * (smaller_state - 1) * H < H**2 + H < 2 * smaller_state * H
 
 # %%
 fig, ax = plt.subplots(figsize=(5.5, 2.8), layout="constrained")
@@ -210,6 +247,7 @@ for name, count in multiplications.items():
     ax.loglog(lengths, count, "o-", label=name, markersize=4)
 ax.set_xticks([16, 128, 1024, 8192, 65_536], ["16", "128", "1,024", "8,192", "65,536"])
 ax.minorticks_off()
+ax.axvline(equal_work, color="gray", ls="--", lw=1)
 ax.set(xlabel="tokens", ylabel="multiplications")
 ax.set_title("In a long text a state saves work too")
 ax.legend()
@@ -303,6 +341,26 @@ plt.show()
 # does not hear the noise.
 #
 # > **Try it.** Set `WIDTH` to 64. How many names can the state hold now? (The piers are 64 then.)
+#
+# <details><summary>Answer</summary>
+#
+# ```python
+# WIDTH, TEXTS, T = 64, 50, 1024  # and longer texts, to see an end
+# rng = np.random.default_rng(0)
+# names = rng.standard_normal((TEXTS, T, 1, WIDTH)).astype("float32")  # B T N H
+# names /= np.linalg.norm(names, axis=-1, keepdims=True)
+# piers = rng.integers(WIDTH, size=(TEXTS, T))  # B T
+# values = np.eye(WIDTH, dtype="float32")[piers][:, :, None]  # B T N h
+# shares = {n: (recalled(n) == piers)[:, :n].mean() for n in (64, 128, 256, 512, 1024)}
+# print(*(f"{n} names: {share:.0%}" for n, share in shares.items()), sep="\n")
+# assert shares[64] > 0.99 and shares[128] > 0.97 and shares[1024] < 0.5
+# ```
+#
+# All 64 of them. In longer texts 99 % of 128 names are right, 90 % of 256, 64 % of 512 and 37 % of
+# 1,024. The state has 16 times as many numbers, 64 x 64, and in 64 dimensions random keys are
+# nearer to right angles. But there is an end here too.
+#
+# </details>
 #
 # The second test is about *changes*. Eight names, at right angles this time, so that there is no
 # noise. But they move:
@@ -477,6 +535,28 @@ assert rules["delta rule"][-1] == 1 and rules["delta rule"].mean() < rules["a su
 #
 # > **Try it.** Set `beta` to 2, with `moved(delta=True, beta=np.full((TEXTS, T, 1), 2.0,
 # > "float32"))`. What does a state answer after it has read the same message twice?
+#
+# <details><summary>Answer</summary>
+#
+# ```python
+# M = np.random.default_rng(1).standard_normal((WIDTH, WIDTH))
+# says = [M.T @ key]
+# for _ in range(2):
+#     M = M + 2 * np.outer(key, new - M.T @ key)
+#     says.append(M.T @ key)
+# same(says[1], 2 * new - says[0])
+# same(says[2], says[0])
+# share, distance = score(moved(delta=True, beta=np.full((TEXTS, T, 1), 2.0, "float32")))
+# print(f"{share:.0%} right, distance {distance:.2f}")
+# assert share < 0.5
+# ```
+#
+# What it answered before it read the message. The first time it says $2v - M^\top k$: it goes as
+# far beyond the new value as it was away from it before. The second time it comes back by the same
+# amount. That is gradient descent with a learning rate so large that it never arrives. Of the names
+# that move, 35 % are right.
+#
+# </details>
 #
 # ## Both together: Qwen3-Next
 #

@@ -119,7 +119,8 @@ plt.show()
 # ## Batch and heads
 #
 # Texts do not look at each other, and heads do not look at each other either. So every device can
-# attend to its own part alone. Nothing has to be written for that.
+# attend to its own part alone. Nothing has to be written for that. (`same`, from `climb.py` beside
+# these notebooks, compares two arrays.)
 
 
 # %%
@@ -166,6 +167,25 @@ assert sent(causal, *cut) == {}
 # *All-reduce* adds up what the devices have, and gives the sum to all of them.
 #
 # > **Try it.** Make the mesh `(8, 1)`, and then `(1, 8)`. Which of them does JAX refuse, and why?
+#
+# <details><summary>Answer</summary>
+#
+# ```python
+# for shape in ((8, 1), (1, 8)):
+#     other = jax.make_mesh(shape, ("data", "model"))
+#     try:
+#         parts = jax.device_put(q, jax.NamedSharding(other, P("data", None, "model")))
+#         print(shape, parts.addressable_shards[0].data.shape)
+#         assert shape == (1, 8)
+#     except ValueError as error:
+#         print(shape, str(error).split(". ")[0])
+#         assert shape == (8, 1)
+# ```
+#
+# It refuses `(8, 1)`: four texts cannot be cut into eight equal parts. `(1, 8)` works, since there
+# are eight heads. Each device then has one head of all four texts.
+#
+# </details>
 #
 # ## A text that lies on several devices
 #
@@ -329,6 +349,25 @@ for strategy in ("all_gather", "ring", "ulysses"):
 # > **Try it.** Call `attend(*(array[:, :6] for array in tokens_cut[:3]))`, with six heads, inside
 # > `context_parallel("ulysses")`. What does the error propose?
 #
+# <details><summary>Answer</summary>
+#
+# ```python
+# with context_parallel("ulysses"):
+#     try:
+#         attend(*(array[:, :6] for array in tokens_cut[:3]))
+#     except ValueError as error:
+#         print(error)
+#         assert 'Take strategy="ring" or "all_gather"' in str(error)
+#     else:
+#         raise AssertionError("six heads cannot be spread over eight devices")
+# ```
+#
+# Six heads cannot be spread over eight devices. It proposes "ring" or "all_gather", which leave the
+# heads alone. For "ulysses" the number of query heads would have to be a multiple of 24, that is,
+# of the six key heads and of the eight devices.
+#
+# </details>
+#
 # ### Memory of a device
 #
 # Why three? They need different amounts of memory, and of sending. As in chapter 8 we compile for a
@@ -464,6 +503,27 @@ assert blocks("contiguous").max() == 484 and {*blocks("zigzag")} == {260}
 #
 # > **Try it.** Draw the table of steps for "striped". Why are its numbers not all the same, and why
 # > does it matter less and less as the text gets longer?
+#
+# <details><summary>Answer</summary>
+#
+# ```python
+# table = work("striped")
+# fig, ax = plt.subplots(figsize=(4.2, 3.1), layout="constrained")
+# ax.imshow(table, cmap="Blues", vmin=0, vmax=1.3)
+# for (step, device), share in np.ndenumerate(table):
+#     ax.text(device, step, f"{share:.2f}", ha="center", va="center")
+# ax.set(title="striped", xlabel="device", ylabel="step")
+# plt.show()
+# assert {*table.ravel()} == {0.4375, 0.5625}
+# assert {*work("striped", length=4096).ravel()} == {0.5 - 1 / 1024, 0.5 + 1 / 1024}
+# ```
+#
+# Each device has $m = T / 8$ tokens, 8 here. Token $i$ of one device sees the first $i$ or the
+# first $i + 1$ tokens of another. It is $i + 1$ if the other's tokens stand before its own, and
+# when a device looks at its own tokens. That makes $(m + 1) / 2m$ of all pairs, 0.5625, and in the
+# other case $(m - 1) / 2m$, 0.4375. The two differ by $1 / m$, so in a long text both are one half.
+#
+# </details>
 #
 # ## A layer and its gradients
 #

@@ -1,11 +1,14 @@
 """Makes the .ipynb of chapters from their .py: `python notebooks/build.py 01 05`, or of all.
 
-Runs each from top to bottom and keeps the outputs. The folded answers of the exercises are run
-behind the last cell, and not kept. Names of cells and metadata are the same each time, so that a
-diff shows what changed. An error in a cell stops it, and the old file stays. The minutes to read
-are counted, and written into the first cell of both files.
+Runs each from top to bottom and keeps the outputs. The folded answers are run where they stand, and
+are not kept: neither their outputs nor the names that they set. Names of cells and metadata are the
+same each time, so that a diff shows what changed. An error in a cell stops it, and the old file
+stays. The minutes to read are counted, and written into the first cell of both files. One picture
+of each chapter is copied for docs/course.md; `python notebooks/build.py --pictures` copies all of
+them and runs nothing.
 """
 
+import base64
 import re
 import sys
 from pathlib import Path
@@ -15,30 +18,83 @@ import nbformat
 from nbclient import NotebookClient
 
 HERE = Path(__file__).parent
+PICTURES = HERE.parent / "docs" / "course"
 WORDS_A_MINUTE = 200
 SECONDS_A_LINE, SECONDS_A_FIGURE = 2, 10
+# Of which cell the picture stands on docs/course.md: a part of its code, mostly the title.
+TITLES = {
+    "00": "after 1,000 steps",
+    "01": "weights, T x T",
+    "02": "Variance of the scores",
+    "03": "weights: the mean of the past",
+    "04": "Two heads group the same six words in two ways",
+    "05": "additive (Bahdanau)",
+    "06": 'label="held-out text"',
+    "07": "scores of the first sentence",
+    "08": "measured, four heads",
+    "09": "Shared heads and latents keep less",
+    "10": "In a long text the next token is cheaper",
+    "11": "A sum mixes up names when there are many",
+    "12": "Keys and values on each device",
+}
+# Runs the code of an answer, and takes back what it named.
+RUN = """
+def _run(code, names):
+    before = {{**names}}
+    exec(code, names)
+    names.clear()
+    names.update(before)
+
+_run({!r}, globals())
+"""
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
 def build(path: Path) -> None:
     """Writes the notebook beside `path`."""
     book = jupytext.read(path)
-    written = len(book.cells)
-    book.cells += [nbformat.v4.new_code_cell(answer) for answer in answers(book)]
+    written = book.cells
+    book.cells = [part for cell in written for part in (cell, *answers(cell))]
     NotebookClient(book, timeout=600, record_timing=False).execute(cwd=str(HERE))
-    del book.cells[written:]
+    book.cells = written
     set_minutes(book, path)
     book.metadata = {"kernelspec": KERNEL}
     for number, cell in enumerate(book.cells):
         cell["id"], cell["metadata"] = f"cell-{number:02d}", {}
         cell.update({"outputs": joined(cell["outputs"])} if "outputs" in cell else {})
+    count(book)
     nbformat.write(book, path.with_suffix(".ipynb"))
+    save_picture(path)
 
 
-def answers(book: nbformat.NotebookNode) -> list[str]:
-    """The blocks of Python in the text: what the exercises have as answers."""
-    text = "\n".join(cell.source for cell in book.cells if cell.cell_type == "markdown")
-    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+def answers(cell: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    """A cell that runs the blocks of Python in a text, if it has any."""
+    blocks = re.findall(r"```python\n(.*?)```", cell.source, re.DOTALL)
+    if cell.cell_type != "markdown" or not blocks:
+        return []
+    return [nbformat.v4.new_code_cell(RUN.format("\n".join(blocks)))]
+
+
+def count(book: nbformat.NotebookNode) -> None:
+    """Numbers the cells of code, as if no answers had run between them."""
+    code = [cell for cell in book.cells if cell.cell_type == "code"]
+    for number, cell in enumerate(code, 1):
+        for part in (cell, *cell.outputs):
+            part.update({"execution_count": number} if "execution_count" in part else {})
+
+
+def picture(path: Path) -> bytes:
+    """The chapter's picture on docs/course.md: the output of the cell that has its title."""
+    book, title = nbformat.read(path.with_suffix(".ipynb"), 4), TITLES[path.stem[:2]]
+    (cell,) = [c for c in book.cells if c.cell_type == "code" and title in c.source]
+    (drawn,) = [out.data["image/png"] for out in cell.outputs if "image/png" in out.get("data", {})]
+    return base64.b64decode(drawn)
+
+
+def save_picture(path: Path) -> None:
+    """Copies the chapter's picture to where docs/course.md shows it."""
+    PICTURES.mkdir(exist_ok=True)
+    (PICTURES / f"{path.stem}.png").write_bytes(picture(path))
 
 
 def reading_minutes(book: nbformat.NotebookNode) -> int:
@@ -73,9 +129,10 @@ def joined(outputs: list) -> list:
 
 
 if __name__ == "__main__":
-    chapters = [path for n in sys.argv[1:] or [""] for path in HERE.glob(f"{n}*_*.py")]
+    asked = [word for word in sys.argv[1:] if word != "--pictures"]
+    chapters = [path for n in asked or [""] for path in HERE.glob(f"{n}*_*.py")]
     if not chapters:
-        sys.exit(f"no chapter begins with {' or '.join(sys.argv[1:])}")
+        sys.exit(f"no chapter begins with {' or '.join(asked)}")
     for chapter in sorted(chapters):
         print(chapter.stem)
-        build(chapter)
+        (save_picture if "--pictures" in sys.argv else build)(chapter)

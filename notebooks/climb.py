@@ -68,29 +68,6 @@ def heat(ax, table, title="", rows=tokens, columns=tokens, cmap="Blues", least=0
         ax.text(j, i, text, ha="center", va="center", color=color, fontsize=8)
 
 
-def looks(ax, weights, title="", asking=None, color="tab:blue", rows=tokens, columns=tokens):
-    """Draws lines from the words below to those that they look at, as wide as the weights.
-
-    A weight of zero is a dotted line, and NaN is no line. With `asking`, the number of a row, only
-    this word's lines are drawn, and its weights are written above in per cent.
-    """
-    weights = np.asarray(weights)
-    below, above = ((np.arange(n) + 0.5) / n for n in weights.shape)
-    for (t, j), weight in np.ndenumerate(weights):
-        if asking in (None, t) and not np.isnan(weight):
-            look = {"lw": 12 * weight, "alpha": 0.6} if weight else {"ls": ":", "lw": 1}
-            ax.plot([below[t], above[j]], [0, 1], color=color if weight else "0.6", **look)
-    for j, name in enumerate(columns):
-        share = "" if asking is None else f"{weights[asking, j]:.0%}\n"
-        ax.text(above[j], 1.06, share + name, ha="center", va="bottom")
-    for t, name in enumerate(rows):
-        shade = "black" if asking in (None, t) else "0.75"
-        ax.text(below[t], -0.06, name, ha="center", va="top", color=shade)
-    ax.set(xlim=(0, 1), ylim=(-0.3, 1.3 if asking is None else 1.55))
-    ax.set_title(title)
-    ax.axis("off")
-
-
 def diagram(boxes, arrows, size=(8.4, 2.6), title=""):
     """Draws boxes, `name: (x, y, color)`, and arrows, `(from, to)` or `(from, to, label)`."""
     fig, ax = plt.subplots(figsize=size)

@@ -48,7 +48,7 @@ class AttentionPool(Layer):
 
     >>> import jax.numpy as jnp
     >>> pool = AttentionPool(6, 2, 1, rngs=nnx.Rngs(0))
-    >>> pool(jnp.ones((3, 5, 6))).shape
+    >>> pool(jnp.ones((3, 5, 6)), valid=jnp.arange(5) < 4).shape  # one vector without the padding
     (3, 1, 6)
     """
 

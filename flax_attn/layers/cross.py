@@ -54,9 +54,15 @@ class CrossAttention(CrossForward):
     Whisper's published checkpoints.
 
     >>> import jax.numpy as jnp
+    >>> from flax_attn import Lengths
     >>> layer = CrossAttention(8, 2, memory_features=6, rngs=nnx.Rngs(0))
-    >>> layer(jnp.ones((3, 5, 8)), jnp.ones((3, 7, 6))).shape
+    >>> x, memory = jnp.ones((3, 5, 8)), jnp.ones((3, 7, 6))
+    >>> layer(x, memory, mask=Lengths(jnp.asarray([7, 7, 4]))).shape  # padding behind the memory
     (3, 5, 8)
+    >>> stored = layer.remember(memory)  # keys and values, projected once for all tokens
+    >>> y, stored = layer(x[:, :1], cache=stored)
+    >>> y.shape
+    (3, 1, 8)
     """
 
     @layer_init_signature

@@ -62,8 +62,13 @@ class DifferentialAttention(SelfAttention):
     Source: Ye et al., "Differential Transformer", 2024; pairs of heads and names as in DiffLlama.
 
     >>> layer = DifferentialAttention(12, 6, 2, 4, depth=1, rngs=nnx.Rngs(0))
-    >>> layer(jnp.ones((2, 5, 12))).shape
+    >>> x = jnp.ones((2, 5, 12))
+    >>> layer(x, valid=jnp.arange(5) < jnp.asarray([[5], [3]])).shape  # padding behind
     (2, 5, 12)
+    >>> y, cache = layer(x, cache=layer.init_cache(2, length=8))  # a prompt
+    >>> y, cache = layer(x[:, :1], cache=cache)  # then token by token
+    >>> y.shape
+    (2, 1, 12)
     """
 
     @init_signature

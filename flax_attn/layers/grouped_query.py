@@ -55,9 +55,15 @@ class GroupedQueryAttention(DecodingHeads, SelfAttention):
 
     >>> import jax.numpy as jnp
     >>> from flax import nnx
-    >>> layer = GroupedQueryAttention(12, 6, 3, 4, rngs=nnx.Rngs(0))
-    >>> layer(jnp.ones((2, 5, 12))).shape
+    >>> from flax_attn import Rotary
+    >>> layer = GroupedQueryAttention(12, 6, 3, 4, rotary=Rotary(), rngs=nnx.Rngs(0))
+    >>> x = jnp.ones((2, 5, 12))
+    >>> layer(x, valid=jnp.arange(5) < jnp.asarray([[5], [3]])).shape  # padding behind
     (2, 5, 12)
+    >>> y, cache = layer(x, cache=layer.init_cache(2, length=8))  # a prompt
+    >>> y, cache = layer(x[:, :1], cache=cache)  # then token by token
+    >>> y.shape
+    (2, 1, 12)
     """
 
     @grouped_signature

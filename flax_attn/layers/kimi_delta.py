@@ -53,8 +53,13 @@ class KimiDeltaAttention(Recurrent):
     Source: Kimi Team, "Kimi Linear: An Expressive, Efficient Attention Architecture", 2025.
 
     >>> layer = KimiDeltaAttention(12, 3, 4, 5, rngs=nnx.Rngs(0))
-    >>> layer(jnp.ones((2, 7, 12))).shape
+    >>> x = jnp.ones((2, 7, 12))
+    >>> layer(x, valid=jnp.arange(7) < jnp.asarray([[7], [3]])).shape  # padding behind
     (2, 7, 12)
+    >>> y, cache = layer(x, cache=layer.init_cache(2, length=8))  # a prompt
+    >>> y, cache = layer(x[:, :1], cache=cache)  # then token by token
+    >>> y.shape
+    (2, 1, 12)
     """
 
     last = "o_proj"

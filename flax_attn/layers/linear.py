@@ -122,7 +122,7 @@ class LinearAttention(Layer):
 
     >>> from flax import nnx
     >>> layer = LinearAttention(6, 2, 4, causal=True, rngs=nnx.Rngs(0))
-    >>> layer(jnp.ones((3, 5, 6))).shape
+    >>> layer(jnp.ones((3, 5, 6)), mask=jnp.arange(5) < 4).shape  # the last token is padding
     (3, 5, 6)
     """
 

@@ -62,8 +62,13 @@ class Mamba(Recurrent):
     names as in Mamba's published checkpoints, whose `dt_proj.bias` is `dt_bias` here.
 
     >>> layer = Mamba(12, state_dim=4, rngs=nnx.Rngs(0))
-    >>> layer(jnp.ones((2, 7, 12))).shape
+    >>> x = jnp.ones((2, 7, 12))
+    >>> layer(x, valid=jnp.arange(7) < jnp.asarray([[7], [3]])).shape  # padding behind
     (2, 7, 12)
+    >>> y, cache = layer(x, cache=layer.init_cache(2, length=8))  # a prompt
+    >>> y, cache = layer(x[:, :1], cache=cache)  # then token by token
+    >>> y.shape
+    (2, 1, 12)
     """
 
     dt_layernorm: RMSNorm | None

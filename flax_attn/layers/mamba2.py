@@ -69,8 +69,13 @@ class Mamba2(Recurrent):
     Structured State Space Duality", 2024; names as in Mamba 2's published checkpoints.
 
     >>> layer = Mamba2(12, 6, 4, 5, groups=3, rngs=nnx.Rngs(0))
-    >>> layer(jnp.ones((2, 7, 12))).shape
+    >>> x = jnp.ones((2, 7, 12))
+    >>> layer(x, valid=jnp.arange(7) < jnp.asarray([[7], [3]])).shape  # padding behind
     (2, 7, 12)
+    >>> y, cache = layer(x, cache=layer.init_cache(2, length=8))  # a prompt
+    >>> y, cache = layer(x[:, :1], cache=cache)  # then token by token
+    >>> y.shape
+    (2, 1, 12)
     """
 
     @init_signature

@@ -42,8 +42,9 @@ class SigmoidAttention(WeightsAttention):
     2024.
 
     >>> from flax import nnx
+    >>> from flax_attn import Window
     >>> layer = SigmoidAttention(12, 6, 3, 4, rngs=nnx.Rngs(0))
-    >>> layer(jnp.ones((2, 5, 12))).shape
+    >>> layer(jnp.ones((2, 5, 12)), mask=Window(2, 0)).shape  # a token and the two before it
     (2, 5, 12)
     """
 

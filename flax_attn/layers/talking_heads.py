@@ -65,7 +65,7 @@ class TalkingHeadsAttention(Layer):
     Image Transformers", 2021, whose published checkpoints have these names.
 
     >>> layer = TalkingHeadsAttention(12, 3, rngs=nnx.Rngs(0))
-    >>> layer(jnp.ones((2, 5, 12))).shape
+    >>> layer(jnp.ones((2, 5, 12)), valid=jnp.arange(5) < 4).shape  # the last token is padding
     (2, 5, 12)
     """
 

@@ -44,8 +44,12 @@ class TransformerMultiHeadAttention(Layer):
 
     >>> from flax import nnx
     >>> import jax.numpy as jnp
+    >>> from flax_attn import CAUSAL, Lengths
     >>> layer = TransformerMultiHeadAttention(8, 2, rngs=nnx.Rngs(0))
-    >>> layer(jnp.ones((3, 5, 8)), jnp.ones((3, 7, 8))).shape
+    >>> x, memory = jnp.ones((3, 5, 8)), jnp.ones((3, 7, 8))
+    >>> layer(x, mask=CAUSAL).shape  # self attention
+    (3, 5, 8)
+    >>> layer(x, memory, mask=Lengths(jnp.asarray([7, 7, 4]))).shape  # padding behind the memory
     (3, 5, 8)
     """
 

@@ -118,6 +118,20 @@ def test_it_begins_with_words_and_a_picture(path):
     assert any("image/png" in out.get("data", {}) for out in second.outputs)
 
 
+@of_all_chapters
+def test_the_helpers_come_after_the_first_idea(path):
+    """What climb.py brings is imported when the first picture and its text have shown the idea."""
+    before = []
+    for kind, source in cells(path):
+        if kind == "code" and re.search(r"^(from|import) climb\b", source, re.MULTILINE):
+            break
+        before.append((kind, source))
+    assert [kind for kind, _ in before[:4]] == ["markdown", "code", "code", "markdown"]
+    assert len(before) < len(cells(path))
+    text = [source for kind, source in before if kind == "markdown"]
+    assert "climb" in text[-1], "The text before it says what it is for."
+
+
 def test_a_new_name_is_explained_where_it_first_comes():
     """Names of jax, nnx and optax that numpy has not; in the text of that cell or before it."""
     text = ""
