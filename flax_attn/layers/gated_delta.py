@@ -63,7 +63,7 @@ class GatedDeltaAttention(Recurrent):
 
     >>> layer = GatedDeltaAttention(12, 6, 4, 5, num_key_heads=3, rngs=nnx.Rngs(0))
     >>> x = jnp.ones((2, 7, 12))
-    >>> layer(x, valid=jnp.arange(7) < jnp.asarray([[7], [3]])).shape  # padding behind
+    >>> layer(x, valid=jnp.arange(7)[None] < jnp.asarray([[7], [3]])).shape  # padding behind
     (2, 7, 12)
     >>> y, cache = layer(x, cache=layer.init_cache(2, length=8))  # a prompt
     >>> y, cache = layer(x[:, :1], cache=cache)  # then token by token

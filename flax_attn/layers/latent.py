@@ -62,7 +62,7 @@ class LatentAttention(LatentHeads, SelfAttention):
     >>> from flax import nnx
     >>> layer = LatentAttention(12, 3, 5, 6, 4, 7, q_rank=8, rngs=nnx.Rngs(0))
     >>> x = jnp.ones((2, 5, 12))
-    >>> layer(x, valid=jnp.arange(5) < jnp.asarray([[5], [3]])).shape  # padding behind
+    >>> layer(x, valid=jnp.arange(5)[None] < jnp.asarray([[5], [3]])).shape  # padding behind
     (2, 5, 12)
     >>> y, cache = layer(x, cache=layer.init_cache(2, length=8))  # a prompt
     >>> y, cache = layer(x[:, :1], cache=cache)  # then token by token

@@ -92,7 +92,7 @@ TYPED = {
     "safetensors": "docs/recipes/#safetensors",
     "gradient checkpointing": "docs/recipes/#remat",
     "scaled_dot_product_attention": "reference/attend/",
-    "torch.nn.MultiheadAttention": "docs/moving/#from reference/layers/multi-head/",
+    "torch.nn.MultiheadAttention": "docs/moving/ reference/layers/multi-head/",
     "linear attention": "reference/layers/linear/",
     "cross attention": "reference/layers/cross/",
     "quantization": "reference/caches/#flax_attn.quantized",
