@@ -63,7 +63,7 @@ def files() -> dict[str, str]:
     """The page and the pictures, by their paths below docs/."""
     made, lines = {}, [HEAD]
     for title, shown in (("Masks", MASKS), ("Scores", SCORES)):
-        lines += [f"## {title}", "", "| | |", "| --- | --- |"]
+        lines += [f"## {title}", "", "| drawn | by |", "| --- | --- |"]
         for line, about in shown.items():
             name = f"gallery/{title.lower()}-{1 + [*shown].index(line)}.svg"
             made[name] = eval(line, NAMES)._repr_svg_()

@@ -73,11 +73,15 @@ FUNCTIONS = {
 }
 # Pages about names of other modules: some of them, or all.
 MODULES = {
-    "parity/comparing": ("parity", "compare assert_parity ParityError Report Row Divergence judge"),
+    "parity/comparing": (
+        "parity",
+        "compare assert_parity ParityError Report Row Divergence report_schema judge",
+    ),
     "parity/cases": ("parity", "Case Decode record Recording"),
     "parity/porting": ("parity", "identify Identified port plan suggest Plan Rule"),
     **{name: (name, "") for name in ("weights", "families", "sharding", "recurrence", "taps")},
 }
+INHERITED = {"Mask": "draw", "Score": "draw"}  # methods that are shown though a base has them
 FIRST_IN_SEARCH = "---\nsearch:\n  boost: 2\n---\n"  # before pages that use a name
 
 
@@ -127,6 +131,7 @@ def _page(title: str, names: str, module: str = "flax_attn") -> str:
             f"::: {_path(name, module)}",
             "    options:",
             f"      heading: {module}.{name}",
+            *([f"      inherited_members: [{INHERITED[name]}]"] if name in INHERITED else []),
             "",
         ]
     return "\n".join(lines)

@@ -16,17 +16,23 @@ NAME = re.compile(r"[\w.]+\.(\w+)")
 WORD = re.compile(r"[A-Z]*[a-z0-9]+|[A-Z]+")
 # What people look for by words that no heading has: the page or section, and the words.
 WORDS = {
-    "": "install, licence, license, version, start",
+    "": "install, pip, CUDA, licence, license, version, start",
     "docs/benchmarks/": "speed, latency, throughput, memory, faster",
     "docs/course/": "course, lecture, exercises, solutions, notebooks, teaching, students, hours",
-    "docs/faq/": "BERT, ViT, Whisper, T5, encoder, decoder, FAQ, equinox, haiku",
-    "docs/kernels/": "GPU, TPU, CUDA, flash attention, FlexAttention, flex_attention, Pallas",
+    "docs/faq/": "FAQ, decoder, equinox, haiku",
+    "docs/faq/#which-layer-for-bert-vit-whisper-t5": "BERT, ViT, Whisper, T5, encoder, decoder",
+    "docs/kernels/": "GPU, TPU, CUDA, flash attention, FlexAttention, flex_attention, Pallas, "
+    "out of memory, OOM",
+    "docs/mistakes/": "porting mistakes, BatchNorm, batch norm, GroupNorm, padding SAME, SwiGLU",
     "docs/models/": "Hugging Face, huggingface, transformers, Llama, Llama 2, Llama 3, Qwen, "
     "Gemma, Mistral, checkpoint, convert weights, pretrained",
     "docs/moving/": "torchax, MaxText, equinox, Linen, migrate",
     "docs/moving/#from-flaxnnxmultiheadattention": "flax nnx MultiHeadAttention",
-    "docs/porting/": "PyTorch, torch, port a module, convert a module",
-    "docs/recipes/#dropout-then-evaluation": "train, eval, deterministic",
+    "docs/porting/": "PyTorch, torch, port a module, convert a module, convolution, images, NCHW, "
+    "NHWC, channels first, channels last",
+    "docs/recipes/#dropout-then-evaluation": "dropout, train, eval, deterministic",
+    "docs/recipes/#generate": "decode, decoding",
+    "docs/recipes/#orbax": "orbax checkpoint",
     "docs/recipes/#remat": "gradient checkpointing, activation checkpointing, rematerialization",
     "docs/scale/": "ring attention, sharding, tensor parallelism, context parallelism, FSDP, mesh",
     "docs/silent/": "NaN, bug, pitfalls",
@@ -38,7 +44,7 @@ WORDS = {
 # Layers for learning, hooks and pages of record: behind what people use.
 LATER = re.compile(
     r"reference/layers/one-head/|layers\.MultiHeadAttention|AttentionPool|alibi_|causal_|\.(__call__|init_cache|remember)$|ALIASES$"
-    r"|^(CHANGELOG|CONTRIBUTING)/|^docs/(way|trial|mistakes|certificate)/"
+    r"|^(CHANGELOG|CONTRIBUTING)/|^docs/(way|trial|certificate)/"
 )
 GUIDES = re.compile(r"^(docs|reference)/")
 # Names of one word, which have no other word to be typed, and the layers that README says to take.

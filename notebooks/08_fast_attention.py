@@ -359,25 +359,31 @@ if HAS_TORCH:
 # $L$ for each row, any block of weights $w$ can be computed again from its queries and keys. So
 # only the output and $L$ are stored, and the gradient goes over the blocks once more. Write $do$
 # for the gradient of the loss with respect to the output $o$, $ds$ for that of the scores, and so
-# on. Three lines lead to it. Take one row, with the scores $s_j = q \cdot k_j$, the weights
-# $w_j = e^{s_j - L}$ and the output $o = \sum_j w_j v_j$. The first line is the output's own
-# derivative. The second puts in that of the softmax, $\partial w_j / \partial s_i =
-# w_j (\delta_{ij} - w_i)$ from [chapter 2](02_trainable_weights.ipynb). The third puts the first
-# into the sum of the second:
+# on: each is one name, not a product. Three lines of the chain rule lead to it. Take one row,
+# with the scores $s_j = q \cdot k_j$, the weights $w_j = e^{s_j - L}$ and the output $o = \sum_j
+# w_j v_j$. The first line is the output's own derivative. The second puts in that of the softmax,
+# $\partial w_j / \partial s_i = w_j (\delta_{ij} - w_i)$, which
+# [chapter 2](02_trainable_weights.ipynb) has with $i$ and $j$ in each other's place;
+# $\delta_{ij}$ is 1 where $i = j$, else 0. The third puts the first into the sum of the second:
 #
 # $$dw_j = do \cdot v_j, \qquad dv_j = w_j\, do,$$
 #
 # $$ds_i = \sum_j dw_j\, w_j (\delta_{ij} - w_i) = w_i \Big(dw_i - \sum_j w_j\, dw_j\Big),$$
 #
-# $$\sum_j w_j\, dw_j = \sum_j w_j\, (do \cdot v_j) = do \cdot o =: D.$$
+# $$D = \sum_j w_j\, dw_j = \sum_j w_j\, (do \cdot v_j) = do \cdot o.$$
 #
-# So $ds_i = w_i (dw_i - D)$. Only $D$ depends on the whole row, and the output is enough to compute
-# it. For all rows at once, with $\circ$ for the product number by number:
+# So $ds_i = w_i (dw_i - D)$. Two numbers depend on the whole row: $L$, which is stored, and $D$,
+# for which the output is enough. Since $s_j = q \cdot k_j$, the rest is $dq = \sum_j ds_j\, k_j$
+# and $dk_j = ds_j\, q$; a key is used by every row, so its $dk_j$ and $dv_j$ are sums over the
+# rows. For all rows at once, with $L$ and $D$ as columns and $\circ$ for the product number by
+# number:
 #
 # $$w = e^{q k^\top - L}, \qquad D = \text{rowsum}(do \circ o), \qquad
 # ds = w \circ (do\, v^\top - D),$$
 #
 # $$dq = ds\, k, \qquad dk = ds^\top q, \qquad dv = w^\top do.$$
+#
+# With scores scaled by $c$, as in a layer, $dq$ and $dk$ get the factor $c$ too.
 #
 # This takes a little more arithmetic and far less memory. Since a processor mostly waits for
 # memory, it is quicker too.

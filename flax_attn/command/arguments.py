@@ -89,8 +89,8 @@ def add_record(commands: Any) -> None:
         "names",
         nargs="+",
         metavar="NAME",
-        help="a class by its import path; or, as of parity, a variant, a package, a module or a "
-        "file that holds CASES, and after it one case",
+        help="as of parity: a variant, a package, a module or a file that holds CASES, and after "
+        "it one case; or the Flax class of a case by its import path",
     )
     record.add_argument(
         "--to",

@@ -195,7 +195,7 @@ def _built(cls: type, config: dict[str, Any]) -> Any:
         names = ", ".join(absent)
         raise ValueError(
             f"{cls.__name__} needs {names}: give {'it' if len(absent) == 1 else 'them'} in the "
-            "JSON object of --config."
+            "JSON object of a file, with --config FILE."
         )
     try:
         torch.manual_seed(0)
@@ -203,7 +203,7 @@ def _built(cls: type, config: dict[str, Any]) -> Any:
     except Exception as error:
         raise ValueError(
             f"{cls.__name__} cannot be built: {_sentence(error)} What it reads is an item of the "
-            "JSON object of --config."
+            "JSON object in the file of --config."
         ) from error
 
 

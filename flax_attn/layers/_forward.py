@@ -82,6 +82,11 @@ class Heads(Layer):
 
     def set_rules(self, rotary: RotaryFn | None, mask: Mask | Array, rules: Rules) -> None:
         """Checks the arguments, and stores them as attributes."""
+        if rotary is not None and (isinstance(rotary, type) or not callable(rotary)):
+            raise TypeError(
+                "rotary must be a rotary object or a function rotary(x, positions), such as "
+                f"rotary=Rotary(); got {getattr(rotary, '__name__', repr(rotary))}."
+            )
         self.rotary, self.mask = as_module_data(rotary), as_module_data(as_mask(mask))
         self.rules = as_module_data(_score_and_scale(rules))
 

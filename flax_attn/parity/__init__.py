@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .report import Divergence as Divergence
     from .report import Report as Report
     from .report import Row as Row
+    from .report import report_schema as report_schema
 
 # The module that defines each public name ("." for a submodule). Imported on first use.
 _HOMES = {
@@ -49,6 +50,7 @@ _HOMES = {
     "Divergence": ".report",
     "Report": ".report",
     "Row": ".report",
+    "report_schema": ".report",
 }
 # Deprecated public names and their replacements.
 _RENAMED: dict[str, str] = {}

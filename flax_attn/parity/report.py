@@ -18,6 +18,8 @@ EQUAL, ANOTHER_WAY = "equal", "equal (intermediate values differ by design)"
 UNSURE = "equal as far as this input can tell"
 NOTHING, DIFFERENT = "nothing is proven", "DIFFERENT"
 
+SCHEMA = 1  # version of `report_schema`, which changes if a field does
+
 # Maximum number of lines of a report, a screen; `Report.text(full=True)` has all.
 MAX_LINES = 60
 
@@ -252,7 +254,7 @@ class Report:
         return "; ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything except the maps, as plain Python values."""
+        """Everything except the maps, as plain Python values; `report_schema` describes it."""
         # A change holds functions; its sentence is the hint.
         plain_places = tuple(replace(place, search=None) for place in self.divergences)
         report = replace(self, maps={}, divergences=plain_places)
@@ -260,7 +262,8 @@ class Report:
         del parts["maps"]
         first = asdict(report.first) if report.first else None
         properties = {"verdict": self.verdict, "unsure": self.unsure, "rewritten": self.rewritten}
-        return {**parts, "ok": self.ok, **properties, "first": first}
+        head = {"schema": SCHEMA, "ok": self.ok, **properties, "first": first}
+        return {**head, "try": _what_to_try(self.first), **parts}
 
     def to_json(self, path: str | PathLike[str]) -> None:
         """Writes everything to a JSON file; non-finite numbers as strings."""
@@ -271,6 +274,23 @@ class Report:
         from .show import page
 
         Path(path).write_text(page(self), "utf-8")
+
+
+def report_schema() -> dict[str, Any]:
+    """The JSON schema of `Report.to_dict` after `json`, with what each field means.
+
+    >>> report_schema()["properties"]["schema"]["const"] == SCHEMA
+    True
+    """
+    return json.loads((Path(__file__).parent / "report_schema.json").read_text("utf-8"))
+
+
+def _what_to_try(first: Divergence | None) -> str:
+    """One sentence on what to change first, from the hint and the advice."""
+    if first is None:
+        return ""
+    hint = f"At {first.tap}, Flax looks like {first.hint}." if first.hint else ""
+    return " ".join(filter(None, (hint, first.advice)))
 
 
 def plain(value: Any) -> Any:

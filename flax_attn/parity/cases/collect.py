@@ -119,7 +119,11 @@ def select(cases: Sequence[Listed], names: Sequence[str], loosely: bool = False)
 
 def nothing_in(package: str) -> str:
     """Error message for a package without cases."""
-    return f"{package} has no module with a list CASES of flax_attn.parity.Case."
+    return (
+        f"{package} has no module with a list CASES of flax_attn.parity.Case. Name a file or a "
+        "package that has one. For one torch module without cases, flax_attn.parity has compare "
+        "and record."
+    )
 
 
 def letters(name: str) -> str:

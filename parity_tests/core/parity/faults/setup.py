@@ -14,6 +14,7 @@ from flax_attn.parity import Report, compare, draw, port
 from flax_attn.parity.port import flax_values, set_flax
 from flax_attn.parity.torch_module import describe, write
 
+from ..schema import validated
 from . import trial_flax, trial_torch
 from .sizes import APART, SQUARE, Sizes
 
@@ -99,9 +100,8 @@ class Setup:
         quick |= {"weights": "given" if self.edit is None else "as_is"}
         calls = {"torch_call": self.torch_call, "flax_call": self.flax_call}
         with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-            return compare(
-                theirs, ours, kwargs=self.inputs(), **quick | calls | dict(self.options) | options
-            )
+            options = quick | calls | dict(self.options) | options
+            return validated(compare(theirs, ours, kwargs=self.inputs(), **options))
 
 
 @cache

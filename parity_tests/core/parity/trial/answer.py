@@ -10,6 +10,7 @@ from flax import nnx
 from flax_attn.parity import ParityError, Report, compare
 from flax_attn.parity.sides.run import Run
 
+from ..schema import validated
 from .fault import Fault, Subject, differ
 from .mutations import LACKING
 from .second_draw import gives_flax
@@ -57,7 +58,7 @@ def compared(subject: Subject, port: type[nnx.Module], seed: int) -> Report:
     options |= subject.options
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         module = port(rngs=nnx.Rngs(0))
-        return compare(subject.theirs(), module, *subject.inputs(seed), **options)
+        return validated(compare(subject.theirs(), module, *subject.inputs(seed), **options))
 
 
 def answered(fault: Fault, right: Run, wrong: Run) -> Answer:
