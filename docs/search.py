@@ -19,11 +19,10 @@ WORDS = {
     "": "install, pip, CUDA, licence, license, version, start",
     "docs/benchmarks/": "speed, latency, throughput, memory, faster",
     "docs/course/": "course, lecture, exercises, solutions, notebooks, teaching, students, hours",
-    "docs/faq/": "FAQ, decoder, equinox, haiku",
-    "docs/faq/#which-layer-for-bert-vit-whisper-t5": "BERT, ViT, Whisper, T5, encoder, decoder",
+    "docs/faq/": "BERT, ViT, Whisper, T5, encoder, decoder, FAQ, equinox, haiku",
     "docs/kernels/": "GPU, TPU, CUDA, flash attention, FlexAttention, flex_attention, Pallas, "
     "out of memory, OOM",
-    "docs/mistakes/": "porting mistakes, BatchNorm, batch norm, GroupNorm, padding SAME, SwiGLU",
+    "docs/mistakes/": "BatchNorm, batch norm, GroupNorm, padding SAME, SwiGLU",
     "docs/models/": "Hugging Face, huggingface, transformers, Llama, Llama 2, Llama 3, Qwen, "
     "Gemma, Mistral, checkpoint, convert weights, pretrained",
     "docs/moving/": "torchax, MaxText, equinox, Linen, migrate",
@@ -46,7 +45,7 @@ LATER = re.compile(
     r"reference/layers/one-head/|layers\.MultiHeadAttention|AttentionPool|alibi_|causal_|\.(__call__|init_cache|remember)$|ALIASES$"
     r"|^(CHANGELOG|CONTRIBUTING)/|^docs/(way|trial|certificate)/"
 )
-GUIDES = re.compile(r"^(docs|reference)/")
+GUIDES = re.compile(r"^(docs/(?!mistakes)|reference/)")
 # Names of one word, which have no other word to be typed, and the layers that README says to take.
 FIRST = re.compile(
     r"^reference/(?!families).*#[\w.]+\.([A-Z]*[a-z]+|[A-Z]+)$"
