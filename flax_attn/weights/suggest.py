@@ -13,7 +13,7 @@ from flax import nnx
 from .fused import Roles, fits, heads_of, in_order, role
 from .gates import ORDER, Gates, gates, role_of, shared, side
 from .in_order import Likeness, defined, paired_in_order
-from .known_layers import NORMS, PAIRS, RECURRENT, flax_path, get_path, place
+from .known_layers import LAYERS, NORMS, PAIRS, RECURRENT, flax_path, get_path, place
 from .layout import Size
 from .mapping import Draft
 from .parametrized import not_removed
@@ -385,7 +385,8 @@ def _layout(
     is_transposed = way == "out first" and len(want) > 1 and targets[0].first.endswith("kernel")
     if shape == want and not is_transposed:
         return None, {}
-    return fitting_layout(shape, want, way)
+    layer = get_path(draft.module, _owner(targets[0].first))
+    return fitting_layout(shape, want, way, is_transposed and isinstance(layer, LAYERS))
 
 
 def _fused(

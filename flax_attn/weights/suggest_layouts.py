@@ -16,14 +16,19 @@ ONE_TO_ONE = {
 
 
 def fitting_layout(
-    shape: tuple[int, ...], want: tuple[int, ...], way: str
+    shape: tuple[int, ...], want: tuple[int, ...], way: str, is_transposed: bool = False
 ) -> tuple[str, dict[str, Size]] | None:
     """Returns the likeliest layout from `shape` to `want`, and the sizes to specify, or None.
 
+    `is_transposed` says that outputs come first on one side and last on the other.
+
     >>> fitting_layout((5, 3, 1, 1), (3, 5), "out first")  # a 1x1 convolution, and a Linear
     ('o i 1 1 -> i o', {})
+    >>> fitting_layout((5, 3, 1, 1), (5, 3), "out first", is_transposed=True)  # another Linear
     """
     known, ones = ONE_TO_ONE[way], _around_ones(shape, want)
+    if is_transposed and sum(size != 1 for size in want) > 1:
+        ones = []  # would keep the axes in their order
     pointwise = [*_with_ones(known, shape, want)]
     layouts = (*known, *pointwise, *ones) if way == "out first" else (*ones, *known, *pointwise)
     for layout in (*layouts, *ONE_TO_ONE["either"]):

@@ -1,5 +1,6 @@
 """`suggest`: what is proposed solves the mapping and is never applied; the error shows it."""
 
+import numpy as np
 import pytest
 from flax import nnx
 
@@ -189,3 +190,21 @@ def test_axes_of_size_one_are_put_where_flax_has_them():
 def test_what_a_weight_is_computed_from_goes_to_its_own_name_alone():
     source, flax = normed()[0], Flax(conv=Flax(g=zeros(1, 1, 6), v=zeros(3, 4, 6), bias=zeros(6)))
     assert suggest(source, flax) == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_pointwise_convolutions_become_linear_layers_with_their_own_biases(seed):
+    """Names say nothing, and the sizes are such that a kernel left as it is would fit too."""
+    draw = np.random.default_rng(seed)
+    wide, narrow = (int(n) for n in draw.choice(np.arange(3, 9), 2, replace=False))
+    ours, theirs = ([*draw.permutation(list(letters))] for letters in ("pqrs", "wxyz"))
+    sizes = [(wide, narrow), (narrow, wide)]
+    torch_module, flax_module = T.Module(), nnx.Module()
+    for name, other, (inside, outside) in zip(theirs, ours, sizes, strict=False):
+        setattr(torch_module, name, T.Conv2d(inside, outside, 1))
+        setattr(flax_module, other, nnx.Linear(inside, outside, rngs=nnx.Rngs(0)))
+    found = {str(rule) for rule in suggest(torch_module, flax_module)}
+    for name, other in zip(theirs[:2], ours, strict=False):
+        assert f'Rule("{name}.weight -> {other}.kernel", "o i 1 1 -> i o")' in found
+        assert f'Rule("{name}.bias -> {other}.bias")' in found
+    assert len(found) == 4
