@@ -41,6 +41,8 @@ LANDING = {
     "docs/index.md": ("Guides", "How to use, move to, port to and scale attention.", GUIDES),
     "docs/evidence.md": ("Evidence", "What was proven and measured, with the commands.", EVIDENCE),
 }
+LAYERS = "|".join(name for _, names in reference.FAMILIES.values() for name in names.split())
+ROW = re.compile(rf"^\| ({LAYERS}) \|", re.MULTILINE)  # of a table, that begins with a layer
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 # A cell of a notebook, its code folded where `cells.prepare` says so and its outputs below.
 FOLDED = """{% extends "markdown/index.md.j2" %}
@@ -119,9 +121,7 @@ def on_page_markdown(markdown: str, **_: object) -> str:
 
     A layer at the beginning of a table's row is a link to the reference.
     """
-    layers = "|".join(name for _, names in reference.FAMILIES.values() for name in names.split())
-    row = rf"^\| ({layers}) \|"
-    markdown = re.sub(row, r"| [\1][flax_attn.layers.\1] |", markdown, flags=re.MULTILINE)
+    markdown = ROW.sub(r"| [\1][flax_attn.layers.\1] |", markdown)
     markdown = re.sub(r"\[([^]]+)\]\((?:LICENSE|CITATION\.cff)\)", r"\1", markdown)
     return re.sub(r"\]\(((?:\.\./)?notebooks/\w+)\.ipynb\)", r"](\1.md)", markdown)
 

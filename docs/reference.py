@@ -82,7 +82,6 @@ MODULES = {
     **{name: (name, "") for name in ("weights", "families", "sharding", "recurrence", "taps")},
 }
 INHERITED = {"Mask": "draw", "Score": "draw"}  # methods that are shown though a base has them
-FIRST_IN_SEARCH = "---\nsearch:\n  boost: 2\n---\n"  # before pages that use a name
 
 
 def pages() -> dict[str, str]:
@@ -125,7 +124,7 @@ def _title(page: str) -> str:
 
 def _page(title: str, names: str, module: str = "flax_attn") -> str:
     """One page of the reference: under each public name what its docstring says."""
-    lines = [FIRST_IN_SEARCH, f"# {title}", ""]
+    lines = [f"# {title}", ""]
     for name in names.split():
         lines += [
             f"::: {_path(name, module)}",

@@ -40,9 +40,11 @@ WORDS = {
     "reference/layers/": "self-attention, causal attention, layers, modules",
     "reference/layers/cross/#flax_attn.layers.CrossAttention": "cross attention",
 }
-# Layers for learning, hooks and pages of record: behind what people use.
+# Layers for learning, what is below a heading of its own, and pages of record: behind what people
+# use. The search takes "attention" for the beginning of AttentionPool, which it counts as rare.
 LATER = re.compile(
-    r"reference/layers/one-head/|layers\.MultiHeadAttention|AttentionPool|alibi_|causal_|\.(__call__|init_cache|remember)$|ALIASES$"
+    r"reference/layers/one-head/|layers\.(MultiHeadAttention|AttentionPool)"
+    r"|\.(__call__|init_cache|remember)$|ALIASES$"
     r"|^(CHANGELOG|CONTRIBUTING)/|^docs/(way|trial|certificate)/"
 )
 GUIDES = re.compile(r"^(docs/(?!mistakes)|reference/)")
@@ -58,15 +60,27 @@ def on_post_build(config: MkDocsConfig) -> None:
     """Adds tags and ranks to the index that browsers search."""
     path = Path(config.site_dir) / "search/search_index.json"
     index = json.loads(path.read_text("utf-8"))
-    for section in index["docs"]:
-        section["boost"] = rank(section["location"])
+    sections = {section["location"]: section for section in index["docs"]}
+    first = {name_of(x).lower() for x in sections if FIRST.search(x)}
+    for location, section in sections.items():
+        section["boost"] = rank(location, first)
         section["tags"] = tags(section)
     path.write_text(json.dumps(index, separators=(",", ":")), "utf-8")
 
 
-def rank(location: str) -> float:
-    """The factor by which all words of a section count."""
-    if LATER.search(location):
+def name_of(location: str) -> str:
+    """The name that a section of the reference is about; "" elsewhere."""
+    return location.rpartition("#")[2].rpartition(".")[2]
+
+
+def rank(location: str, first: set[str]) -> float:
+    """The factor by which all words of a section count.
+
+    A function such as `alibi_slopes` comes behind the class whose name it begins with: the search
+    takes the typed word for its beginning, and counts rare words more.
+    """
+    begins, *rest = name_of(location).split("_")
+    if LATER.search(location) or (rest and begins in first):
         return 0.3
     return 3.0 if FIRST.search(location) else 2.0 if GUIDES.match(location) else 1.0
 

@@ -1,5 +1,6 @@
 """Masks and scores as text and as pictures: queries from top to bottom, keys from left to right."""
 
+import math
 from typing import Any
 
 import jax
@@ -47,10 +48,10 @@ class DrawnMask(_Drawn):
         Args:
           T, S: the numbers of queries and keys. None: as many as an array of the mask has, else 8
             queries; as many keys as queries.
-          batch, head: which entry and which head, if the mask differs between them.
+          batch, head: which entry of the batch and which head is drawn.
 
         Raises:
-          ValueError: for sizes that do not fit the mask, or an entry or head that it lacks.
+          ValueError: for sizes that do not fit the mask, or an entry or head that its arrays lack.
 
         >>> from flax_attn import CAUSAL, Window
         >>> print((CAUSAL & Window(1, 0)).draw(4))
@@ -63,7 +64,7 @@ class DrawnMask(_Drawn):
         return "\n".join(" ".join(VISIBLE if x else MASKED for x in row) for row in visible)
 
     def _table(self, T, S, batch, head):
-        sizes = _sizes_of(self, T, S)
+        sizes = _sizes_of(self, T, S, batch, head)
         return _entry(self.bind(sizes).grid(sizes), sizes, batch, head), []
 
 
@@ -81,10 +82,10 @@ class DrawnScore(_Drawn):
         Args:
           T, S: the numbers of queries and keys. None: as many as an array of the score has, else
             8 queries; as many keys as queries.
-          batch, head: which entry and which head, if the score differs between them.
+          batch, head: which entry of the batch and which head is drawn.
 
         Raises:
-          ValueError: for sizes that do not fit the score, or an entry or head that it lacks.
+          ValueError: for sizes that do not fit the score, or an entry or head that its arrays lack.
 
         >>> from flax_attn import Alibi
         >>> print(Alibi(jnp.asarray([0.5])).draw(3))
@@ -98,7 +99,7 @@ class DrawnScore(_Drawn):
         return "\n".join(" ".join(word.rjust(width) for word in row) for row in rows if row)
 
     def _table(self, T, S, batch, head):
-        sizes = _sizes_of(self, T, S)
+        sizes = _sizes_of(self, T, S, batch, head)
         bound = self.bind(sizes)
         tables = [
             _entry(bound.grid(jnp.full((sizes.B, *sizes.shape[-3:]), x), sizes), sizes, batch, head)
@@ -109,21 +110,25 @@ class DrawnScore(_Drawn):
         return tables[0], []
 
 
-def _sizes_of(node: Any, T: int | None, S: int | None) -> Sizes:
-    """The sizes that the arrays of a mask or a score have, where they are not given."""
-    batch: tuple[int, ...] = ()
+def _sizes_of(node: Any, T: int | None, S: int | None, batch: int, head: int) -> Sizes:
+    """The sizes that the arrays of a mask or a score have, else those that are asked for."""
+    axes_of_batch: tuple[int, ...] = ()
     sizes = {"n": 1, "q": 1, "k": 1}
     for leaf, axes in zip(jax.tree.leaves(node), leaf_axes(node), strict=True):
         shape, last = np.shape(leaf), axes.removeprefix("b")
         if axes != last:
-            batch = np.broadcast_shapes(batch, shape[: max(len(shape) - len(last), 0)])
+            whole = shape[: max(len(shape) - len(last), 0)]
+            axes_of_batch = np.broadcast_shapes(axes_of_batch, whole)
         for axis, size in zip(last[::-1], shape[::-1], strict=False):
             sizes[axis] = max(sizes.get(axis, 1), size)
     keys, queries = (sizes[axis] if sizes[axis] > 1 else None for axis in "kq")
     T = queries or keys or LENGTH if T is None else T
     S = keys or T if S is None else S
     check_positive(T=T, S=S)
-    return Sizes(batch, sizes["n"], T, S)
+    # What no array has several of is the same for any entry and head, or a function of them.
+    if math.prod(axes_of_batch) == 1:
+        axes_of_batch = (max(batch, 0) + 1,)
+    return Sizes(axes_of_batch, sizes["n"] if sizes["n"] > 1 else max(head, 0) + 1, T, S)
 
 
 def _entry(grid: Any, sizes: Sizes, batch: int, head: int) -> np.ndarray:

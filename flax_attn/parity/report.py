@@ -96,6 +96,11 @@ class Divergence:
         """The change of torch's program that gives Flax's value, or None."""
         return self.search.cause if self.search is not None else None
 
+    @property
+    def place(self) -> str:
+        """Where it is, in words: "at norm (value)", or "between up and down"."""
+        return self.tap if self.kind == "between" else f"at {self.tap} ({self.kind})"
+
     @classmethod
     def of(cls, row: Row, kind: str, hint: str = "") -> "Divergence":
         """Creates a divergence from a failed row."""
@@ -261,6 +266,8 @@ class Report:
         parts = asdict(report)
         del parts["maps"]
         first = asdict(report.first) if report.first else None
+        for place in (*parts["divergences"], *([first] if first else [])):
+            del place["search"]
         properties = {"verdict": self.verdict, "unsure": self.unsure, "rewritten": self.rewritten}
         head = {"schema": SCHEMA, "ok": self.ok, **properties, "first": first}
         return {**head, "try": _what_to_try(self.first), **parts}
@@ -289,7 +296,7 @@ def _what_to_try(first: Divergence | None) -> str:
     """One sentence on what to change first, from the hint and the advice."""
     if first is None:
         return ""
-    hint = f"At {first.tap}, Flax looks like {first.hint}." if first.hint else ""
+    hint = f"Flax is different {first.place}: looks like {first.hint}." if first.hint else ""
     return " ".join(filter(None, (hint, first.advice)))
 
 

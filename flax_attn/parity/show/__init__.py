@@ -89,16 +89,11 @@ def _verdict(report: Report) -> Html:
     if report.ok or first is None:
         return join([_answer(True, _equal(report)), el("p", report.summary(), class_="quiet")])
     many = len(report.divergences)
-    at, kind = ("", "") if _is_between(first) else ("at ", f" ({first.kind})")
-    place = f"{kind}, the first of {many} places" if many > 1 else kind
+    before, after = ("", "") if first.kind == "between" else ("at ", f" ({first.kind})")
+    place = f"{after}, the first of {many} places" if many > 1 else after
     error = f"{place}: error {number(first.error)} where {number(first.limit)} is allowed"
     hint = f"; it looks like {first.hint}" if first.hint else ""
-    return _answer(False, f"Different {at}", code(first.tap), f"{error}{hint}.")
-
-
-def _is_between(place: Divergence) -> bool:
-    """Whether the place is named "between" two taps, so that its kind repeats the name."""
-    return place.tap.startswith(place.kind)
+    return _answer(False, f"Different {before}", code(first.tap), f"{error}{hint}.")
 
 
 def _equal(report: Report) -> str:
@@ -163,7 +158,7 @@ def _place(place: Divergence) -> Html:
     return el(
         "li",
         el("span", place.tap, class_="tap mono"),
-        None if _is_between(place) else el("span", place.kind, class_="kind"),
+        None if place.kind == "between" else el("span", place.kind, class_="kind"),
         el("p", "Looks like ", place.hint, class_="hint") if place.hint else None,
         el("p", "Note: ", place.note) if place.note else None,
         el("p", place.advice) if place.advice else None,

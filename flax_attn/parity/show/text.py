@@ -77,10 +77,8 @@ def _first(report: Report) -> list[str]:
     if first is None:
         return []
     description = f": looks like {first.hint}" if first.hint else ""
-    between = first.kind == "between"
-    place = first.tap if between else f"at {first.tap} ({first.kind})"
     more = (f"note: {first.note}" if first.note else "", first.advice)
-    lines = [f"DIFFERENT {place}{description}", *(f"  {x}" for x in more if x)]
+    lines = [f"DIFFERENT {first.place}{description}", *(f"  {x}" for x in more if x)]
     rows = [row for row in report.local if (row.kind == "local gradient") == _backward(first)]
     names = [row.name for row in rows]
     if first.tap not in names:
@@ -119,7 +117,7 @@ def _others(report: Report) -> list[str]:
     lines = []
     for place in report.divergences[1:MAX_LISTED]:
         description = f": looks like {place.hint}" if place.hint else ""
-        where = place.tap if place.kind == "between" else f"{place.tap} ({place.kind})"
+        where = place.place.removeprefix("at ")
         lines.append(f"  also {where}, {place.error:.1e}{description}")
         more = (f"note: {place.note}" if place.note else "", place.advice)
         lines += [f"    {x}" for x in more if x]

@@ -47,7 +47,9 @@ def test_a_difference_has_both_values_and_what_to_try():
     assert read["schema"] == 1 and not read["ok"] and read["verdict"] == "DIFFERENT"
     first = read["first"]
     assert first["tap"] == "norm" and abs(first["got"] - first["want"]) > 1e-6 and first["index"]
-    assert read["try"].startswith("At norm, Flax looks like another epsilon: 0.001")
+    assert read["try"].startswith(
+        "Flax is different at norm (value): looks like another epsilon: 0.001"
+    )
 
 
 @pytest.mark.parametrize(
