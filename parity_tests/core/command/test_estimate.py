@@ -36,6 +36,8 @@ def test_a_machine_whose_workers_start_slowly_takes_longer():
     assert made(14, started=3 * estimate.START_SECONDS)[0].seconds_left(0) == 3 * usual
     slowest = made(14, started=1e9)[0].seconds_left(0)
     assert slowest == estimate.SLOWEST * usual
+    seconds = estimate.SLOWEST * (made(1)[0].seconds_left(0) + estimate.FIRST_SECONDS)
+    assert made(1, started=1e9)[0].line() == f"{duration(seconds)}: 1 case"
 
 
 def test_cases_with_dropout_and_eager_ones_count_for_more():
