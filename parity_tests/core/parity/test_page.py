@@ -444,15 +444,3 @@ def test_the_command_says_the_class_of_each_report():
     for report in prove(some, workers):
         assert report.flax_class == report.to_dict()["flax_class"] == "Luong"
         assert "Parity of Luong against torch.nn.L" in Reader(page(report)).text
-
-
-@pytest.mark.parametrize("tap", ["value", "a", "gradient"])
-def test_a_submodule_may_have_the_name_of_a_kind_or_a_letter(tap):
-    failed = Row("output", "output", "float64", "jit", judge.same_function(np.ones(2), np.zeros(2)))
-    place = Divergence(tap, 0.5, 1e-12, "same function", None)
-    report = Report("Mine against Theirs", (failed,), divergences=(place,))
-    assert f"Different at {tap} (value): error" in Reader(page(report)).text
-    assert f"DIFFERENT at {tap} (value)" in str(report)
-    between = replace(place, tap="between q and k", kind="between")
-    text = Reader(page(replace(report, divergences=(between,)))).text
-    assert "Different between q and k: error" in text
