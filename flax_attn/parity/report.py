@@ -286,6 +286,9 @@ class Report:
 def report_schema() -> dict[str, Any]:
     """The JSON schema of `Report.to_dict` after `json`, with what each field means.
 
+    Raises:
+      FileNotFoundError: if the installed package lacks `report_schema.json`.
+
     >>> report_schema()["properties"]["schema"]["const"] == SCHEMA
     True
     """
