@@ -7,9 +7,11 @@ from typing import Any, TypeVar
 
 import jax
 
-from .sides.calls import plain_call
+from .sides.calls import as_side, plain_call
+from .sides.jax_original import JaxOriginal
 from .sides.leaves import leaves
 from .sides.live import Live
+from .sides.recorder import is_key
 from .sides.run import Request, checked_constants
 
 Value = TypeVar("Value")
@@ -28,7 +30,7 @@ class CallSpec:
       call: calls the torch module, as `call(module, ...)`; None calls the module itself.
 
     Raises:
-      TypeError: if an input is a jax or torch array.
+      TypeError: if an input is a jax or torch array; JAX's random keys are passed unchanged.
     """
 
     inputs: tuple[Any, ...] = ()
@@ -42,7 +44,7 @@ class CallSpec:
 
     def __post_init__(self):
         for name, x in _named_leaves(self.inputs, self.kwargs):
-            if isinstance(x, jax.Array) or is_tensor(x):
+            if (isinstance(x, jax.Array) and not is_key(x)) or is_tensor(x):
                 library = type(x).__module__.split(".")[0]
                 raise TypeError(
                     f"Inputs are numpy arrays, so that both sides get the same; got a "
@@ -53,6 +55,12 @@ class CallSpec:
         """Returns the `Request`, with defaults for open fields."""
         wanted = self.seed or 0, bool(self.train), self.grads, self.taps
         return checked_constants(self.constants, Request(self.inputs, dict(self.kwargs), *wanted))
+
+    def side(self, module: Any) -> Live | JaxOriginal:
+        """Returns the first side for a torch module, an nnx module or a JAX function."""
+        if is_torch_module(module):
+            return self.live(module)
+        return JaxOriginal(as_side(module), self.call or plain_call, self.request())
 
     def live(self, module: Any) -> Live:
         """Returns torch's side for a torch module."""
@@ -67,6 +75,12 @@ def or_default(value: Value | None, default: Value) -> Value:
 def is_torch_module(value: Any) -> bool:
     """Whether `value` is a torch module; False if torch has not been imported."""
     return "torch" in sys.modules and isinstance(value, sys.modules["torch"].nn.Module)
+
+
+def is_torch(value: Any) -> bool:
+    """Whether `value` is a torch module, or a function or class of torch."""
+    home = getattr(value, "__module__", None) or type(value).__module__
+    return is_torch_module(value) or home.partition(".")[0] == "torch"
 
 
 def is_tensor(value: Any) -> bool:

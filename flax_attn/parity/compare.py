@@ -1,7 +1,8 @@
-"""`compare` and `assert_parity`: run two modules on equal weights and compare all their values."""
+"""`compare` and `assert_parity`: run two sides on equal weights and compare all their values."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, cast
 
@@ -10,10 +11,10 @@ from flax import nnx
 
 from ..errors import ParityError
 from ..weights.mapping import some
-from ..weights.plan import make_plan
+from ..weights.plan import make_plan, same_tree
 from ..weights.rule import Rule
 from . import judge
-from .call_spec import CallSpec, is_torch_module, or_default
+from .call_spec import CallSpec, is_torch, is_torch_module, or_default
 from .decode import Decode
 from .diagnosis.local_error import diagnosed
 from .options import Options, Weights
@@ -27,9 +28,14 @@ from .rows.state import states
 from .rows.training import stepped, trained
 from .rows.values import ineffective_weights, judged, other_shapes, unpaired, unused_rules
 from .rows.warnings import warnings
+from .side_names import SIDES, all_worded, side_names, worded_errors
+from .sides.calls import Function, as_side, name_of
+from .sides.flax import NotWide
+from .sides.leaves import rebuilt
 from .sides.match import matching_taps
 from .sides.original import Original
 from .sides.pair import Names, Pair
+from .sides.recorder import is_array
 from .sides.run import MODEL_OUTPUT, OUTPUT, Run
 from .sides.steps import Decoded, check_decode, decoded
 from .sides.torch_buffers import unrounded
@@ -64,19 +70,20 @@ def compare(
     title: str = "",
     reproduce: str = "",
 ) -> Report:
-    """Runs both modules on the same weights and inputs and compares everything they do.
+    """Runs both sides on the same weights and inputs and compares everything they do.
 
     In float64, outputs, taps and gradients must agree to 1e-12 in norm. In narrower dtypes, the
     error against the float64 result may be k times torch's own. Neither module is changed. Flax
     runs eagerly and under jit in float64, and only under jit in narrower dtypes.
 
     Args:
-      torch_module: the original, or a `Recording` of it. A recording supplies the inputs, dtypes,
-        seed, weights and optimizer it was made with as defaults; other values raise an error.
-      flax_module: the port, an nnx module.
+      torch_module: the original, which is the truth: a torch module, an nnx module or a JAX
+        function, or a `Recording` of one. A recording supplies the inputs, dtypes, seed, weights
+        and optimizer it was made with as defaults; other values raise an error.
+      flax_module: the port, rewrite or kernel: an nnx module or a JAX function.
       inputs, kwargs: arguments of both calls; numpy arrays are inputs, also inside tuples, lists,
         dicts and dataclasses, and floating ones are differentiated. Other objects are passed
-        unchanged.
+        unchanged. Two JAX sides also take JAX arrays.
       dtypes: any of "float64", "float32", "bfloat16", "float16"; inputs and weights are first
         rounded to each. None means float64 and float32.
       grads: whether gradients of inputs and parameters are compared, using a random cotangent.
@@ -91,7 +98,8 @@ def compare(
       optimizer, steps: a name and torch's options, `("adamw", dict(lr=1e-3))`, and the number of
         steps of torch.optim and optax to compare, parameter by parameter, in float64.
       weights: "random" draws new weights for both, "given" copies torch's, "as_is" copies
-        nothing. None means "random".
+        nothing. None means "random", and "as_is" where a JAX function is a side. Two nnx modules
+        exchange weights by equal paths.
       rules: the part of the weight mapping that does not follow from names and types.
       seed: for weights and cotangents; None means 0.
       torch_call, flax_call: called as `call(module, *inputs, **kwargs)` instead of the module.
@@ -109,18 +117,24 @@ def compare(
     >>> theirs, mine = torch.nn.Linear(3, 2), nnx.Linear(3, 2, rngs=nnx.Rngs(0))
     >>> compare(theirs, mine, np.ones((4, 3)), dtypes=("float64",)).ok
     True
+    >>> slow, x = lambda x: x / (1 + abs(x)), np.linspace(-2, 2, 9)
+    >>> compare(slow, jax.nn.soft_sign, x, dtypes=("float64",)).verdict
+    'equal'
     """
-    _check_modules(torch_module, flax_module)
+    _check_sides(torch_module, flax_module)
+    flax_module = as_side(flax_module)
+    if not is_torch_side(torch_module):
+        inputs, kwargs = as_numpy(inputs), as_numpy(kwargs or {})
     call_spec = CallSpec(inputs, kwargs or {}, constants, seed, train, grads, taps, torch_call)
     original = original_of(torch_module, call_spec)
     training = original.training if optimizer is None else (optimizer, steps)
-    dtypes, weights = or_default(dtypes, original.dtypes), or_default(weights, original.weights)
+    dtypes, weights = or_default(dtypes, original.dtypes), _weights(original, flax_module, weights)
     options = Options(dtypes, eager, jit, noise, *training, weights, rules, flax_call, decode)
     original.check(options)
     check_decode(decode, flax_module, options.call, original.request)
-    title = title or f"{type(flax_module).__name__} against {original.name}"
+    title = title or f"{name_of(flax_module)} against {original.name}"
     pair = make_pair(original, flax_module, options, title)
-    with pair.watch:
+    with pair.watch, worded_errors(pair.sides):
         builder = _ReportBuilder(pair, options)
         builder.run()
         return builder.report(title, reproduce)
@@ -143,14 +157,23 @@ class _ReportBuilder:
         """Runs both sides in every dtype, then decoding and optimizer steps if requested."""
         options = self.options
         for dtype in options.dtypes:
-            for mode, runs in self.pair.run(dtype, options.modes):
-                self.add(runs, dtype, mode)
-                del runs  # frees memory before the next runs
+            try:
+                self.run_in(dtype)
+            except NotWide as error:
+                if len(options.dtypes) == 1:
+                    raise
+                self.notes[f"not compared in float64: {error}"] = None
         if options.decode is not None:
             self.decode(options.decode, options.dtypes[0], options.modes[-1])
         if options.optimizer is not None:
             steps, mode = options.steps, options.modes[-1]
             stepped(self.pair, options.optimizer, steps, mode, self.rows, self.notes)
+
+    def run_in(self, dtype: str) -> None:
+        """Runs both sides in one dtype."""
+        for mode, runs in self.pair.run(dtype, self.options.modes):
+            self.add(runs, dtype, mode)
+            del runs  # frees memory before the next runs
 
     def add(self, runs: tuple[Run, Run, Run], dtype: str, mode: str) -> None:
         if dtype == "float64" and self.unrounded is not None:
@@ -177,16 +200,19 @@ class _ReportBuilder:
             self.notes |= dict.fromkeys(ineffective_weights(got, truth, pair.names))
             self.notes |= dict.fromkeys(_not_dropped(pair, self.alone))
         self.notes |= dict.fromkeys((*got.notes, *torch_run.notes, *truth.notes))
+        if pair.original.library == "jax" and not pair.request.train:
+            self.notes |= dict.fromkeys(_draws_by_itself(got, torch_run))
 
     def _judged(self, runs: tuple[Run, Run, Run], dtype: str, mode: str) -> list[Row]:
         """Judges one run, allowing in float64 for torch's own rounding noise."""
         got, torch_run, truth = runs
         noisy = self._noisy(torch_run, dtype) if self.options.noise else ()
-        rows = judged(got, torch_run, truth, self.pair.names, dtype, mode, noisy)
+        judge_rows = partial(judged, library=self.pair.original.library)
+        rows = judge_rows(got, torch_run, truth, self.pair.names, dtype, mode, noisy)
         if dtype == "float64" and not noisy and _decided_against(rows):
             for count in (1, None):  # one noise run confirms a large difference
                 noisy = self._noisy(torch_run, dtype, count)
-                rows = judged(got, torch_run, truth, self.pair.names, dtype, mode, noisy)
+                rows = judge_rows(got, torch_run, truth, self.pair.names, dtype, mode, noisy)
                 if not any(map(_noise_could_excuse, rows)):
                     break
         return rows
@@ -228,8 +254,11 @@ class _ReportBuilder:
 
     def report(self, title: str, reproduce: str) -> Report:
         """The report, with a diagnosis if something differs."""
-        report = Report(title, **self.facts(), reproduce=reproduce)
-        return diagnosed(self.pair, report, self.runs, self.steps) if report.failed else report
+        sides = self.pair.sides
+        report = Report(title, **self.facts(), reproduce=reproduce, sides=sides)
+        if report.failed:
+            report = diagnosed(self.pair, report, self.runs, self.steps)
+        return all_worded(report, sides, keep=("title", "reproduce", "maps", "sides").__contains__)
 
     def facts(self) -> dict[str, Any]:
         """The report's fields, including notes on the weight mapping."""
@@ -245,9 +274,20 @@ class _ReportBuilder:
                 *warnings(self.rows),
             ),
             "unpaired": tuple(self.alone),
-            "versions": {**versions(), **self.pair.original.versions},
+            "versions": {**versions(self.pair.original.library), **self.pair.original.versions},
             "noise": self.options.noise,
         }
+
+
+def _draws_by_itself(got: Run, first: Run) -> list[str]:
+    """A note on random numbers that both sides draw, each by itself."""
+    lines = dict.fromkeys(x for run in (got, first) for x in run.findings.get("random", ()))
+    if not lines:
+        return []
+    return [
+        f"{some(list(lines))}: this compares one draw, and two sides are equal only where they "
+        "draw the same numbers from the same key in the same order"
+    ]
 
 
 def _not_dropped(pair: Pair, alone: Iterable[str]) -> list[str]:
@@ -283,6 +323,8 @@ def make_pair(
     plan = (
         None
         if weight_strategy == "as_is"
+        else same_tree(original.sources, flax_module)
+        if original.library == "jax"
         else make_plan(original.sources, flax_module, rules, parts)
     )
     names = Names(plan, flax_module, rules)
@@ -290,7 +332,10 @@ def make_pair(
     if OUTPUT in parts or (OUTPUT,) in (path for path, _ in nnx.iter_modules(flax_module)):
         original = original.with_output(MODEL_OUTPUT)
     watch = Watch(title, original.values)
-    return Pair(original, flax_module, options.call, original.request, plan, names, watch)
+    sides = (
+        SIDES if original.library == "torch" else side_names(original.name, name_of(flax_module))
+    )
+    return Pair(original, flax_module, options.call, original.request, plan, names, watch, sides)
 
 
 def assert_parity(
@@ -319,16 +364,47 @@ def assert_parity(
     return report
 
 
-def _check_modules(torch_module: Any, flax_module: Any) -> None:
-    is_torch_side = isinstance(torch_module, Recording) or is_torch_module(torch_module)
-    if not is_torch_side or not isinstance(flax_module, nnx.Module):
-        kinds = f"{type(torch_module).__name__} and {type(flax_module).__name__}"
-        swapped = isinstance(torch_module, nnx.Module) and is_torch_module(flax_module)
-        hint = " The torch module comes first: swap them." if swapped else ""
-        raise TypeError(
-            "compare takes a torch.nn.Module or a Recording of one, a flax.nnx.Module and numpy "
-            f"inputs; got {kinds}.{hint}"
+def _weights(original: Original, flax_module: nnx.Module, asked: Weights | None) -> Weights:
+    """The kind of weights; nothing is carried to or from a function, which has none."""
+    has_none = isinstance(flax_module, Function) or not original.sources
+    if original.library == "torch" or not has_none:
+        return or_default(asked, original.weights)
+    if asked not in (None, "as_is"):
+        raise ValueError(
+            f"weights are carried between two nnx modules; a JAX function takes its own as inputs: "
+            f'leave weights= out, or weights="as_is"; got {asked!r}.'
         )
+    return "as_is"
+
+
+def is_torch_side(side: Any) -> bool:
+    """Whether a first side is torch's: a module, or a recording of one."""
+    return side.library == "torch" if isinstance(side, Recording) else is_torch_module(side)
+
+
+def as_numpy(value: Any) -> Any:
+    """Arguments with their JAX arrays as numpy arrays, random keys excepted."""
+    return rebuilt(value, lambda _, leaf: np.asarray(leaf) if is_array(leaf) else leaf, "")
+
+
+def _check_sides(first: Any, second: Any) -> None:
+    """Raises TypeError unless both are what a comparison can run."""
+    is_jax = [callable(x) and not isinstance(x, type) and not is_torch(x) for x in (first, second)]
+    known = is_torch_module(first) or isinstance(first, Recording) or is_jax[0]
+    if known and is_jax[1]:
+        return
+    kinds = " and ".join(
+        f"the class {x.__name__}" if isinstance(x, type) else type(x).__name__
+        for x in (first, second)
+    )
+    swapped = isinstance(first, nnx.Module) and is_torch_module(second)
+    hint = " The torch module comes first: swap them." if swapped else ""
+    if any(isinstance(x, type) for x in (first, second)):
+        hint = " Build it first."
+    raise TypeError(
+        "compare takes a torch.nn.Module, an nnx module or a JAX function, or a Recording of one, "
+        f"then a flax.nnx.Module or a JAX function, and numpy inputs; got {kinds}.{hint}"
+    )
 
 
 def _exact(pair: Pair) -> list[Row]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .judge import Verdict
+from .side_names import SIDES, Sides, worded
 
 # Row kinds that decide the verdict. A tap may differ while the function is equal.
 DECIDING = ("exact", "output", "gradient", "state", "step", "decode")
@@ -136,6 +137,7 @@ class Report:
       noise: whether torch's own rounding noise is reported next to every error.
       replayed: why recorded results replace a reference although torch is installed, or "".
       flax_class: name of the Flax class of a case, or "".
+      sides: what the two sides are called.
 
     >>> Report("nothing was compared", ()).verdict
     'nothing is proven'
@@ -155,6 +157,7 @@ class Report:
     noise: bool = False
     replayed: str = ""
     flax_class: str = ""
+    sides: Sides = SIDES
 
     @property
     def verdict(self) -> str:
@@ -241,7 +244,15 @@ class Report:
             shown = MAX_LINES - len(behind) - 1
             rest = plural(len(lines) - shown, "line")
             lines = [*lines[:shown], f"  and {rest} more: report.text(full=True)"]
-        return "\n".join([*lines, *behind])
+        return self._worded("\n".join([*lines, *behind]))
+
+    def _worded(self, text: str) -> str:
+        """A text with this report's names of its sides; its title and command stay."""
+        for part in sorted({self.title, self.reproduce} - {""}, key=len, reverse=True):
+            if part in text:
+                before, _, after = text.partition(part)
+                return self._worded(before) + part + self._worded(after)
+        return worded(text, self.sides)
 
     def summary(self) -> str:
         """The largest errors, in one line."""
@@ -256,7 +267,7 @@ class Report:
             parts.append(
                 text + (f", {times(ratio)} torch's own error" if ratio is not None else "")
             )
-        return "; ".join(parts)
+        return worded("; ".join(parts), self.sides)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything except the maps, as plain Python values; `report_schema` describes it."""
@@ -270,7 +281,7 @@ class Report:
             del place["search"]
         properties = {"verdict": self.verdict, "unsure": self.unsure, "rewritten": self.rewritten}
         head = {"schema": SCHEMA, "ok": self.ok, **properties, "first": first}
-        return {**head, "try": _what_to_try(self.first), **parts}
+        return {**head, "try": worded(_what_to_try(self.first), self.sides), **parts}
 
     def to_json(self, path: str | PathLike[str]) -> None:
         """Writes everything to a JSON file; non-finite numbers as strings."""
@@ -280,7 +291,7 @@ class Report:
         """Writes one self-contained page: error by depth, heat maps, every comparison."""
         from .show import page
 
-        Path(path).write_text(page(self), "utf-8")
+        Path(path).write_text(self._worded(page(self)), "utf-8")
 
 
 def report_schema() -> dict[str, Any]:

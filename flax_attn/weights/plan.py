@@ -8,6 +8,7 @@ from flax import nnx
 
 from ..errors import ParityError
 from .described import Source
+from .known_layers import flax_params, flax_state
 from .mapping import Draft
 from .move import Move, Stack
 from .rule import Rule
@@ -15,6 +16,10 @@ from .suggest import ALTERNATIVES, by_order, propose, unknown_gates
 
 HEADER = "The torch module does not fit the Flax module:"
 MAX_LINES = 20  # of a refusal
+OTHER_TREE = (
+    "Weights are carried between two nnx modules with the same tree only, and these differ "
+    '(weights="as_is" compares each with its own):'
+)
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,35 @@ def make_plan(
     if draft.problems:
         raise _refusal(draft)
     return Plan(tuple(draft.moves), draft.constants, tuple(draft.skipped), tuple(draft.tied))
+
+
+def same_tree(sources: Sequence[Source], module: nnx.Module) -> Plan:
+    """Maps the weights of one nnx module, described, to those of another with the same tree.
+
+    Raises:
+      ParityError: lists every path that only one has, or has in another shape or tied otherwise.
+    """
+    state = {path: np.shape(x.get_value()) for path, x in flax_state(module).items()}
+    shapes, ties = {source.name: source.shape for source in sources}, first_paths(module)
+    problems = [f"{path} is only in the first" for path in shapes if path not in state]
+    problems += [f"{path} is only in the second" for path in state if path not in shapes]
+    for source in sources:
+        path, shape = source.name, state.get(source.name, source.shape)
+        if shape != source.shape:
+            problems.append(f"{path} is {[*source.shape]} in the first, {[*shape]} in the second")
+        elif ties.get(path, path) != (source.same_as or path):
+            problems.append(f"{path} is shared with another weight on one side only")
+    if problems:
+        lines = [f"  - {problem}" for problem in problems]
+        raise ParityError("\n".join([OTHER_TREE, *lines[:MAX_LINES]]), full="\n".join(lines))
+    moves = tuple(Move((s.name,), (s.name,)) for s in sources if not s.same_as)
+    return Plan(moves, (), (), tuple(s.name for s in sources if s.same_as))
+
+
+def first_paths(module: nnx.Module) -> dict[str, str]:
+    """Maps every Param path to the first path of the same Param."""
+    first: dict[int, str] = {}
+    return {path: first.setdefault(id(param), path) for path, param in flax_params(module).items()}
 
 
 def _refusal(draft: Draft) -> ParityError:

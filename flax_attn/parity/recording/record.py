@@ -1,4 +1,4 @@
-"""`record`: saves torch's results, for a comparison on a machine without torch."""
+"""`record`: saves the first side's results, for a comparison elsewhere or later."""
 
 import json
 import platform
@@ -14,15 +14,17 @@ from ...errors import CheckpointError, ParityError
 from ...weights.plan import Plan
 from ...weights.rule import Rule
 from ...weights.safetensors import write_file
-from ..call_spec import CallSpec, is_torch_module
+from ..call_spec import CallSpec
 from ..decode import Decode
 from ..options import DTYPES, Options, Weights
 from ..rows import optimizers
+from ..sides.jax_original import JaxOriginal
 from ..sides.live import Live
-from ..torch_module import read
 from ..versions import versions
 from .recording import FORMAT, KEY
 from .store import NotSerializable, Spool, Writer
+
+Side = Live | JaxOriginal
 
 
 def record(
@@ -53,7 +55,7 @@ def record(
     change in three runs with perturbed rounding as torch's error.
 
     Args:
-      torch_module: the original.
+      torch_module: the original: a torch module, an nnx module or a JAX function.
       inputs, kwargs: arguments of its call, as for `compare`.
       file: the `.safetensors` file to write; an existing file is replaced.
       dtypes, grads, taps, constants, optimizer, steps, seed, torch_call: as for `compare`.
@@ -70,7 +72,7 @@ def record(
 
     Raises:
       ParityError: if the module fails in a dtype, or the file cannot be written.
-      TypeError: if the module is not a torch module, or inputs are not numpy arrays.
+      TypeError: if it is none of these, or inputs of a torch module are not numpy arrays.
       ValueError: for an unknown dtype or kind of weights.
 
     >>> import tempfile, torch
@@ -78,14 +80,18 @@ def record(
     >>> record(torch.nn.Linear(3, 2), (np.ones((4, 3)),), file, dtypes=("float64",)).name
     'linear.safetensors'
     """
-    if not is_torch_module(torch_module):
-        raise TypeError(f"record takes a torch.nn.Module; got {type(torch_module).__name__}.")
+    if isinstance(torch_module, type) or not callable(torch_module):
+        what = type(torch_module).__name__
+        what = f"the class {torch_module.__name__}" if isinstance(torch_module, type) else what
+        raise TypeError(
+            f"record takes a torch.nn.Module, an nnx module or a JAX function; got {what}."
+        )
     options = Options(dtypes, optimizer=optimizer, steps=steps, weights=weights)
     _check(options, noise, train, decode)
     call_spec = CallSpec(
         tuple(inputs), kwargs or {}, constants, seed, train, grads, taps, torch_call
     )
-    live = call_spec.live(torch_module)
+    live = call_spec.side(torch_module)
     skips = [rule for rule in rules if rule.kind == "skip"]
     names = [source.name for source in live.sources]
     skipped = [name for rule in skips for group, _ in rule.groups(names) for name in group]
@@ -111,13 +117,14 @@ def _check(options: Options, noise: bool | None, train: bool, decode: Decode | N
         raise ValueError(f"record(decode=) takes Decode(torch=step), in eval mode; got {why}.")
 
 
-def _described(live: Live, strategy: str, skipped: Sequence[str], writer: Writer) -> dict[str, Any]:
+def _described(live: Side, strategy: str, skipped: Sequence[str], writer: Writer) -> dict[str, Any]:
     """Collects what a comparison needs before running anything."""
     request, parts = live.request, live.modules
-    values = {**read(live.module), **live.values}
+    values = {**live.stored(), **live.values}
     return {
         "format": FORMAT,
-        "versions": {**versions(), "machine": platform.platform()},
+        "library": live.library,
+        "versions": {**versions(live.library), "machine": platform.platform()},
         "name": live.name,
         "sources": [{**x.to_json(), "heads": list(x.heads)} for x in live.sources],
         "modules": {name: writer.tree(name, vars(part)) for name, part in parts.items()},
@@ -136,7 +143,7 @@ def _described(live: Live, strategy: str, skipped: Sequence[str], writer: Writer
     }
 
 
-def _call(live: Live, writer: Writer) -> Any:
+def _call(live: Side, writer: Writer) -> Any:
     """The arguments as JSON; None if not serializable, so that they must be passed again."""
     request = live.request
     try:
@@ -153,7 +160,11 @@ def _noisy_in(dtypes: Sequence[str], noise: bool | None) -> Sequence[str]:
 
 
 def _ran(
-    live: Live, options: Options, noisy: Sequence[str], decode: Decode | None, writer: Writer
+    live: Side,
+    options: Options,
+    noisy: Sequence[str],
+    decode: Decode | None,
+    writer: Writer,
 ) -> dict[str, Any]:
     """Runs torch in every dtype and collects the results."""
     wide = "float64" in options.dtypes
@@ -175,7 +186,7 @@ def _ran(
     return {"runs": runs, "keeps": masks, "order": order, **trained}
 
 
-def _steps(live: Live, decode: Decode, dtype: str, writer: Writer) -> Iterator[list[Any]]:
+def _steps(live: Side, decode: Decode, dtype: str, writer: Writer) -> Iterator[list[Any]]:
     """Yields each split with the results of torch's own steps in `dtype` and in float64."""
     cuts = decode.checked(live.request.arrays())
     torch_run, truth = live.decoded(decode, cuts, dtype)
@@ -185,7 +196,7 @@ def _steps(live: Live, decode: Decode, dtype: str, writer: Writer) -> Iterator[l
 
 
 def _trained(
-    live: Live, options: Options, keeps: Sequence[np.ndarray], writer: Writer
+    live: Side, options: Options, keeps: Sequence[np.ndarray], writer: Writer
 ) -> dict[str, Any]:
     """Collects the optimizer steps, if there is an optimizer."""
     if options.optimizer is None:

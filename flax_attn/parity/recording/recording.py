@@ -71,6 +71,7 @@ class Recording:
         self.loaded: Arrays = {}
         try:
             self.name: str = facts["name"]
+            self.library: Literal["torch", "jax"] = facts.get("library", "torch")
             self.sources = [_source(fields) for fields in facts["sources"]]
             self.modules = {k: Part(**self.reader.value(x)) for k, x in facts["modules"].items()}
             self.order: list[str] = facts["order"]
@@ -98,12 +99,14 @@ class Recording:
 
     @property
     def versions(self) -> dict[str, str]:
-        return {"torch": f"{self.recorded['torch']} (recorded)"}
+        version = f"{self.recorded[self.library]} (recorded)"
+        return {"torch": version} if self.library == "torch" else {"jax of the record": version}
 
     @property
     def notes(self) -> list[str]:
         """Origin of the recording, and what it lacks."""
-        by = f"torch {self.recorded['torch']} on {self.recorded['machine']}"
+        # Lower case: the library that made it, whatever its side is called.
+        by = f"{self.library} {self.recorded[self.library]} on {self.recorded['machine']}"
         notes = [*self.facts["notes"], f"compared with {self.path.name}, recorded by {by}"]
         if "float64" not in self.dtypes:
             notes.append(NO_FLOAT64.format(" and ".join(self.dtypes)))
@@ -256,7 +259,7 @@ class Recording:
 def original_of(torch_module: Any, call_spec: CallSpec) -> Original:
     """Returns torch's side of a comparison: live, or recorded."""
     is_recording = isinstance(torch_module, Recording)
-    return torch_module.call_spec(call_spec) if is_recording else call_spec.live(torch_module)
+    return torch_module.call_spec(call_spec) if is_recording else call_spec.side(torch_module)
 
 
 def _opened(path: Path) -> tuple[dict[str, Any], Reader]:

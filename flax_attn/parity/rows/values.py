@@ -27,12 +27,14 @@ def judged(
     dtype: str,
     mode: str,
     noisy: Sequence[Run] = (),
+    library: str = "torch",
 ) -> list[Row]:
     """Every comparison of one run: taps in torch's call order, outputs, gradients, statistics.
 
-    `noisy` are torch's runs in `dtype` with perturbed rounding.
+    `noisy` are torch's runs in `dtype` with perturbed rounding. Where the first side is JAX's
+    (`library`), what is NaN or one number on both sides proves nothing, but is no difference.
     """
-    rows = list(_check_finite(truth, dtype, mode))
+    rows = list(_check_finite(truth, dtype, mode)) if library == "torch" else []
     if dtype == "float64":
         rows += taps(got, truth, names, dtype, mode, noisy=noisy)
     rows.append(same_structure(structure(got), structure(torch_run), dtype, mode))
@@ -46,8 +48,37 @@ def judged(
     rows += [
         Row("matmul precision", "exact", dtype, mode, judge.failed_fact(sentence))
         for sentence in got.findings.get("products", ())
+        if not torch_run.findings.get("products")  # else the first side asks for no more
     ]
-    return rows
+    return rows if library == "torch" else _without_empty(rows, got, truth, names)
+
+
+def _without_empty(rows: Sequence[Row], got: Run, truth: Run, names: Names) -> list[Row]:
+    """The rows, those of values that are alike whatever was computed as inconclusive."""
+    wants = {**names.gradients(truth.gradients), **truth.outputs}
+    values = {**got.gradients, **got.outputs}
+    judged = []
+    for row in rows:
+        why = ""
+        if row.kind in ("output", "gradient") and is_floating(wants[row.name]):
+            why = _alike(values[row.name], wants[row.name], row.kind == "output")
+        verdict = replace(row.verdict, shows=False, note=why) if why else row.verdict
+        judged.append(replace(row, verdict=verdict))
+    return judged
+
+
+def _alike(got: np.ndarray, want: np.ndarray, constant: bool) -> str:
+    """Why two values that agree prove nothing, or ""."""
+    if got.shape != want.shape or not want.size:
+        return ""
+    nan = np.isnan(want)
+    if nan.any() and np.array_equal(np.isnan(got), nan):
+        where = [int(i) for i in np.argwhere(nan)[0]]
+        return f"NaN on both sides, as at {where}, proves nothing: choose inputs that give numbers"
+    first = want.flat[0]
+    if constant and want.size > 1 and (want == first).all() and (got == first).all():
+        return f"every element is {float(np.real(first)):.6g} on both sides, which proves nothing"
+    return ""
 
 
 def _check_finite(truth: Run, dtype: str, mode: str) -> Iterator[Row]:

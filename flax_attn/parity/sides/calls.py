@@ -3,7 +3,10 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
+
+from flax import nnx
 
 from ...errors import ParityError
 
@@ -12,6 +15,40 @@ NAMES = {
     **{f"{kind}{bits}": f"{kind}{bits}" for kind in ("bfloat", "float") for bits in (16, 32, 64)},
     **{"double": "float64", "float": "float32", "half": "float16"},
 }
+
+
+def name_of(side: Any) -> str:
+    """The name of a module's class; of a function, its own."""
+    return type(side).__name__
+
+
+def as_module(function: Callable[..., Any]) -> nnx.Module:
+    """A JAX function as an nnx module without weights, under the function's name.
+
+    >>> name_of(as_module(jax.nn.relu)), int(as_module(jax.nn.relu)(-1))
+    ('relu', 0)
+    """
+    named: Any = function
+    while isinstance(named, partial):
+        named = named.func
+    name = getattr(named, "__name__", type(named).__name__)
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    # A class of its own: as an attribute, a function that is a pytree would be taken apart.
+    module = {"__call__": call, "__module__": getattr(named, "__module__", "")}
+    return type(name, (Function,), module)()
+
+
+def as_side(side: Any) -> Any:
+    """A side as a module: a JAX function becomes one, everything else is returned."""
+    is_function = callable(side) and not isinstance(side, nnx.Module | type)
+    return as_module(side) if is_function else side
+
+
+class Function(nnx.Module):
+    """A JAX function as a module."""
 
 
 def plain_call(module: Any, *args: Any, **kwargs: Any) -> Any:

@@ -9,9 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from ...errors import ParityError
 from ...weights.known_layers import flax_params, flax_state
+from ...weights.plan import first_paths
 from . import jaxpr_precision as precision
 from .flax_float64 import attention_lifted
+from .jaxpr_evaluate import Evaluation, wide_requests
 from .leaves import refuse_unknown, split_leaves
 from .recorder import Force, fold_draw, is_array, is_key, recording
 from .run import Request, Run, rounded
@@ -32,6 +35,7 @@ class Flax:
       jit: whether to run one jitted function.
       force: taps whose value and cotangent are recorded and then replaced by torch's.
       repeats: torch's dropout masks, if this side repeats them.
+      evaluation: how the traced program is evaluated, if not as JAX does.
     """
 
     def __init__(
@@ -43,10 +47,11 @@ class Flax:
         jit: bool,
         force: Mapping[str, Force] | None = None,
         repeats: Sequence[np.ndarray] | None = None,
+        evaluation: Evaluation = Evaluation(),  # noqa: B008 - frozen
     ):
         self.module, self.call, self.request = module, call, request
         self.dtype, self.jit, self.force = dtype, jit, dict(force or {})
-        self.repeats = repeats
+        self.repeats, self.evaluation = repeats, evaluation
         self.program: Callable[..., Any] | None = None
         self.findings: dict[str, list[str]] = {}
         self.lifted: dict[str, None] = {}
@@ -125,7 +130,7 @@ class Flax:
         probes = {k: jnp.asarray(np.zeros_like(f.value)) for k, f in self.force.items()}
         variables = {path: jnp.asarray(rounded(x, self.dtype)) for path, x in weights.items()}
         variables = variables or _unique(self.module, self.dtype)
-        trained = unique_params(self.module)
+        trained = first_paths(self.module)
         params = {k: v for k, v in variables.items() if k in trained}
         rest = {"weights": {k: v for k, v in variables.items() if k not in params}, "inputs": fixed}
         if self.request.train:
@@ -140,13 +145,46 @@ class Flax:
         if self.program is None:
             run = self._forward()
             run = _with_gradients(run, self.request, self.dtype) if self.request.grads else run
-            self.program = run
             # Precision is read from the jaxpr, which eager runs are traced for as well.
-            if self.jit or not self.force:
-                traced = jax.jit(run).trace(*args)
-                self.findings = _findings(traced.jaxpr)
-                self.program = traced.lower().compile() if self.jit else run
+            traces = self.jit or not self.force or self.evaluation.lifted
+            self.program = self._from_trace(run, args) if traces else run
         return self.program
+
+    def _from_trace(self, run: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
+        """Traces the program; returns it, compiled under jit, or its evaluation."""
+        traced, widened = self._traced(run, args)
+        self.findings = _findings(traced.jaxpr)
+        if widened or self.evaluation.changes(traced.jaxpr):
+            return self._evaluated(traced, args)
+        return traced.lower().compile() if self.jit else run
+
+    def _traced(self, run: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, bool]:
+        """Traces the program, and whether requests for float32 in it were answered by float64."""
+        if self.dtype != "float64" or not self.evaluation.lifted:
+            return jax.jit(run).trace(*args), False
+        try:
+            with wide_requests():
+                return jax.jit(run).trace(*args), True
+        except Exception:
+            try:
+                return jax.jit(run).trace(*args), False
+            except Exception as error:
+                raise NotWide(error) from error
+
+    def _evaluated(self, traced: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
+        """The evaluation of a traced program, compiled under jit."""
+        tree = jax.tree.structure(traced.out_info)
+
+        def run(*args: Any) -> Any:
+            return jax.tree.unflatten(tree, self.evaluation(traced.jaxpr, jax.tree.leaves(args)))
+
+        if self.evaluation.changes(traced.jaxpr) and self.evaluation.lifted:
+            self.lifted[_lifted(self.findings)] = None
+            # A result narrower than its operands is wide now.
+            products = [x for x in self.findings["products"] if " into " not in x]
+            self.findings |= {"casts": [], "products": products}
+        with jax.enable_x64(self.dtype == "float64" or bool(self.evaluation.lifted)):
+            return jax.jit(run).lower(*args).compile() if self.jit else run
 
     def _forward(self) -> Callable[..., Any]:
         """Returns a pure function from arrays to inexact outputs, and all other results as aux."""
@@ -214,6 +252,30 @@ class Flax:
             ],
             findings=self.findings,
         )
+
+
+def _lifted(findings: Mapping[str, Sequence[str]]) -> str:
+    """A sentence on a program that asks for narrow floats in float64, and the first such line."""
+    first = next(iter((*findings["casts"], *findings["products"])), "")
+    where = f" ({first})" if first else ""
+    return (
+        f"Flax computes parts in narrower floats also where it is given float64{where}: lifted to "
+        "float64, so that its formula is compared there, and its rounding in narrower dtypes only"
+    )
+
+
+class NotWide(ParityError):
+    """Raised if a JAX side can be traced in its narrow dtypes only.
+
+    Args:
+      error: why not in float64.
+    """
+
+    def __init__(self, error: Exception):
+        message = str(error).strip()
+        first = (message.splitlines() or [""])[0].rstrip(".,:")
+        self.reason = f"{type(error).__name__}: {first}"
+        super().__init__(f"it cannot be traced in float64: {self.reason}")
 
 
 class Static(NamedTuple):
@@ -299,25 +361,20 @@ def _with_gradients(forward: Callable[..., Any], request: Request, dtype: str) -
 
 
 def _findings(jaxpr: Any) -> dict[str, list[str]]:
-    """Returns hidden casts and products below the highest precision, as sentences."""
+    """Returns hidden casts, products below the highest precision and draws, as sentences."""
     return {
         "casts": [str(finding) for finding in precision.casts(jaxpr)],
         "products": [str(finding) for finding in precision.products(jaxpr)],
         "widened": [str(finding) for finding in precision.widened(jaxpr)],
+        "random": [str(finding) for finding in precision.random_draws(jaxpr)],
     }
-
-
-def unique_params(module: nnx.Module) -> dict[str, str]:
-    """Maps every Param path to the first path of the same Param."""
-    first: dict[int, str] = {}
-    return {path: first.setdefault(id(param), path) for path, param in flax_params(module).items()}
 
 
 def _unique(module: nnx.Module, dtype: str) -> dict[str, jax.Array]:
     params = flax_params(module)
     return {
         path: _cast(params[path].get_value(), dtype)
-        for path in dict.fromkeys(unique_params(module).values())
+        for path in dict.fromkeys(first_paths(module).values())
     }
 
 

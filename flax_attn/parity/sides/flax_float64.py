@@ -2,8 +2,7 @@
 
 It always computes its softmax in float32, as does `nnx.MultiHeadAttention`, which calls it, so no
 port that uses them can agree with a float64 reference to better than 5e-8. Lifted, as torch's casts
-are, it computes the same function in float64. Its jaxpr is evaluated operation by operation; casts
-of float64 to float32 are skipped, and all that follows stays in float64.
+are, it computes the same function in float64.
 """
 
 import sys
@@ -13,15 +12,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Literal
+
+from .jaxpr_evaluate import SINGLE, Evaluation
 
 NAME = "dot_product_attention"
 NOTE = (
     "jax.nn.dot_product_attention of Flax computes its softmax in float32: lifted to float64 "
     "(flax_attn.flax_attention, as attention_fn=, keeps the dtype of its inputs)"
 )
-# Primitives that only wrap a jaxpr, which is evaluated instead.
-CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call")
+LIFTED = Evaluation(SINGLE)
 
 
 @contextmanager
@@ -70,44 +69,4 @@ def _computed(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
 
     arrays = [flat[i] for i in places]
     program, shapes = jax.make_jaxpr(of, return_shape=True)(*arrays)
-    return jax.tree.unflatten(jax.tree.structure(shapes), _evaluated(program, arrays))
-
-
-def _evaluated(program: ClosedJaxpr, arrays: list[Any]) -> list[Any]:
-    known = dict(zip(program.jaxpr.constvars, program.consts, strict=True))
-    known |= dict(zip(program.jaxpr.invars, arrays, strict=True))
-
-    def value(x: Any) -> Any:
-        return x.val if isinstance(x, Literal) else known[x]
-
-    for equation in program.jaxpr.eqns:
-        outs = _operation(equation, list(map(value, equation.invars)))
-        known |= dict(zip(equation.outvars, outs, strict=True))
-    return list(map(value, program.jaxpr.outvars))
-
-
-def _operation(equation: Any, values: list[Any]) -> list[Any]:
-    """Evaluates one equation, in float64 if one of its inputs was lifted."""
-    primitive, params = equation.primitive, equation.params
-    if primitive.name in CALLS:
-        inner = next(x for x in params.values() if isinstance(x, ClosedJaxpr))
-        return _evaluated(inner, values)
-    if primitive.name == "convert_element_type" and values[0].dtype == jnp.float64:
-        if params["new_dtype"] in (jnp.float32, jnp.float64):
-            return values
-    # A lifted input is float64 where the jaxpr says float32: all operands must agree again.
-    taken = zip(values, equation.invars, strict=True)
-    if any(x.aval.dtype == jnp.float32 and value.dtype == jnp.float64 for value, x in taken):
-        values = [_as_double(x) for x in values]
-        # Parameters such as `preferred_element_type` would narrow the result.
-        params = {k: jnp.float64 if _is_single(v) else v for k, v in params.items()}
-    out = primitive.bind(*values, **primitive.get_bind_params(params))
-    return out if primitive.multiple_results else [out]
-
-
-def _as_double(x: Any) -> Any:
-    return x.astype(jnp.float64) if x.dtype == jnp.float32 else x
-
-
-def _is_single(x: Any) -> bool:
-    return isinstance(x, type | jnp.dtype) and x == jnp.float32
+    return jax.tree.unflatten(jax.tree.structure(shapes), LIFTED(program, arrays))

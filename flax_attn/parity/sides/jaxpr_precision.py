@@ -22,6 +22,10 @@ LEVELS = {
     **dict.fromkeys(("high", "tensorfloat32", "bfloat16_3x"), 1),
     **dict.fromkeys(("highest", "float32"), 2),
 }
+# Bits of a float that the operands and sums of an algorithm for products keep.
+OPERANDS = {"BF16": 16, "F16": 16, "TF32": 19, "F32": 32, "F64": 64}
+# Primitives that make random bits from a key.
+RANDOM = ("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform")
 # Libraries between user code and jax: reported only if the traceback contains no user line.
 LIBRARIES = ("flax", "optax", "einops", "jaxtyping", "beartype")
 
@@ -93,7 +97,9 @@ def products(jaxpr: Any, requested: str = "highest") -> list[Finding]:
     """
     if requested not in LEVELS:
         raise ValueError(f"asked must be one of {', '.join(LEVELS)}; got {requested!r}.")
-    return _unique_findings(jaxpr, lambda eqn: _low_precision(eqn, requested))
+    # A program of 16-bit floats may round a wider operand to them.
+    run = max(map(_bits, jaxpr.jaxpr.invars), default=0)
+    return _unique_findings(jaxpr, lambda eqn: _low_precision(eqn, requested, run))
 
 
 def widened(jaxpr: Any) -> list[Finding]:
@@ -120,6 +126,22 @@ def widened(jaxpr: Any) -> list[Finding]:
     return [x for x in findings if x.file and _is_user_code(x.file)]
 
 
+def random_draws(jaxpr: Any) -> list[Finding]:
+    """Returns where a program draws random numbers, once per line.
+
+    >>> import jax
+    >>> drop = lambda key, x: x * jax.random.bernoulli(key, 0.9, x.shape)
+    >>> for finding in random_draws(jax.make_jaxpr(drop)(jax.random.key(0), jnp.ones(3))):
+    ...     print(finding.what)
+    draws random numbers
+    """
+
+    def describe(eqn: Any) -> str:
+        return "draws random numbers" if eqn.primitive.name in RANDOM else ""
+
+    return _unique_findings(jaxpr, describe)
+
+
 def _unique_findings(jaxpr: Any, describe: Callable[[Any], str]) -> list[Finding]:
     """Returns unique findings; one of the backward pass only if it is not in the forward too."""
     findings = {}
@@ -130,13 +152,13 @@ def _unique_findings(jaxpr: Any, describe: Callable[[Any], str]) -> list[Finding
     return list(findings)
 
 
-def _low_precision(eqn: Any, requested: str) -> str:
-    """Describes how a product falls short of the requested precision; "" if it does not."""
+def _low_precision(eqn: Any, requested: str, run: int) -> str:
+    """Describes how a product of a `run`-bit program falls short of a precision, or ""."""
     wide = max(map(_bits, eqn.invars[:2]), default=0)
     if "precision" not in eqn.params or not wide:
         return ""
     name, precision = eqn.primitive.name, eqn.params["precision"]
-    if _level(precision, wide) < LEVELS[requested]:
+    if _level(precision, min(wide, run or wide)) < LEVELS[requested]:
         return f"multiplies ({name}) {_precision_text(precision)}, where {requested} is asked"
     if 0 < _bits(eqn.outvars[0]) < wide:
         return f"multiplies ({name}) {_dtypes(eqn.invars[:2])} into {_dtypes(eqn.outvars)}"
@@ -174,7 +196,8 @@ def _level(precision: Any, wide: int) -> int:
     if precision is None:
         return 0
     if isinstance(precision, DotAlgorithmPreset):
-        return 2 if precision.name == f"F{wide}_F{wide}_F{wide}" else 0
+        operand, *_, sums = (OPERANDS.get(x, 0) for x in precision.name.split("_"))
+        return 2 if operand >= wide and sums >= max(wide, 32) else 0
     pair = precision if isinstance(precision, tuple) else (precision, precision)
     return min(LEVELS[Precision(p).name.lower()] for p in pair)
 

@@ -43,6 +43,7 @@ class Live:
     weights: Literal["random"] = "random"
     training: tuple[None, int] = (None, 1)
     versions: Mapping[str, str] = field(default_factory=dict)
+    library: Literal["torch"] = "torch"
 
     def check(self, options: Any) -> None:
         """Does nothing: a live module supports every option."""
@@ -84,6 +85,10 @@ class Live:
         few = ", ".join(other[:3]) + (" and others" if len(other) > 3 else "")
         mode = "train" if self.request.train else "eval"
         return [f"{few} of torch came in another mode than the rest: all ran in {mode} mode"]
+
+    def stored(self) -> Arrays:
+        """The module's own tensors by name."""
+        return read(self.module)
 
     def with_weights(self, strategy: str, plan: Plan | None) -> "Live":
         skipped = plan.skipped if plan else ()

@@ -1,4 +1,4 @@
-"""Interface of the torch side: a live module, or recorded results of one."""
+"""Interface of the first side: a torch module, JAX, or recorded results of either."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ class Stepped(NamedTuple):
 
 
 class Original(Protocol):
-    """The torch side of a comparison, with its weights, inputs and call.
+    """The first side of a comparison, the truth, with its weights, inputs and call.
 
     Attributes:
       name: name of its class.
@@ -53,6 +53,7 @@ class Original(Protocol):
       dtypes, weights: default dtypes, and default weights, of a comparison.
       training: default optimizer with its options (None: no training), and number of steps.
       versions: versions of the packages that recorded it; empty for a live module.
+      library: "torch" or "jax"; what torch's side says of itself holds for either.
     """
 
     @property
@@ -83,6 +84,8 @@ class Original(Protocol):
     def training(self) -> tuple[tuple[str, Mapping[str, Any]] | None, int]: ...
     @property
     def versions(self) -> Mapping[str, str]: ...
+    @property
+    def library(self) -> Literal["torch", "jax"]: ...
 
     def check(self, options: Any) -> None:
         """Raises ParityError for options that it does not support."""

@@ -10,11 +10,13 @@ import numpy as np
 from flax import nnx
 
 from ...weights.known_layers import LAYERS, flax_path, get_path
-from ...weights.plan import Plan
+from ...weights.plan import Plan, first_paths
 from ...weights.rule import Rule
+from ..side_names import SIDES, Sides
 from ..watch import Watch
-from .calls import errors_of
-from .flax import Flax, Force, unique_params
+from .calls import errors_of, name_of
+from .flax import Flax, Force
+from .jaxpr_evaluate import SINGLE, Evaluation
 from .mask_axes import MaskAxes, misplaced, outputs_agree
 from .match import Match, agreed
 from .original import Original
@@ -41,7 +43,7 @@ class Names:
     def gradients(self, gradients: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Converts gradients of inputs and mapped parameters to Flax's names and layouts."""
         inputs = {k: v for k, v in gradients.items() if k.startswith("input ")}
-        trained = unique_params(self.module)
+        trained = first_paths(self.module)
         return inputs | {k: v for k, v in self.carried(gradients).items() if k in trained}
 
     def carried(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -86,7 +88,7 @@ def matches(
 
 def canonical(values: Mapping[str, np.ndarray], module: nnx.Module) -> dict[str, np.ndarray]:
     """Renames `values` to the first path of each shared Param."""
-    first = unique_params(module)
+    first = first_paths(module)
     return {first.get(path, path): value for path, value in values.items()}
 
 
@@ -106,6 +108,7 @@ class Pair:
       plan: the mapping; None if each side keeps its own weights.
       names: translates torch's names to Flax's.
       watch: reports progress.
+      sides: what the two sides are called.
       axes: axis orders of dropout masks, learned from the first runs.
     """
 
@@ -116,6 +119,7 @@ class Pair:
     plan: Plan | None
     names: Names
     watch: Watch
+    sides: Sides = SIDES
     axes: MaskAxes = field(default_factory=MaskAxes)
 
     def narrow(self, dtype: str) -> dict[str, np.ndarray]:
@@ -131,7 +135,9 @@ class Pair:
         request = self.request.in_dtype(dtype)
         keeps = self.original.keeps
         repeats = None if keeps is None else self.axes.to_flax(keeps)
-        run_options = dtype, mode == "jit", force, repeats
+        wide = self.original.library == "jax" and dtype == "float64"
+        evaluation = Evaluation(SINGLE if wide else ())
+        run_options = dtype, mode == "jit", force, repeats, evaluation
         return Flax(self.flax_module, self.call, request, *run_options)
 
     def run_flax(self, side: Flax, weights: dict[str, np.ndarray]) -> Run:
@@ -150,7 +156,8 @@ class Pair:
             return np.asarray(layer(jnp.asarray(x)))
 
     def _errors(self, dtype: str) -> AbstractContextManager[None]:
-        return errors_of("Flax", type(self.flax_module).__name__, dtype, self.call)
+        side = "Flax" if self.original.library == "torch" else "JAX"
+        return errors_of(side, name_of(self.flax_module), dtype, self.call)
 
     def run(self, dtype: str, modes: Sequence[str]) -> Iterator[tuple[str, tuple[Run, Run, Run]]]:
         """Yields Flax in each mode, torch in `dtype`, and torch in float64, the truth.

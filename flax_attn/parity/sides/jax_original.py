@@ -1,0 +1,178 @@
+"""The first side of a comparison as a JAX function or an nnx module."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from flax import nnx
+
+from ...errors import ParityError
+from ...weights.described import Source
+from ...weights.known_layers import flax_params, flax_state
+from ...weights.plan import Plan, first_paths
+from .. import draw
+from ..side_names import worded
+from .calls import errors_of, name_of
+from .flax import Flax, NotWide
+from .jaxpr_evaluate import NARROW, SINGLE, Evaluation
+from .original import Arrays, Part, Stepped
+from .run import Request, Run, narrowed
+
+NOISY = 3  # runs with noise, as many as torch's
+
+
+@dataclass(frozen=True)
+class JaxOriginal:
+    """An `Original` backed by JAX: the same runner as the second side's, in other dtypes.
+
+    Attributes:
+      module: an nnx module, or a function as one without weights; never modified.
+      call: function that calls it.
+      request: the call's arguments, and what to compute.
+      values: weights by path; if empty, its own.
+    """
+
+    module: nnx.Module
+    call: Callable[..., Any]
+    request: Request
+    values: Arrays = field(default_factory=dict)
+    keeps: None = None
+    dtypes: tuple[str, ...] = ("float64", "float32")
+    training: tuple[None, int] = (None, 1)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    dropouts: tuple[str, ...] = ()
+    library: Literal["jax"] = "jax"
+
+    @property
+    def name(self) -> str:
+        return name_of(self.module)
+
+    @property
+    def notes(self) -> list[str]:
+        return []
+
+    @property
+    def weights(self) -> Literal["random", "as_is"]:
+        return "random" if self.sources else "as_is"
+
+    @property
+    def sources(self) -> list[Source]:
+        params, first = flax_params(self.module), first_paths(self.module)
+        return [
+            Source(
+                path,
+                "Parameter" if path in params else "buffer",
+                tuple(np.shape(x.get_value())),
+                str(x.get_value().dtype),
+                "" if first.get(path, path) == path else first[path],
+            )
+            for path, x in flax_state(self.module).items()
+        ]
+
+    @property
+    def parts(self) -> list[str]:
+        return [".".join(map(str, path)) for path, _ in nnx.iter_modules(self.module) if path]
+
+    @property
+    def modules(self) -> Mapping[str, Part]:
+        """Empty: settings of layers are compared with torch's only."""
+        return {}
+
+    @property
+    def trained(self) -> Mapping[str, bool | None]:
+        return dict.fromkeys(flax_params(self.module), True)
+
+    def check(self, options: Any) -> None:
+        if options.optimizer is not None:
+            raise ParityError(
+                "optimizer= compares torch.optim with optax; two JAX sides would take the same "
+                "steps: leave it out, gradients are compared."
+            )
+        if options.rules:
+            raise ParityError(
+                "rules= map a torch module's weights; two JAX modules exchange weights by equal "
+                'paths: leave it out, or weights="as_is" keeps those that each side has.'
+            )
+
+    def stored(self) -> Arrays:
+        """The module's own weights and other arrays by path."""
+        return {k: np.array(x.get_value()) for k, x in flax_state(self.module).items()}
+
+    def with_weights(self, strategy: str, plan: Plan | None) -> "JaxOriginal":
+        drawn = draw.parameters(self.request.seed, self.sources) if strategy == "random" else {}
+        return replace(self, values={**self.stored(), **drawn})
+
+    def with_output(self, name: str) -> "JaxOriginal":
+        return replace(self, request=replace(self.request, output=name))
+
+    def run(self, dtype: str, keeps: Sequence[np.ndarray]) -> tuple[Run, Run]:
+        run = self.alone(dtype, keeps)
+        return run, run if dtype == "float64" else self.truth(dtype, keeps)
+
+    def alone(self, dtype: str, keeps: Sequence[np.ndarray] | None) -> Run:
+        """Runs it in `dtype`; if `keeps` is None its dropout draws its own masks."""
+        lifted = SINGLE if dtype == "float64" else ()
+        return self._run(dtype, keeps, dtype, Evaluation(lifted))
+
+    def truth(self, dtype: str, keeps: Sequence[np.ndarray] | None) -> Run:
+        """Runs it in float64 throughout, with weights and inputs rounded to `dtype`."""
+        return self._run(dtype, keeps, "float64", Evaluation(NARROW))
+
+    def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> Iterator[Run]:
+        lifted = SINGLE if dtype == "float64" else ()
+        for seed in range(NOISY):
+            yield self._run(dtype, keeps, dtype, Evaluation(lifted, noise=seed))
+
+    def buffers(self) -> Arrays:
+        """Empty: no buffer of JAX is rounded before the module is cast."""
+        return {}
+
+    def with_buffers(self, values: Arrays) -> None:
+        """Returns None: there are no buffers."""
+
+    def quick(self, keeps: Sequence[np.ndarray]) -> Run:
+        return replace(self, request=replace(self.request, grads=False)).alone("float64", keeps)
+
+    def program(self, truth: Run) -> None:
+        """Returns None: only torch's operations are recorded one by one."""
+
+    def steps(self, optimizer: Any, count: int, keeps: Sequence[np.ndarray]) -> Iterator[Stepped]:
+        """Yields nothing: `check` refuses optimizers."""
+        yield from ()
+
+    def decoded(self, decode: Any, cuts: Sequence[Any], dtype: str) -> tuple[dict, dict]:
+        """Returns no steps: those of the second side are compared with its full forward pass."""
+        if decode.torch is not None:
+            raise ParityError(
+                "Decode(torch=) is a step of a torch module; the first side here is JAX's: leave "
+                "it out, and steps are compared with the first side's full forward pass."
+            )
+        return {}, {}
+
+    def _run(
+        self,
+        dtype: str,
+        keeps: Sequence[np.ndarray] | None,
+        made_in: str,
+        evaluation: Evaluation,
+    ) -> Run:
+        """Runs it in `made_in` with weights and inputs rounded to `dtype`."""
+        # Two paths of one Param are one weight, which the runner knows by the first.
+        first = first_paths(self.module)
+        values = narrowed(self.values, dtype)
+        values = {path: x for path, x in values.items() if first.get(path, path) == path}
+        request = self.request.in_dtype(dtype)
+        side = Flax(self.module, self.call, request, made_in, True, None, keeps, evaluation)
+        with errors_of("JAX", self.name, made_in, self.call):
+            try:
+                run = side.run(values)
+            except NotWide:
+                if made_in == dtype:
+                    raise
+                # Traced as it runs in `dtype`, and every operation of that in float64.
+                options = dtype, True, None, keeps, evaluation
+                run = Flax(self.module, self.call, request, *options).run(values)
+        # The runner speaks of Flax; in a report that is the second side.
+        run.notes = [worded(note, ("Flax", "torch")) for note in run.notes]
+        return run
