@@ -167,8 +167,9 @@ class Recording:
         missing = [dtype for dtype in options.dtypes if dtype not in self.dtypes]
         if missing:
             self._refuse(f"dtypes {', '.join(missing)}", ", ".join(self.dtypes))
-        carried = self.weights if options.weights == "as_is" else options.weights
-        if carried != self.weights or (options.weights == "as_is" and self.weights != "given"):
+        as_is = options.weights == "as_is"
+        carried = self.weights if as_is else options.weights
+        if carried != self.weights or (as_is and self.weights != "given" and self.sources):
             self._refuse(f'weights="{options.weights}"', f'weights="{self.weights}"')
         if options.optimizer is not None:
             self._check_training(*options.optimizer, options.steps)

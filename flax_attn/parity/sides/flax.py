@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ from ...errors import ParityError
 from ...weights.known_layers import flax_params, flax_state
 from ...weights.plan import first_paths
 from . import jaxpr_precision as precision
+from .calls import name_of
 from .flax_float64 import attention_lifted
 from .jaxpr_evaluate import Evaluation, wide_requests
 from .leaves import refuse_unknown, split_leaves
@@ -21,6 +23,8 @@ from .run import Request, Run, rounded
 
 # Output name of the sum of the replaced taps' anchors; see `recorder._replaced`.
 ANCHOR = "anchors"
+# An evaluated program runs once, and is no program of the user's.
+ONCE: dict[str, str | bool] = {"xla_backend_optimization_level": "1"}
 
 
 class Flax:
@@ -84,7 +88,9 @@ class Flax:
         """Traces the forward pass: its jaxpr, output shapes and arguments."""
         with self.precise():
             args = self._arguments(weights)
-            return *jax.make_jaxpr(self._forward(), return_shape=True)(*args), args
+            make = jax.make_jaxpr(self._forward(), return_shape=True)
+            (program, shapes), _ = self._traced(lambda: make(*args))
+            return program, shapes, args
 
     def copy(self, weights: Mapping[str, np.ndarray]) -> nnx.Module:
         """Returns a copy of the module in the run's dtype and mode, with these weights."""
@@ -152,31 +158,32 @@ class Flax:
 
     def _from_trace(self, run: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
         """Traces the program; returns it, compiled under jit, or its evaluation."""
-        traced, widened = self._traced(run, args)
+        traced, widened = self._traced(lambda: jax.jit(run).trace(*args))
         self.findings = _findings(traced.jaxpr)
         if widened or self.evaluation.changes(traced.jaxpr):
             return self._evaluated(traced, args)
         return traced.lower().compile() if self.jit else run
 
-    def _traced(self, run: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, bool]:
-        """Traces the program, and whether requests for float32 in it were answered by float64."""
+    def _traced(self, trace: Callable[[], Any]) -> tuple[Any, bool]:
+        """A trace, and whether requests for float32 in it were answered by float64."""
         if self.dtype != "float64" or not self.evaluation.lifted:
-            return jax.jit(run).trace(*args), False
+            return trace(), False
         try:
             with wide_requests():
-                return jax.jit(run).trace(*args), True
+                return trace(), True
         except Exception:
             try:
-                return jax.jit(run).trace(*args), False
+                return trace(), False
             except Exception as error:
-                raise NotWide(error) from error
+                raise NotWide(name_of(self.module), error) from error
 
     def _evaluated(self, traced: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
         """The evaluation of a traced program, compiled under jit."""
-        tree = jax.tree.structure(traced.out_info)
+        tree, jaxpr = jax.tree.structure(traced.out_info), traced.jaxpr.jaxpr
 
-        def run(*args: Any) -> Any:
-            return jax.tree.unflatten(tree, self.evaluation(traced.jaxpr, jax.tree.leaves(args)))
+        def run(consts: Sequence[Any], *args: Any) -> Any:
+            flat = jax.tree.leaves(args)
+            return jax.tree.unflatten(tree, self.evaluation.of(jaxpr, consts, flat))
 
         if self.evaluation.changes(traced.jaxpr) and self.evaluation.lifted:
             self.lifted[_lifted(self.findings)] = None
@@ -184,7 +191,11 @@ class Flax:
             products = [x for x in self.findings["products"] if " into " not in x]
             self.findings |= {"casts": [], "products": products}
         with jax.enable_x64(self.dtype == "float64" or bool(self.evaluation.lifted)):
-            return jax.jit(run).lower(*args).compile() if self.jit else run
+            # As arguments: XLA spends seconds on folding constants, such as a key's random bits.
+            consts = list(map(jnp.asarray, traced.jaxpr.consts))
+            if self.jit:
+                return partial(jax.jit(run).lower(consts, *args).compile(ONCE), consts)
+        return partial(run, consts)
 
     def _forward(self) -> Callable[..., Any]:
         """Returns a pure function from arrays to inexact outputs, and all other results as aux."""
@@ -268,14 +279,15 @@ class NotWide(ParityError):
     """Raised if a JAX side can be traced in its narrow dtypes only.
 
     Args:
+      name: the side's name.
       error: why not in float64.
     """
 
-    def __init__(self, error: Exception):
+    def __init__(self, name: str, error: Exception):
         message = str(error).strip()
         first = (message.splitlines() or [""])[0].rstrip(".,:")
         self.reason = f"{type(error).__name__}: {first}"
-        super().__init__(f"it cannot be traced in float64: {self.reason}")
+        super().__init__(f"{name} cannot be traced in float64: {self.reason}")
 
 
 class Static(NamedTuple):

@@ -162,6 +162,8 @@ class JaxOriginal:
         first = first_paths(self.module)
         values = narrowed(self.values, dtype)
         values = {path: x for path, x in values.items() if first.get(path, path) == path}
+        # Masks are carried between modules that train; a function draws from the key it is given.
+        keeps = keeps if self.request.train else None
         request = self.request.in_dtype(dtype)
         side = Flax(self.module, self.call, request, made_in, True, None, keeps, evaluation)
         with errors_of("JAX", self.name, made_in, self.call):
@@ -170,9 +172,15 @@ class JaxOriginal:
             except NotWide:
                 if made_in == dtype:
                     raise
+                run = None
+            # Random numbers of another width are other numbers.
+            by_itself = made_in != dtype and not self.request.train
+            if run is None or (by_itself and run.findings["random"]):
                 # Traced as it runs in `dtype`, and every operation of that in float64.
                 options = dtype, True, None, keeps, evaluation
                 run = Flax(self.module, self.call, request, *options).run(values)
+        if not self.request.train:
+            run.forget_masks()
         # The runner speaks of Flax; in a report that is the second side.
         run.notes = [worded(note, ("Flax", "torch")) for note in run.notes]
         return run

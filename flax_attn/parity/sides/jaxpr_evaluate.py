@@ -54,7 +54,7 @@ class Evaluation:
 
     def __call__(self, program: ClosedJaxpr, arrays: Sequence[Any]) -> list[Any]:
         """Evaluates a closed program for these arrays."""
-        return self._program(program.jaxpr, program.consts, arrays)
+        return self.of(program.jaxpr, program.consts, arrays)
 
     def _lifts(self, dtype: Any) -> bool:
         name = getattr(dtype, "name", "")
@@ -67,7 +67,8 @@ class Evaluation:
             return x
         return lax.convert_element_type(x, _wide_dtype(dtype))
 
-    def _program(self, jaxpr: Any, consts: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+    def of(self, jaxpr: Any, consts: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+        """Evaluates an open program for these constants and arrays."""
         known = dict(zip(jaxpr.constvars, map(self._wide, consts), strict=True))
         known |= dict(zip(jaxpr.invars, map(self._wide, arrays), strict=True))
 
@@ -90,7 +91,7 @@ class Evaluation:
         if name == "pallas_call" and equation.params["interpret"] is True:
             return self(_interpreted(equation), values)
         if name in CALLS:
-            return self._program(*_inner(equation)[0], values)
+            return self.of(*_inner(equation)[0], values)
         if name in DECLARED or _inner(equation):
             # What holds another program in a way that cannot be built again here.
             return _declared(equation, values)

@@ -219,6 +219,8 @@ class Pair:
         """Runs Flax once, and draws its dropout masks again if `redraw_masks`."""
         side = self.flax(dtype, mode)
         got = self.run_flax(side, weights)
+        if self.original.library == "jax" and not self.request.train:
+            got.forget_masks()
         if redraw_masks and got.keeps and self.request.train:
             with self._errors(dtype):
                 got.redrawn = side.redraw_masks(_times(got.keeps, mode))

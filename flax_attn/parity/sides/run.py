@@ -71,6 +71,10 @@ class Run:
         is_output = tap in self.inputs if call is None else call.kind != name
         return "" if is_output or name not in POINTS else name
 
+    def forget_masks(self) -> None:
+        """Drops the masks drawn, where each side draws by itself."""
+        self.keeps, self.rates, self.places = [], [], []
+
 
 @dataclass(frozen=True)
 class Step:

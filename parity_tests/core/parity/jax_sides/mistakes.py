@@ -96,7 +96,7 @@ def keep(key, shape):
     return jax.random.bernoulli(key, 0.8, shape)
 
 
-def dropped(q, k, v, seen, bias, key, other=False):
+def dropped(q, k, v, seen, bias, key, other=False, keep=keep):
     kept = keep(key, (*q.shape[:3], k.shape[2]))
     if other:
         kept = kept.at[1, 2, 3, 1].set(~kept[1, 2, 3, 1])

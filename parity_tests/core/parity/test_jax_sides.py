@@ -1,0 +1,219 @@
+"""Two JAX sides: mistakes are seen, rewrites are let pass, and what proves nothing is said so."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from flax_attn.parity import ParityError, Recording, Report, assert_parity, compare, record
+
+from ...tables import each
+from .jax_sides.attentions import formula, inputs, online
+from .jax_sides.mistakes import MISTAKES, dropped
+from .jax_sides.rewrites import REWRITES, TOKENS, Block, Rewritten, block
+from .schema import validated
+
+X = inputs()
+QUICK = {"dtypes": ("float64",), "eager": False}
+DTYPES = ("float64", "float32", "bfloat16")
+IN_SHORT_FLOATS = ("a softmax in float32", "a Pallas kernel", "jax.nn")
+
+
+@pytest.fixture(autouse=True)
+def as_people_write():
+    with jax.numpy_rank_promotion("allow"):  # strict elsewhere in these tests
+        yield
+
+
+def judged(first, second, given, **options) -> Report:
+    return validated(compare(first, second, *given, eager=False, **options))
+
+
+@each("name", MISTAKES)
+def test_a_mistake_is_seen(name):
+    mistake = MISTAKES[name]
+    right, wrong, given, dtypes, kinds, grads = mistake
+    report = judged(right, wrong, given, dtypes=dtypes, grads=grads)
+    assert not report.ok and {row.kind for row in report.failed} & {*kinds}, str(report)
+    assert "torch" not in str(report) and "Flax" not in str(report), str(report)
+
+
+@each("name", REWRITES)
+def test_a_rewrite_is_let_pass(name):
+    first, second, given, grads = REWRITES[name]
+    dtypes = DTYPES if name in IN_SHORT_FLOATS else DTYPES[:2]
+    report = judged(first, second, given, dtypes=dtypes, grads=grads)
+    assert report.ok, str(report)
+
+
+def nothing(x):
+    return jnp.zeros_like(x)
+
+
+def one_number(x):
+    return jnp.broadcast_to(x.sum() * 0 + 3, x.shape)
+
+
+def not_numbers(x):
+    return jnp.sqrt(-1 - x * x)
+
+
+@each("alike", [nothing, one_number, not_numbers])
+def test_what_is_alike_whatever_was_computed_proves_nothing(alike):
+    report = compare(alike, lambda x: alike(x), np.arange(6.0).reshape(2, 3), eager=False)
+    assert report.verdict == "nothing is proven" and not report.ok, str(report)
+    assert "proves nothing" in str(report), str(report)
+
+
+def test_one_constant_among_outputs_hides_no_difference():
+    first = lambda x: (jnp.zeros(3), x * 2)  # noqa: E731
+    second = lambda x: (jnp.zeros(3), x * 3)  # noqa: E731
+    assert compare(first, first, X[0], **QUICK).ok
+    assert not compare(first, second, X[0], **QUICK).ok
+
+
+def test_weights_go_by_path_between_modules_of_one_tree():
+    report = judged(block(), block(Rewritten), TOKENS, dtypes=("float64",))
+    assert report.ok and report.params == 6, str(report)
+    wrong = block(Rewritten)
+    wrong.down = nnx.Linear(9, 7, rngs=nnx.Rngs(0))
+    with pytest.raises(ParityError, match=r"down.kernel is \[9, 6\] in the first, \[9, 7\]"):
+        compare(block(), wrong, *TOKENS)
+
+
+def test_as_is_compares_each_module_with_its_own_weights():
+    other = Block(rngs=nnx.Rngs(5))
+    assert not compare(block(), other, *TOKENS, weights="as_is", **QUICK).ok
+    assert compare(block(), block(), *TOKENS, weights="as_is", **QUICK).ok
+    assert compare(block(), other, *TOKENS, weights="given", **QUICK).ok
+
+
+def test_a_function_has_no_weights_to_carry():
+    with pytest.raises(ValueError, match=r"between two nnx modules.*got .given."):
+        compare(formula, online, *X, weights="given")
+    module, graph = block(), nnx.split(block())
+    function = lambda x: nnx.merge(*graph)(x)  # noqa: E731
+    assert compare(module, function, *TOKENS, **QUICK).ok
+
+
+def test_a_random_function_is_compared_on_one_draw_and_the_report_says_so():
+    def otherwise(q, k, v, seen, bias, key):
+        return dropped(q, k, v, seen, bias, jax.random.fold_in(key, 1))
+
+    report = judged(dropped, otherwise, [*X, jax.random.key(0)], dtypes=("float64",))
+    assert not report.ok and any("draws random numbers" in x for x in report.notes), str(report)
+
+    def flat(key, shape):  # the same numbers, drawn in another shape
+        return jax.random.bernoulli(key, 0.8, (int(np.prod(shape)),)).reshape(shape)
+
+    def drawn_flat(*given):
+        return dropped(*given, keep=flat)
+
+    same = judged(dropped, drawn_flat, [*X, jax.random.key(0)], dtypes=("float32", "bfloat16"))
+    assert same.ok and any("draws random numbers" in x for x in same.notes), str(same)
+
+
+def test_modules_in_train_mode_drop_the_same_places():
+    report = judged(
+        block(rate=0.3), Block(rate=0.3, rngs=nnx.Rngs(9)), TOKENS, dtypes=("float64",), train=True
+    )
+    assert report.ok, str(report)
+    other = Block(rate=0.4, rngs=nnx.Rngs(9))
+    report = judged(block(rate=0.3), other, TOKENS, dtypes=("float64",), train=True)
+    assert not report.ok and "0.6" in str(report) and "torch" not in str(report), str(report)
+
+
+def test_what_cannot_be_traced_in_float64_is_compared_in_the_others():
+    def single_only(q, k, v, seen, bias):
+        assert q.dtype != np.float64, "written for float32"
+        return formula(q, k, v, seen, bias)
+
+    report = judged(formula, single_only, X, dtypes=("float64", "float32"))
+    assert report.ok and {row.dtype for row in report.rows} == {"float32"}, str(report)
+    assert any(n.startswith("not compared in float64") for n in report.notes), report.notes
+    report = judged(single_only, online, X, dtypes=("float64", "float32"))
+    assert report.ok, str(report)
+    with pytest.raises(ParityError, match=r"cannot be traced in float64.*written for float32"):
+        compare(formula, single_only, *X, **QUICK)
+
+
+def scaled(function, *given):
+    return 2 * function(*given)
+
+
+@pytest.mark.parametrize("kind", ["module", "function"])
+def test_a_record_stands_for_the_first_side(kind, tmp_path):
+    first, second, given = formula, online, X
+    if kind == "module":
+        first, second, given = block(), block(Rewritten), TOKENS
+    file = record(first, given, tmp_path / "first.safetensors", dtypes=("float64", "float32"))
+    report = validated(compare(Recording(file), second, eager=False))
+    assert report.ok and "jax of the record" in report.versions, str(report)
+    report = compare(Recording(file), second, eager=False, flax_call=scaled)
+    assert not report.ok and "2 times" in str(report), str(report)
+
+
+def test_sides_are_called_by_their_names():
+    report = compare(formula, online, X[0], *(2 * x for x in X[1:3]), *X[3:], **QUICK)
+    assert report.title == "online against formula" and report.sides == ("formula", "online")
+    report = compare(formula, lambda *x: 2 * formula(*x), *X, **QUICK)
+    assert report.first is not None
+    assert report.first.hint == "another scale: 2 times formula's", report.first
+    assert "the second" in str(report) and report.to_dict()["sides"] == ("formula", "the second")
+    same = compare(formula, replace_name(formula), *X, **QUICK)
+    assert same.sides == ("formula (first)", "formula (second)")
+
+
+def replace_name(function):
+    def formula(*x):
+        return function(*x)
+
+    return formula
+
+
+@each(
+    "first, second, words",
+    [
+        (Block, block(), "the class Block.*Build it first"),
+        (block(), Block, "the class Block"),
+        (3, formula, "got int and function"),
+        (formula, None, "got function and NoneType"),
+    ],
+)
+def test_what_is_no_side_is_refused(first, second, words):
+    with pytest.raises(TypeError, match=words):
+        compare(first, second, *X)
+
+
+def test_options_of_torch_are_refused():
+    with pytest.raises(ParityError, match="two JAX sides would take the same steps"):
+        compare(block(), block(), *TOKENS, optimizer=("sgd", {"lr": 0.1}))
+    from flax_attn.parity import Rule
+
+    with pytest.raises(ParityError, match="exchange weights by equal paths"):
+        compare(block(), block(), *TOKENS, rules=[Rule("a -> b")])
+
+
+def test_assert_parity_raises_with_the_report():
+    assert assert_parity(formula, online, *X, **QUICK).ok
+    with pytest.raises(ParityError) as caught:
+        assert_parity(formula, lambda *x: -formula(*x), *X, **QUICK)
+    assert isinstance(caught.value.report, Report)
+
+
+def test_jax_arrays_and_containers_are_inputs():
+    def of_dict(parts, seen, scale):
+        return {"out": formula(*parts["qkv"], seen, parts["bias"]) * scale, "n": parts["n"] + 1}
+
+    parts = {"qkv": tuple(map(jnp.asarray, X[:3])), "bias": X[4], "n": np.int32(3)}
+    report = judged(of_dict, jax.jit(of_dict), [parts, jnp.asarray(X[3]), 0.5])
+    names = {row.name for row in report.rows}
+    assert report.ok and {"output.out", "output.n", "input 0.qkv[1]"} <= names, sorted(names)
+
+
+def test_noise_is_that_of_the_first_side():
+    report = compare(formula, online, *X, dtypes=("float64",), eager=False, noise=True)
+    noises = [row.verdict.noise for row in report.rows if row.kind in ("output", "gradient")]
+    assert noises and all(x is not None and 1e-17 < x < 1e-14 for x in noises), noises
+    assert "formula's own rounding noise" in report.text(full=True)
