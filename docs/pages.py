@@ -65,7 +65,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         {"Course": ["docs/course.md", *(f"notebooks/{path.stem}.md" for path in NOTEBOOKS)]},
         {"Reference": reference.menu()},
         {"Evidence": ["docs/evidence.md", *(f"docs/{name}.md" for name in EVIDENCE)]},
-        {"Developers": ["CONTRIBUTING.md", "docs/way.md", "CHANGELOG.md"]},
+        {"Developers": ["CONTRIBUTING.md", "AGENTS.md", "docs/way.md", "CHANGELOG.md"]},
     ]
     config.copyright = f"flax_attn {version('flax_attn')}, Apache-2.0"
     return config
@@ -79,7 +79,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
     own = [file for file in files if file.src_dir == config.docs_dir]
     docs = [f"docs/{file.src_uri}" for file in own]
-    found = [there(path) for path in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", *docs)]
+    root = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "AGENTS.md")
+    found = [there(path) for path in (*root, *docs)]
     for path in NOTEBOOKS:
         found += _notebook(path, config)
     found.append(File.generated(config, "docs/math.ttf", content=formulas.font()))

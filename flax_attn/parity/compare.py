@@ -14,12 +14,12 @@ from ..weights.mapping import some
 from ..weights.plan import make_plan, same_tree
 from ..weights.rule import Rule
 from . import judge
-from .call_spec import CallSpec, is_torch, is_torch_module, or_default
+from .call_spec import CallSpec, or_default
 from .decode import Decode
 from .diagnosis.local_error import diagnosed
 from .options import Options, Weights
 from .port import flax_values, set_flax
-from .recording.recording import Recording, original_of
+from .recording.recording import original_of
 from .repeated import together
 from .report import Report, Row
 from .rows import decoding
@@ -28,14 +28,13 @@ from .rows.state import states
 from .rows.training import stepped, trained
 from .rows.values import ineffective_weights, judged, other_shapes, unpaired, unused_rules
 from .rows.warnings import warnings
+from .side_checks import arguments, check_sides
 from .side_names import SIDES, all_worded, side_names, worded_errors
 from .sides.calls import Function, as_side, name_of
 from .sides.flax import NotWide
-from .sides.leaves import rebuilt
 from .sides.match import matching_taps
 from .sides.original import Original
 from .sides.pair import Names, Pair
-from .sides.recorder import is_array
 from .sides.run import MODEL_OUTPUT, OUTPUT, Run
 from .sides.steps import Decoded, check_decode, decoded
 from .sides.torch_buffers import unrounded
@@ -121,23 +120,20 @@ def compare(
     >>> compare(slow, jax.nn.soft_sign, x, dtypes=("float64",)).verdict
     'equal'
     """
-    _check_sides(torch_module, flax_module)
-    flax_module = as_side(flax_module)
-    if not is_torch_side(torch_module):
-        inputs, kwargs = as_numpy(inputs), as_numpy(kwargs or {})
-    call_spec = CallSpec(inputs, kwargs or {}, constants, seed, train, grads, taps, torch_call)
-    original = original_of(torch_module, call_spec)
+    check_sides(torch_module, flax_module)
+    call = arguments(torch_module, inputs, kwargs)
+    call_spec = CallSpec(*call, constants, seed, train, grads, taps, torch_call)
+    original, flax_module = original_of(torch_module, call_spec), as_side(flax_module)
     training = original.training if optimizer is None else (optimizer, steps)
     dtypes, weights = or_default(dtypes, original.dtypes), _weights(original, flax_module, weights)
     options = Options(dtypes, eager, jit, noise, *training, weights, rules, flax_call, decode)
     original.check(options)
     check_decode(decode, flax_module, options.call, original.request)
-    title = title or f"{name_of(flax_module)} against {original.name}"
     pair = make_pair(original, flax_module, options, title)
     with pair.watch, worded_errors(pair.sides):
         builder = _ReportBuilder(pair, options)
         builder.run()
-        return builder.report(title, reproduce)
+        return builder.report(reproduce)
 
 
 class _ReportBuilder:
@@ -252,9 +248,10 @@ class _ReportBuilder:
         made += islice(more, None if count is None else max(count - len(made), 0))
         return made
 
-    def report(self, title: str, reproduce: str) -> Report:
+    def report(self, reproduce: str) -> Report:
         """The report, with a diagnosis if something differs."""
         sides = self.pair.sides
+        title = self.pair.watch.title
         report = Report(title, **self.facts(), reproduce=reproduce, sides=sides)
         if report.failed:
             report = diagnosed(self.pair, report, self.runs, self.steps)
@@ -331,10 +328,10 @@ def make_pair(
     original = original.with_weights(weight_strategy, plan)
     if OUTPUT in parts or (OUTPUT,) in (path for path, _ in nnx.iter_modules(flax_module)):
         original = original.with_output(MODEL_OUTPUT)
-    watch = Watch(title, original.values)
-    sides = (
-        SIDES if original.library == "torch" else side_names(original.name, name_of(flax_module))
-    )
+    names_of_both = original.name, name_of(flax_module)
+    sides = SIDES if original.library == "torch" else side_names(*names_of_both)
+    first, second = names_of_both if original.library == "torch" else sides
+    watch = Watch(title or f"{second} against {first}", original.values)
     return Pair(original, flax_module, options.call, original.request, plan, names, watch, sides)
 
 
@@ -364,47 +361,17 @@ def assert_parity(
     return report
 
 
-def _weights(original: Original, flax_module: nnx.Module, asked: Weights | None) -> Weights:
+def _weights(original: Original, flax_module: nnx.Module, requested: Weights | None) -> Weights:
     """The kind of weights; nothing is carried to or from a function, which has none."""
     has_none = isinstance(flax_module, Function) or not original.sources
     if original.library == "torch" or not has_none:
-        return or_default(asked, original.weights)
-    if asked not in (None, "as_is"):
+        return or_default(requested, original.weights)
+    if requested not in (None, "as_is"):
         raise ValueError(
             f"weights are carried between two nnx modules; a JAX function takes its own as inputs: "
-            f'leave weights= out, or weights="as_is"; got {asked!r}.'
+            f'leave weights= out, or weights="as_is"; got {requested!r}.'
         )
     return "as_is"
-
-
-def is_torch_side(side: Any) -> bool:
-    """Whether a first side is torch's: a module, or a recording of one."""
-    return side.library == "torch" if isinstance(side, Recording) else is_torch_module(side)
-
-
-def as_numpy(value: Any) -> Any:
-    """Arguments with their JAX arrays as numpy arrays, random keys excepted."""
-    return rebuilt(value, lambda _, leaf: np.asarray(leaf) if is_array(leaf) else leaf, "")
-
-
-def _check_sides(first: Any, second: Any) -> None:
-    """Raises TypeError unless both are what a comparison can run."""
-    is_jax = [callable(x) and not isinstance(x, type) and not is_torch(x) for x in (first, second)]
-    known = is_torch_module(first) or isinstance(first, Recording) or is_jax[0]
-    if known and is_jax[1]:
-        return
-    kinds = " and ".join(
-        f"the class {x.__name__}" if isinstance(x, type) else type(x).__name__
-        for x in (first, second)
-    )
-    swapped = isinstance(first, nnx.Module) and is_torch_module(second)
-    hint = " The torch module comes first: swap them." if swapped else ""
-    if any(isinstance(x, type) for x in (first, second)):
-        hint = " Build it first."
-    raise TypeError(
-        "compare takes a torch.nn.Module, an nnx module or a JAX function, or a Recording of one, "
-        f"then a flax.nnx.Module or a JAX function, and numpy inputs; got {kinds}.{hint}"
-    )
 
 
 def _exact(pair: Pair) -> list[Row]:

@@ -4,6 +4,7 @@ import inspect
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from os import PathLike
@@ -31,13 +32,14 @@ Config = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 
 class Case:
-    """A Flax class, its configuration, its PyTorch reference and its inputs.
+    """A Flax class or a JAX function, its configuration, its reference and its inputs.
 
     Args:
-      flax_class: an nnx module class; it receives `rngs` if its constructor accepts them.
-      config: constructor arguments, or a function that returns them.
-      reference: import path of the PyTorch reference implementation, a module class or a function;
-        None means `torch_ref.<same file>.<same class>`.
+      flax_class: an nnx module class, which receives `rngs` if its constructor accepts them, or a
+        JAX function.
+      config: constructor arguments, or keywords of the function, or a function that returns them.
+      reference: import path of the reference: a torch module class or function, an nnx module
+        class, or, for a JAX function, another; None means `torch_ref.<same file>.<same class>`.
       made_by: import path of a function that builds the reference from its arguments, for a class
         without an import path, or an instance that must be modified first.
       reference_config: the reference's arguments if different, or a function returning them.
@@ -69,11 +71,12 @@ class Case:
     ...     flax_call=lambda m, input: m(input), input=(4, 3), dtypes=("float64",))
     >>> case.report(live=True).ok
     True
+    >>> Case(jax.nn.silu, {}, reference="jax.nn.swish", x=(3, 4), dtypes=("float64",)).check()
     """
 
     def __init__(
         self,
-        flax_class: type[nnx.Module],
+        flax_class: type[nnx.Module] | Callable[..., Any],
         config: Config,
         *,
         reference: str | None = None,
@@ -92,7 +95,8 @@ class Case:
     ):
         reference = _old_name(inputs, "witness", "reference", reference)
         reference_config = _old_name(inputs, "witness_config", "reference_config", reference_config)
-        self.flax_class, self.config, self.inputs = flax_class, config, inputs
+        self.flax_class: Any = flax_class
+        self.config, self.inputs = config, inputs
         if made_by and not reference:
             raise ValueError(f"made_by={made_by!r} builds a reference; name it by reference= too.")
         self.reference, self.made_by = reference or _twin_of(flax_class), made_by
@@ -100,7 +104,7 @@ class Case:
         self.flax_call, self.torch_call = flax_call or _call, torch_call or _call
         self.rules, self.train, self.seed, self.dtypes = tuple(rules), train, seed, tuple(dtypes)
         self.constants = (constants,) if isinstance(constants, str) else tuple(constants)
-        self.name, self.eager, self.tells_class = name, True, False
+        self.name, self.eager, self.tells_class = name, True, self.is_function
         self.decode = decode
         self.home, self._first_seed = caller_of(self), seed
 
@@ -146,25 +150,33 @@ class Case:
         end = ",train" if self.train else ""
         return f"{self.variant}[{parts}|{inputs}{end}|{self.proven_equal_to}]"
 
-    def flax_module(self) -> nnx.Module:
-        """Builds the Flax module."""
-        config = dict(_config(self.config))
-        if "rngs" in inspect.signature(self.flax_class.__init__).parameters:
-            config["rngs"] = nnx.Rngs(self.seed)
-        return self.flax_class(**config)
+    @property
+    def is_function(self) -> bool:
+        """Whether two JAX functions are compared, for which torch need not be installed."""
+        return not isinstance(self.flax_class, type)
+
+    def flax_module(self) -> Any:
+        """Builds the Flax module; a JAX function gets its keywords."""
+        return self._built(self.flax_class, _config(self.config))
+
+    def _built(self, kind: Any, config: Mapping[str, Any]) -> Any:
+        if self.is_function:
+            return partial(kind, **config)
+        rngs = {"rngs": nnx.Rngs(self.seed)}
+        return kind(**config, **rngs if _takes_rngs(kind) else {})
 
     def torch_module(self) -> Any:
-        """Builds the torch module; a reference function is wrapped in one without parameters."""
+        """Builds the reference; a torch function is wrapped in a module without parameters."""
         if self.made_by is not None:
             return _is_module(
                 _imported(self.made_by)(**_config(self.reference_config)), self.made_by
             )
         reference = _imported(self.reference)
-        return (
-            reference(**_config(self.reference_config))
-            if isinstance(reference, type)
-            else _wrap(reference)
-        )
+        if self.is_function or (isinstance(reference, type) and issubclass(reference, nnx.Module)):
+            return self._built(reference, _config(self.reference_config))
+        if isinstance(reference, type):
+            return reference(**_config(self.reference_config))
+        return _wrap(reference)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the inputs, drawing those given as shapes."""
@@ -207,7 +219,7 @@ class Case:
           eager: overrides the case's `eager`, unless None.
           recording: a file written by `record`, used instead of torch.
         """
-        live = has_torch() if live is None else live
+        live = (has_torch() if live is None else live) or self.is_function
         eager = self.eager if eager is None else eager
         if recording is not None:
             return self._compared(recording, eager, None, _without_torch(self.decode))
@@ -270,6 +282,10 @@ def _config(config: Config) -> Mapping[str, Any]:
     return config() if callable(config) else config
 
 
+def _takes_rngs(kind: type) -> bool:
+    return "rngs" in inspect.signature(kind.__init__).parameters
+
+
 def _show(value: Any) -> str:
     plain = isinstance(value, bool | int | float | str | type(None))
     return str(value) if plain else type(value).__name__
@@ -306,7 +322,7 @@ def _old_name(inputs: dict[str, Any], old: str, new: str, value: Any) -> Any:
     return inputs.pop(old)
 
 
-def _twin_of(flax_class: type) -> str:
+def _twin_of(flax_class: Any) -> str:
     """Import path of the PyTorch reference of one of this library's layers."""
     if not is_from_this_library(flax_class):
         raise ValueError(

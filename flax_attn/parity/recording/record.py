@@ -18,6 +18,7 @@ from ..call_spec import CallSpec
 from ..decode import Decode
 from ..options import DTYPES, Options, Weights
 from ..rows import optimizers
+from ..side_checks import arguments, check_recorded
 from ..sides.jax_original import JaxOriginal
 from ..sides.live import Live
 from ..versions import versions
@@ -80,17 +81,11 @@ def record(
     >>> record(torch.nn.Linear(3, 2), (np.ones((4, 3)),), file, dtypes=("float64",)).name
     'linear.safetensors'
     """
-    if isinstance(torch_module, type) or not callable(torch_module):
-        what = type(torch_module).__name__
-        what = f"the class {torch_module.__name__}" if isinstance(torch_module, type) else what
-        raise TypeError(
-            f"record takes a torch.nn.Module, an nnx module or a JAX function; got {what}."
-        )
+    check_recorded(torch_module)
     options = Options(dtypes, optimizer=optimizer, steps=steps, weights=weights)
     _check(options, noise, train, decode)
-    call_spec = CallSpec(
-        tuple(inputs), kwargs or {}, constants, seed, train, grads, taps, torch_call
-    )
+    call = arguments(torch_module, tuple(inputs), kwargs)
+    call_spec = CallSpec(*call, constants, seed, train, grads, taps, torch_call)
     live = call_spec.side(torch_module)
     skips = [rule for rule in rules if rule.kind == "skip"]
     names = [source.name for source in live.sources]

@@ -61,13 +61,13 @@ def _without_empty(rows: Sequence[Row], got: Run, truth: Run, names: Names) -> l
     for row in rows:
         why = ""
         if row.kind in ("output", "gradient") and is_floating(wants[row.name]):
-            why = _alike(values[row.name], wants[row.name], row.kind == "output")
+            why = _no_evidence(values[row.name], wants[row.name], row.kind == "output")
         verdict = replace(row.verdict, shows=False, note=why) if why else row.verdict
         judged.append(replace(row, verdict=verdict))
     return judged
 
 
-def _alike(got: np.ndarray, want: np.ndarray, constant: bool) -> str:
+def _no_evidence(got: np.ndarray, want: np.ndarray, constant: bool) -> str:
     """Why two values that agree prove nothing, or ""."""
     if got.shape != want.shape or not want.size:
         return ""

@@ -67,7 +67,7 @@ def errors_of(
     """Converts an exception of a module's call to a `ParityError` with advice.
 
     Args:
-      side: "torch" or "Flax".
+      side: "torch" or "Flax", or a description of a JAX side.
       name: name of the module's class.
       dtype: dtype of the run.
       call: function that calls the module.
@@ -81,8 +81,9 @@ def errors_of(
         message = str(error).strip().rstrip(".")
         advice = _advice(side, dtype, message, call is plain_call, wrong_dtype_buffers)
         gap = "\n" if "\n" in message else " "  # a multi-line message has the advice below it
+        who = f"{name} of {side}" if side in ("torch", "Flax") else f"{name}, {side},"
         raise ParityError(
-            f"{name} of {side} fails in {dtype}: {type(error).__name__}: {message}.{gap}{advice}"
+            f"{who} fails in {dtype}: {type(error).__name__}: {message}.{gap}{advice}"
         ) from error
 
 
@@ -94,7 +95,10 @@ def _advice(
     wrong_dtype_buffers: Callable[[], Sequence[str]],
 ) -> str:
     """Returns what the user can do about an exception, derived from its message."""
-    call = f"{side.lower()}_call="
+    is_jax = side not in ("torch", "Flax")
+    if is_jax and "ifferentiat" in message:
+        return "grads=False compares outputs only."
+    call = "torch_call= and flax_call=" if is_jax else f"{side.lower()}_call="
     if "not implemented for" in message:
         return f"Torch has no such operation in {dtype} here: leave it out of dtypes."
     # Torch reports a dtype mismatch by naming both dtypes; one of them must be the run's.

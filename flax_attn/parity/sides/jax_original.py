@@ -166,7 +166,7 @@ class JaxOriginal:
         keeps = keeps if self.request.train else None
         request = self.request.in_dtype(dtype)
         side = Flax(self.module, self.call, request, made_in, True, None, keeps, evaluation)
-        with errors_of("JAX", self.name, made_in, self.call):
+        with errors_of("the first side", self.name, made_in, self.call):
             try:
                 run = side.run(values)
             except NotWide:

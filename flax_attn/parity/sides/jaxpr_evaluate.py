@@ -50,7 +50,7 @@ class Evaluation:
 
     def changes(self, program: ClosedJaxpr) -> bool:
         """Whether it would evaluate this program in another way than JAX does."""
-        return self.noise is not None or any(map(self._lifts, _dtypes(program.jaxpr)))
+        return self.noise is not None or any(map(self._lifts, _computed_dtypes(program.jaxpr)))
 
     def __call__(self, program: ClosedJaxpr, arrays: Sequence[Any]) -> list[Any]:
         """Evaluates a closed program for these arrays."""
@@ -212,12 +212,12 @@ def _inner(equation: Any) -> list[tuple[Any, Sequence[Any]]]:
     ]
 
 
-def _dtypes(jaxpr: Any) -> Any:
+def _computed_dtypes(jaxpr: Any) -> Any:
     """Every dtype that a program computes in, those of its inner programs included."""
     for equation in jaxpr.eqns:
         yield from _avals(equation)
         for inner, _ in _inner(equation):
-            yield from _dtypes(inner)
+            yield from _computed_dtypes(inner)
 
 
 def _avals(equation: Any) -> list[Any]:

@@ -36,14 +36,14 @@ def moved(
     name = equation.primitive.name
     if name in EXACT or not any(map(_is_real, outs)):
         return list(outs)
-    sizes = _terms(equation, values, outs) if name in SUMS else [jnp.abs(x) for x in outs]
+    sizes = _absolute_terms(equation, values, outs) if name in SUMS else [jnp.abs(x) for x in outs]
     return [
         _moved(x, size, (*seed, i)) if _is_real(x) else x
         for i, (x, size) in enumerate(zip(outs, sizes, strict=True))
     ]
 
 
-def _terms(equation: Any, values: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
+def _absolute_terms(equation: Any, values: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
     """The sums of absolute terms."""
     params = dict(equation.params)
     if "preferred_element_type" in params:

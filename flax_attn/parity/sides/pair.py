@@ -156,7 +156,7 @@ class Pair:
             return np.asarray(layer(jnp.asarray(x)))
 
     def _errors(self, dtype: str) -> AbstractContextManager[None]:
-        side = "Flax" if self.original.library == "torch" else "JAX"
+        side = "Flax" if self.original.library == "torch" else "the second side"
         return errors_of(side, name_of(self.flax_module), dtype, self.call)
 
     def run(self, dtype: str, modes: Sequence[str]) -> Iterator[tuple[str, tuple[Run, Run, Run]]]:

@@ -14,9 +14,10 @@ import numpy as np
 from flax import nnx
 
 from flax_attn.parity import draw
-from flax_attn.parity.sides.flax import Flax, unique_params
+from flax_attn.parity.sides.flax import Flax
 from flax_attn.parity.sides.run import Request, Run
 from flax_attn.weights.known_layers import get_path
+from flax_attn.weights.plan import first_paths
 
 from .mutations import Mutation, mutations
 
@@ -61,7 +62,7 @@ class Subject:
         request = Request(self.inputs(seed), {}, seed, train, True, True, constants)
         with jax.numpy_rank_promotion("allow"):
             module = port(rngs=nnx.Rngs(0))
-            shapes = {path: get_path(module, path)[...].shape for path in unique_params(module)}
+            shapes = {path: get_path(module, path)[...].shape for path in first_paths(module)}
             weights = {k: 0.6 * draw.normal(seed, k, s) for k, s in shapes.items()}
             return Flax(module, call, request, "float64", False).run(weights)
 
