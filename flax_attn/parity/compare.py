@@ -116,6 +116,7 @@ def compare(
     >>> theirs, mine = torch.nn.Linear(3, 2), nnx.Linear(3, 2, rngs=nnx.Rngs(0))
     >>> compare(theirs, mine, np.ones((4, 3)), dtypes=("float64",)).ok
     True
+    >>> import jax
     >>> slow, x = lambda x: x / (1 + abs(x)), np.linspace(-2, 2, 9)
     >>> compare(slow, jax.nn.soft_sign, x, dtypes=("float64",)).verdict
     'equal'

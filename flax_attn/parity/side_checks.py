@@ -43,7 +43,8 @@ def check_recorded(side: Any) -> None:
     """
     if not (is_torch_module(side) or _is_jax(side)):
         raise TypeError(
-            f"record takes a torch.nn.Module, an nnx module or a JAX function; got {_type_name(side)}."
+            f"record takes a torch.nn.Module, an nnx module or a JAX function; got "
+            f"{_type_name(side)}."
         )
 
 

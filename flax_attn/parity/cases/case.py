@@ -71,6 +71,7 @@ class Case:
     ...     flax_call=lambda m, input: m(input), input=(4, 3), dtypes=("float64",))
     >>> case.report(live=True).ok
     True
+    >>> import jax
     >>> Case(jax.nn.silu, {}, reference="jax.nn.swish", x=(3, 4), dtypes=("float64",)).check()
     """
 

@@ -25,6 +25,7 @@ def name_of(side: Any) -> str:
 def as_module(function: Callable[..., Any]) -> nnx.Module:
     """A JAX function as an nnx module without weights, under the function's name.
 
+    >>> import jax
     >>> name_of(as_module(jax.nn.relu)), int(as_module(jax.nn.relu)(-1))
     ('relu', 0)
     """
