@@ -80,6 +80,13 @@ class Rewritten(Block):
         return x + self.drop(self.down(gate * jax.nn.sigmoid(gate) * up))
 
 
+def mlp(x, gain, up, down):
+    """RMSNorm and a gated unit, with a residual."""
+    y = x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * gain[None]
+    gate, value = jnp.split(y @ up, 2, -1)
+    return x + (jax.nn.silu(gate) * value) @ down
+
+
 def by(backend: str) -> Callable[..., Any]:
     return partial(attend, mask=CAUSAL, backend=backend)
 
