@@ -158,7 +158,7 @@ class _ReportBuilder:
                 self.run_in(dtype)
             except NotWide as error:
                 if len(options.dtypes) == 1:
-                    raise
+                    raise ParityError(str(error)) from error.__cause__
                 self.notes[f"not compared in float64: {error}"] = None
         if options.decode is not None:
             self.decode(options.decode, options.dtypes[0], options.modes[-1])
@@ -197,7 +197,7 @@ class _ReportBuilder:
             self.notes |= dict.fromkeys(ineffective_weights(got, truth, pair.names))
             self.notes |= dict.fromkeys(_not_dropped(pair, self.alone))
         self.notes |= dict.fromkeys((*got.notes, *torch_run.notes, *truth.notes))
-        if pair.original.library == "jax" and not pair.request.train:
+        if pair.draws_alone:
             self.notes |= dict.fromkeys(_draws_by_itself(got, torch_run))
 
     def _judged(self, runs: tuple[Run, Run, Run], dtype: str, mode: str) -> list[Row]:

@@ -13,11 +13,11 @@ from ...weights.known_layers import flax_params, flax_state
 from ...weights.plan import Plan, first_paths
 from .. import draw
 from ..side_names import worded
-from .calls import errors_of, name_of
+from .calls import Function, errors_of, name_of
 from .flax import Flax, NotWide
 from .jaxpr_evaluate import NARROW, SINGLE, Evaluation
 from .original import Arrays, Part, Stepped
-from .run import Request, Run, narrowed
+from .run import Call, Request, Run, fit_mask, narrowed
 
 NOISY = 3  # runs with noise, as many as torch's
 
@@ -47,6 +47,11 @@ class JaxOriginal:
     @property
     def name(self) -> str:
         return name_of(self.module)
+
+    @property
+    def draws_alone(self) -> bool:
+        """Whether its dropout draws from the keys that it has: a function's, and in eval mode."""
+        return not self.request.train or isinstance(self.module, Function)
 
     @property
     def notes(self) -> list[str]:
@@ -163,7 +168,7 @@ class JaxOriginal:
         values = narrowed(self.values, dtype)
         values = {path: x for path, x in values.items() if first.get(path, path) == path}
         # Masks are carried between modules that train; a function draws from the key it is given.
-        keeps = keeps if self.request.train else None
+        keeps = None if self.draws_alone else keeps
         request = self.request.in_dtype(dtype)
         side = Flax(self.module, self.call, request, made_in, True, None, keeps, evaluation)
         with errors_of("the first side", self.name, made_in, self.call):
@@ -174,13 +179,30 @@ class JaxOriginal:
                     raise
                 run = None
             # Random numbers of another width are other numbers.
-            by_itself = made_in != dtype and not self.request.train
+            by_itself = made_in != dtype and self.draws_alone
             if run is None or (by_itself and run.findings["random"]):
                 # Traced as it runs in `dtype`, and every operation of that in float64.
                 options = dtype, True, None, keeps, evaluation
                 run = Flax(self.module, self.call, request, *options).run(values)
-        if not self.request.train:
+        if self.draws_alone:
             run.forget_masks()
+        # A run with noise repeats the masks that were used, not those drawn.
+        run.keeps = _repeated(run.keeps, keeps or ())
+        run.calls = {name: _call(run, name) for name in run.taps}
         # The runner speaks of Flax; in a report that is the second side.
         run.notes = [worded(note, ("Flax", "torch")) for note in run.notes]
         return run
+
+
+def _repeated(drawn: Sequence[np.ndarray], keeps: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The masks of a run: those that it was given, where they fit, else those it drew."""
+    fitted = [fit_mask(keep, mask.shape) for keep, mask in zip(keeps, drawn, strict=False)]
+    fitted += [None] * (len(drawn) - len(fitted))
+    return [mask if keep is None else keep for keep, mask in zip(fitted, drawn, strict=True)]
+
+
+def _call(run: Run, tap: str) -> Call:
+    """What a tap was computed from: a submodule's arguments; of a point, nothing is known."""
+    if tap not in run.inputs:
+        return Call(tap.rpartition(".")[2].partition("#")[0])
+    return Call("", {str(i): x for i, x in enumerate(run.inputs[tap])})

@@ -14,7 +14,7 @@ from ...weights.plan import Plan, first_paths
 from ...weights.rule import Rule
 from ..side_names import SIDES, Sides
 from ..watch import Watch
-from .calls import errors_of, name_of
+from .calls import Function, errors_of, name_of
 from .flax import Flax, Force
 from .jaxpr_evaluate import SINGLE, Evaluation
 from .mask_axes import MaskAxes, misplaced, outputs_agree
@@ -122,6 +122,13 @@ class Pair:
     sides: Sides = SIDES
     axes: MaskAxes = field(default_factory=MaskAxes)
 
+    @property
+    def draws_alone(self) -> bool:
+        """Whether each side draws from the keys that it has: a JAX function, or in eval mode."""
+        sides = self.flax_module, getattr(self.original, "module", None)
+        is_function = any(isinstance(side, Function) for side in sides)
+        return self.original.library == "jax" and (is_function or not self.request.train)
+
     def narrow(self, dtype: str) -> dict[str, np.ndarray]:
         """Returns torch's weights rounded to `dtype`."""
         return narrowed(self.original.values, dtype)
@@ -219,7 +226,7 @@ class Pair:
         """Runs Flax once, and draws its dropout masks again if `redraw_masks`."""
         side = self.flax(dtype, mode)
         got = self.run_flax(side, weights)
-        if self.original.library == "jax" and not self.request.train:
+        if self.draws_alone:
             got.forget_masks()
         if redraw_masks and got.keeps and self.request.train:
             with self._errors(dtype):

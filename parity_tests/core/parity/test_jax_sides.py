@@ -124,6 +124,33 @@ def test_modules_in_train_mode_drop_the_same_places():
     assert not report.ok and "0.6" in str(report) and "torch" not in str(report), str(report)
 
 
+class Shifted(Block):
+    """Its norm has another epsilon, and so much dropout that a rounding may not hide it."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.norm.epsilon = 1e-4
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_wrong_step_of_a_module_is_placed(train):
+    first, wrong = block(rate=0.3), Shifted(rate=0.3, rngs=nnx.Rngs(9))
+    report = judged(first, wrong, TOKENS, dtypes=("float64",), train=train)
+    assert not report.ok and report.first is not None and report.first.tap == "norm", str(report)
+    assert "diagnosis itself failed" not in str(report), str(report)
+    right = judged(block(rate=0.3), Rewritten(rate=0.3, rngs=nnx.Rngs(9)), TOKENS, train=train)
+    assert right.certain, str(right)
+
+
+def test_functions_draw_by_themselves_also_in_train_mode():
+    def otherwise(q, k, v, seen, bias, key):
+        return dropped(q, k, v, seen, bias, jax.random.fold_in(key, 1))
+
+    given = [*X, jax.random.key(0)]
+    assert not judged(dropped, otherwise, given, dtypes=("float64",), train=True).ok
+    assert judged(dropped, dropped, given, dtypes=("float64",), train=True).ok
+
+
 def test_what_cannot_be_traced_in_float64_is_compared_in_the_others():
     def single_only(q, k, v, seen, bias):
         assert q.dtype != np.float64, "written for float32"
