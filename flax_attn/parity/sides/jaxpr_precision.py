@@ -130,7 +130,7 @@ def random_draws(jaxpr: Any) -> list[Finding]:
     """Returns where a program draws random numbers, once per line.
 
     >>> import jax
-    >>> drop = lambda key, x: x * jax.random.bernoulli(key, 0.9)
+    >>> drop = lambda key, x: jnp.where(jax.random.bernoulli(key, 0.9), x, 0.0)
     >>> {finding.what for finding in random_draws(jax.make_jaxpr(drop)(jax.random.key(0), 1.0))}
     {'draws random numbers'}
     """
