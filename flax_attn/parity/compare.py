@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 
 from ..errors import ParityError
+from ..weights.known_layers import flax_values
 from ..weights.mapping import some
 from ..weights.plan import make_plan, same_tree
 from ..weights.rule import Rule
@@ -18,7 +19,7 @@ from .call_spec import CallSpec, or_default
 from .decode import Decode
 from .diagnosis.local_error import diagnosed
 from .options import Options, Weights
-from .port import flax_values, set_flax
+from .port import set_flax
 from .recording.recording import original_of
 from .repeated import together
 from .report import Report, Row

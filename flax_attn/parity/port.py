@@ -10,7 +10,7 @@ from flax import nnx
 
 from ..errors import ParityError
 from ..weights.dtypes import holds
-from ..weights.known_layers import flax_state
+from ..weights.known_layers import flax_state, flax_values
 from ..weights.mapping import Draft
 from ..weights.plan import Plan, make_plan
 from ..weights.rule import Rule
@@ -117,11 +117,6 @@ def port(source: Any, destination: M, rules: Sequence[Rule] = ()) -> M:
         kinds = f"{type(source).__name__} and {type(destination).__name__}"
         raise TypeError(f"port needs one torch.nn.Module and one flax.nnx.Module; got {kinds}.")
     return destination
-
-
-def flax_values(module: nnx.Module) -> dict[str, np.ndarray]:
-    """Copies every Param and statistic of an nnx module to numpy, keyed by dotted path."""
-    return {path: np.array(variable.get_value()) for path, variable in flax_state(module).items()}
 
 
 def set_flax(module: nnx.Module, values: dict[str, np.ndarray], dtype: Any = None) -> None:

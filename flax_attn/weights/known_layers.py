@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from .described import Source
@@ -284,6 +285,11 @@ def flax_state(module: nnx.Module) -> dict[str, nnx.Variable]:
 
     walk(module, (), ())
     return variables
+
+
+def flax_values(module: nnx.Module) -> dict[str, np.ndarray]:
+    """Copies every Param and statistic of an nnx module to numpy, keyed by dotted path."""
+    return {path: np.array(variable.get_value()) for path, variable in flax_state(module).items()}
 
 
 def _may_be_filled(node: Any) -> bool:

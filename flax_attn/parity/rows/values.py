@@ -55,13 +55,14 @@ def judged(
 
 def _without_empty(rows: Sequence[Row], got: Run, truth: Run, names: Names) -> list[Row]:
     """The rows, those of values that are alike whatever was computed as inconclusive."""
-    wants = {**names.gradients(truth.gradients), **truth.outputs}
-    values = {**got.gradients, **got.outputs}
+    gradients = got.gradients, names.gradients(truth.gradients)
+    values = {"output": (got.outputs, truth.outputs), "gradient": gradients}
     judged = []
     for row in rows:
         why = ""
-        if row.kind in ("output", "gradient") and is_floating(wants[row.name]):
-            why = _no_evidence(values[row.name], wants[row.name], row.kind == "output")
+        if row.kind in values:
+            one, other = (side[row.name] for side in values[row.kind])
+            why = _no_evidence(one, other, row.kind == "output") if is_floating(other) else ""
         verdict = replace(row.verdict, shows=False, note=why) if why else row.verdict
         judged.append(replace(row, verdict=verdict))
     return judged

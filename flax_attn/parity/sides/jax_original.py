@@ -9,17 +9,16 @@ from flax import nnx
 
 from ...errors import ParityError
 from ...weights.described import Source
-from ...weights.known_layers import flax_params, flax_state
+from ...weights.known_layers import flax_params, flax_state, flax_values
 from ...weights.plan import Plan, first_paths
 from .. import draw
 from ..side_names import worded
 from .calls import Function, errors_of, name_of
 from .flax import Flax, NotWide
-from .jaxpr_evaluate import NARROW, SINGLE, Evaluation
+from .jaxpr_evaluate import NARROW, Evaluation, lifted_in
 from .original import Arrays, Part, Stepped
 from .run import Call, Request, Run, fit_mask, narrowed
-
-NOISY = 3  # runs with noise, as many as torch's
+from .torch_noise import RUNS as NOISY
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ class JaxOriginal:
 
     def stored(self) -> Arrays:
         """The module's own weights and other arrays by path."""
-        return {k: np.array(x.get_value()) for k, x in flax_state(self.module).items()}
+        return flax_values(self.module)
 
     def with_weights(self, strategy: str, plan: Plan | None) -> "JaxOriginal":
         drawn = draw.parameters(self.request.seed, self.sources) if strategy == "random" else {}
@@ -117,17 +116,15 @@ class JaxOriginal:
 
     def alone(self, dtype: str, keeps: Sequence[np.ndarray] | None) -> Run:
         """Runs it in `dtype`; if `keeps` is None its dropout draws its own masks."""
-        lifted = SINGLE if dtype == "float64" else ()
-        return self._run(dtype, keeps, dtype, Evaluation(lifted))
+        return self._run(dtype, keeps, dtype, Evaluation(lifted_in(dtype)))
 
     def truth(self, dtype: str, keeps: Sequence[np.ndarray] | None) -> Run:
         """Runs it in float64 throughout, with weights and inputs rounded to `dtype`."""
         return self._run(dtype, keeps, "float64", Evaluation(NARROW))
 
     def noisy(self, dtype: str, keeps: Sequence[np.ndarray]) -> Iterator[Run]:
-        lifted = SINGLE if dtype == "float64" else ()
         for seed in range(NOISY):
-            yield self._run(dtype, keeps, dtype, Evaluation(lifted, noise=seed))
+            yield self._run(dtype, keeps, dtype, Evaluation(lifted_in(dtype), seed))
 
     def buffers(self) -> Arrays:
         """Empty: no buffer of JAX is rounded before the module is cast."""

@@ -117,6 +117,11 @@ class Evaluation:
         return x
 
 
+def lifted_in(dtype: str) -> tuple[str, ...]:
+    """What a JAX side lifts in a run of this dtype: float32 in float64, nothing in others."""
+    return SINGLE if dtype == "float64" else ()
+
+
 @contextmanager
 def wide_requests() -> Iterator[None]:
     """Gives float64 wherever code asks JAX for float32 by `dtype=`, `astype` and the like.

@@ -16,7 +16,7 @@ from ..side_names import SIDES, Sides
 from ..watch import Watch
 from .calls import Function, errors_of, name_of
 from .flax import Flax, Force
-from .jaxpr_evaluate import SINGLE, Evaluation
+from .jaxpr_evaluate import Evaluation, lifted_in
 from .mask_axes import MaskAxes, misplaced, outputs_agree
 from .match import Match, agreed
 from .original import Original
@@ -142,8 +142,7 @@ class Pair:
         request = self.request.in_dtype(dtype)
         keeps = self.original.keeps
         repeats = None if keeps is None else self.axes.to_flax(keeps)
-        wide = self.original.library == "jax" and dtype == "float64"
-        evaluation = Evaluation(SINGLE if wide else ())
+        evaluation = Evaluation(lifted_in(dtype) if self.original.library == "jax" else ())
         run_options = dtype, mode == "jit", force, repeats, evaluation
         return Flax(self.flax_module, self.call, request, *run_options)
 
