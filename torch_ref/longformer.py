@@ -30,8 +30,8 @@ class LongformerAttention(nn.Module):
         valid = x.new_ones(x.shape[:-1]).bool() if valid is None else valid  # *B T
         chosen = torch.zeros_like(valid) if global_tokens is None else global_tokens  # *B T
         x = x.masked_fill(~valid.unsqueeze(-1), 0.0)  # *B T D
-        places = torch.arange(x.shape[-2])  # T
-        near = (places[:, None] - places).abs() <= self.half  # T T
+        index = valid.cumsum(-1)[..., None, :]  # *B 1 T: padding takes no place in the window
+        near = (index[..., :, None] - index[..., None, :]).abs() <= self.half  # *B 1 T T
         rows, keys = chosen[..., None, :, None], valid[..., None, None, :]
         local = (near | chosen[..., None, None, :]) & keys & ~rows  # *B 1 T T
         y = self.attend(self.query(x), self.key(x), self.value(x), local)  # *B T D

@@ -47,10 +47,13 @@ class SigmoidAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.logit_bias = logit_bias
 
-    def sigmoid(self, scores):
-        keys = scores.shape[-1]  # S
-        bias = -math.log(keys) if self.logit_bias is None else self.logit_bias
-        return torch.sigmoid(scores + bias)  # *B N T S
+    def bias(self, scores, valid):
+        if self.logit_bias is not None:
+            return self.logit_bias
+        if valid is None:
+            return -math.log(scores.shape[-1])
+        tokens = valid.sum(-1).clamp(min=1)  # *B
+        return -torch.log(tokens.to(scores.dtype))[..., None, None, None]  # *B 1 1 1
 
     def forward(self, x, mask=None, positions=None, valid=None):
         x = present(x, valid)  # *B T D
@@ -60,7 +63,7 @@ class SigmoidAttention(nn.Module):
         k, v = (y.repeat_interleave(self.groups, dim=-3) for y in (k, v))  # *B N T H
         scores = scored(q @ k.transpose(-2, -1) * self.scale, self.softcap, self.slopes)
         mask = seen(self.mask if mask is None else mask, valid, scores)  # *B N T T
-        weights = self.sigmoid(masked(scores, mask))  # *B N T T
+        weights = torch.sigmoid(masked(scores, mask) + self.bias(scores, valid))  # *B N T T
         weights = emptied(weights, mask)  # *B N T T
         context = (self.dropout(weights) @ v).transpose(-3, -2)  # *B T N H
         return present(self.o_proj(context.flatten(-2)), valid)  # *B T D

@@ -10,7 +10,18 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-import flax_attn as fa
+from flax_attn.masks import (
+    Causal,
+    Chunked,
+    Dense,
+    Documents,
+    Full,
+    Lengths,
+    MaskFn,
+    Prefix,
+    Segments,
+    Window,
+)
 from flax_attn.masks.at_positions import AtPositions
 from flax_attn.places import Positions
 
@@ -159,7 +170,7 @@ def _entry(array: Any, sizes: Sizes, b: np.ndarray) -> np.ndarray:
 
 def full(drawn: Random, sizes: Sizes) -> Node:
     """Everybody sees everything."""
-    return static("Full()", fa.Full(), lambda at: True)
+    return static("Full()", Full(), lambda at: True)
 
 
 def causal(drawn: Random, sizes: Sizes, static_only: bool = False) -> Node:
@@ -168,7 +179,7 @@ def causal(drawn: Random, sizes: Sizes, static_only: bool = False) -> Node:
     return Node(
         f"Causal({by.words})",
         by.draw,
-        lambda xs: fa.Causal(by.build(xs)),
+        lambda xs: Causal(by.build(xs)),
         lambda xs, at: at[3] - at[2] <= by.value(xs, at[0]),
     )
 
@@ -185,7 +196,7 @@ def window(drawn: Random, sizes: Sizes, static_only: bool = False) -> Node:
         return ~((gap < -below) | (gap > above))
 
     words = f"Window({left}, {right}, {by.words})"
-    return Node(words, by.draw, lambda xs: fa.Window(left, right, by.build(xs)), seen)
+    return Node(words, by.draw, lambda xs: Window(left, right, by.build(xs)), seen)
 
 
 def chunked(drawn: Random, sizes: Sizes) -> Node:
@@ -197,19 +208,19 @@ def chunked(drawn: Random, sizes: Sizes) -> Node:
     def seen(at):
         return np.floor(at[2] / size) == np.floor(at[3] / size)
 
-    return static(f"Chunked({size})", fa.Chunked(size), seen)
+    return static(f"Chunked({size})", Chunked(size), seen)
 
 
 def prefix(drawn: Random, sizes: Sizes, static_only: bool = False) -> Node:
     """The first keys, as many for all or for each batch entry."""
     if static_only or drawn.rand() < 0.4:
         count = int(drawn.randint(-1, sizes.S + 3))
-        return static(f"Prefix({count})", fa.Prefix(count), lambda at: at[3] < count)
+        return static(f"Prefix({count})", Prefix(count), lambda at: at[3] < count)
     shape = _shape_within(drawn, sizes.batch)
     return Node(
         f"Prefix(traced{list(shape)})",
         lambda drawn: [_counts(drawn, sizes.S, shape)],
-        lambda xs: fa.Prefix(xs[0]),
+        lambda xs: Prefix(xs[0]),
         lambda xs, at: at[3] < _entry(xs[0], sizes, at[0]),
     )
 
@@ -228,7 +239,7 @@ def lengths(drawn: Random, sizes: Sizes) -> Node:
     return Node(
         f"Lengths({', '.join(f'traced{list(s)}' for s in shapes)})",
         lambda drawn: [_counts(drawn, n, s) for n, s in zip(whole, shapes, strict=False)],
-        lambda xs: fa.Lengths(xs[0], **dict(zip("q", xs[1:], strict=False))),
+        lambda xs: Lengths(xs[0], **dict(zip("q", xs[1:], strict=False))),
         seen,
     )
 
@@ -259,7 +270,7 @@ def segments(drawn: Random, sizes: Sizes) -> Node:
     return Node(
         f"Segments({order}{list(lead)})",
         draw,
-        lambda xs: fa.Segments(*xs) if shared else fa.Segments(q_ids=xs[0], kv_ids=xs[1]),
+        lambda xs: Segments(*xs) if shared else Segments(q_ids=xs[0], kv_ids=xs[1]),
         seen,
     )
 
@@ -283,7 +294,7 @@ def documents(drawn: Random, sizes: Sizes) -> Node:
         mine, others = document[at[0], at[2]], document[at[0], at[3]]
         return (mine == others) & (mine >= 0)
 
-    return Node(f"Documents({count}{list(lead)})", draw, lambda xs: fa.Documents(xs[0]), seen)
+    return Node(f"Documents({count}{list(lead)})", draw, lambda xs: Documents(xs[0]), seen)
 
 
 def dense(drawn: Random, sizes: Sizes) -> Node:
@@ -301,7 +312,7 @@ def dense(drawn: Random, sizes: Sizes) -> Node:
         whole = (*sizes.batch, sizes.N, sizes.T, sizes.S)
         return np.broadcast_to(xs[0], whole).reshape(-1, *whole[-3:])[at]
 
-    return Node(f"Dense{list(shape)}", draw, lambda xs: fa.Dense(xs[0]), seen)
+    return Node(f"Dense{list(shape)}", draw, lambda xs: Dense(xs[0]), seen)
 
 
 FUNCTIONS = [
@@ -320,11 +331,11 @@ def function(drawn: Random, sizes: Sizes) -> Node:
     """A function of the places; at times one that looks into an array of the request."""
     if drawn.rand() < 0.6:
         words, ours, truth = FUNCTIONS[drawn.randint(len(FUNCTIONS))]
-        return static(f"MaskFn({words})", fa.MaskFn(ours), lambda at: truth(*at))
+        return static(f"MaskFn({words})", MaskFn(ours), lambda at: truth(*at))
     return Node(
         "MaskFn(table[n, k])",
         lambda drawn: [drawn.rand(sizes.N, sizes.S) < 0.7],
-        lambda xs: fa.MaskFn(lambda b, n, q, k: jnp.asarray(xs[0])[n, k] | (b == 1)),
+        lambda xs: MaskFn(lambda b, n, q, k: jnp.asarray(xs[0])[n, k] | (b == 1)),
         lambda xs, at: xs[0][at[1], at[3]] | (at[0] == 1),
     )
 

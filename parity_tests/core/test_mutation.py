@@ -10,7 +10,7 @@ import pytest
 from .mutation import Mutant, Outcome, equivalents, mutants_of, size_of, split, stale
 from .mutation.__main__ import main
 from .mutation.chain import Chain, Sources
-from .mutation.files import CHOOSES_SIZES, LIGHT, chosen
+from .mutation.files import CHOOSES_SIZES, FILES, LIGHT, books_of, chosen
 from .mutation.operators import mutants, mutated
 from .mutation.record import Record
 from .mutation.worker import PACKAGES, ROOT, Trial, try_all
@@ -108,6 +108,12 @@ def test_a_change_that_is_made_twice_is_not_excused_by_the_name_of_one():
     names = [{m.change for m in made if "x - 1" in m.change} for made in (once, twice)]
     assert names[0] == {"x + 1  =>  x - 1"}
     assert names[1] == {"x + 1  =>  x - 1  (1 of 2)", "x + 1  =>  x - 1  (2 of 2)"}
+
+
+def test_what_only_type_checkers_read_is_left_alone():
+    once = mutants("f", "def f(x, y=1): return x")
+    overloaded = "@overload\ndef f(x, y=2): ...\ndef f(x, y=1): return x"
+    assert [m.change for m in mutants("f", overloaded)] == [m.change for m in once]
 
 
 def test_outcomes_are_counted():
@@ -266,6 +272,14 @@ def test_a_law_on_a_name_of_the_library_reaches_its_module():
     assert sources.origin("flax_attn.parity", "Case") == ("flax_attn.parity.cases.case", "Case")
     laws = "parity_tests.core.attend.test_laws_attend"
     assert "flax_attn.attend" in Chain(sources, "flax_attn.attend", (laws,)).above
+
+
+def test_no_laws_need_the_whole_library():
+    """One `import flax_attn` in a file of laws makes a hundred modules anew for each mutant."""
+    sources = Sources(ROOT, PACKAGES)
+    for laws in {book for books in FILES.values() for book in books}:
+        (book,) = books_of((laws,))
+        assert "flax_attn" not in Chain(sources, book, (book,)).reached, book
 
 
 def test_laws_that_fail_with_nothing_changed_are_refused(built):

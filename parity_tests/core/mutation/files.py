@@ -31,6 +31,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "backends/blockwise/block": ("backends.test_laws_blockwise_block",),
     "backends/blockwise/plan": (*LOOPS, RANGES),
     "backends/blockwise/block_loops": LOOPS,
+    "backends/blockwise/lanes": ("backends.test_laws_lanes",),
     "backends/blockwise/online_softmax": ("backends.test_laws_blockwise",),
     "backends/hoist": ("backends.test_laws_hoist",),
     "backends/protocol": ("backends.test_laws_protocol", "backends.test_laws_kernels"),
