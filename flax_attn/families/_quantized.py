@@ -55,7 +55,8 @@ def _is_of_images(config: Mapping[str, Any]) -> bool:
 
 def _listed(quantized: Any, field: str) -> Sequence[str]:
     values = quantized.get(field) if isinstance(quantized, Mapping) else None
-    return values if isinstance(values, list | tuple) else ()
+    values = values if isinstance(values, list | tuple) else ()
+    return [value for value in values if isinstance(value, str)]
 
 
 def _linears(layer: nnx.Module, rules: Sequence[Rule]) -> Iterator[str]:

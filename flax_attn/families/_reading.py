@@ -14,6 +14,7 @@ from typing import Any
 from .._internal.caller import warn_once
 
 NAME = "config.json"
+MAX_BYTES = 2**24  # the largest that is published has less than a hundredth of it
 # Fields in which the files of multimodal models have the configs of their parts.
 PARTS: Mapping[str, tuple[str, ...]] = {
     "text": ("text_config", "llm_config", "language_config"),
@@ -46,32 +47,61 @@ def contents(config: Any) -> Mapping[str, Any]:
             "config must be a dict, the contents of a config.json or to_dict() of a config, or the "
             f"path of such a file or of its folder; got {type(config).__name__}."
         )
-    return {name: _plain(value) for name, value in config.items()}
+    fields = {name: _plain(name, value) for name, value in config.items()}
+    parts = [fields.get(name) for names in PARTS.values() for name in names]
+    for each in (fields, *(part for part in parts if isinstance(part, Mapping))):
+        _check_names(each)
+    return fields
+
+
+def _check_names(fields: Mapping[str, Any]) -> None:
+    """Raises ValueError for a model_type or architectures that are no names."""
+    name, classes = fields.get("model_type"), fields.get("architectures")
+    if not isinstance(name, str | None):
+        raise ValueError(f"model_type must be a name, as in 'llama'; got {name!r}.")
+    if classes is None or isinstance(classes, str):
+        return
+    if not isinstance(classes, list | tuple) or not all(isinstance(x, str) for x in classes):
+        raise ValueError(f"architectures must be a list of names; got {classes!r}.")
 
 
 def _from_file(path: Path) -> Any:
     file = path / NAME if path.is_dir() else path
     try:
-        fields = json.loads(file.read_text("utf-8"))
+        with file.open("rb") as opened:
+            raw = opened.read(MAX_BYTES + 1)
     except OSError as error:
         raise ValueError(
             f"{file} cannot be read: {error.strerror}. It must be a config.json or the folder of "
             "one; nothing is downloaded."
         ) from error
-    except ValueError as error:
+    if len(raw) > MAX_BYTES:
+        raise ValueError(f"{file} has more than {MAX_BYTES} bytes: is it a config.json?")
+    try:
+        fields = json.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON: {error}.") from error
     if not isinstance(fields, dict):
         raise ValueError(f"{file} holds {type(fields).__name__} in place of a config's fields.")
     return fields
 
 
-def _plain(value: Any) -> Any:
+def _plain(name: Any, value: Any) -> Any:
     """Decodes numbers that transformers writes in a special form, since JSON lacks them."""
     if isinstance(value, Mapping):
         if value.keys() == {"__float__"}:
-            return float(value["__float__"])
-        return {name: _plain(each) for name, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list) else value
+            return _special(value["__float__"])
+        return {key: _plain(key, each) for key, each in value.items()}
+    if isinstance(value, int) and value.bit_length() > 63:
+        raise ValueError(f"{name} is a number of {value.bit_length()} bits; 63 are read.")
+    return [_plain(name, each) for each in value] if isinstance(value, list) else value
+
+
+def _special(number: Any) -> float:
+    try:
+        return float(number)
+    except (TypeError, ValueError):
+        raise ValueError(f"__float__ must be a number, as in 'Infinity'; got {number!r}.") from None
 
 
 def whole(config: Mapping[str, Any], served: Collection[str]) -> dict[str, dict[str, Any]]:

@@ -242,7 +242,8 @@ def _standard(name: str, rope: Rope | None, known: Sequence[str]) -> dict[str, A
             f"{name} has {', '.join(untyped)} and no rope_type, which says how they scale the "
             f"rotary: one of {', '.join(SCALINGS)}."
         )
-    fields.setdefault("rope_type", "default")
+    if not isinstance(fields.setdefault("rope_type", "default"), str):
+        raise ValueError(f"rope_type of {name} must be a name; got {fields['rope_type']!r}.")
     return fields
 
 
@@ -315,7 +316,11 @@ def original(rope: Rope, config: Config) -> int:
             "transformers takes the former. Leave the latter out, or make them equal."
         )
     length = within if outside is None else outside
-    return config.count("max_position_embeddings") if length is None else length
+    if length is None:
+        return config.count("max_position_embeddings")
+    if isinstance(length, bool) or not isinstance(length, int) or length <= 0:
+        raise ValueError(f"{name} must be a whole number above zero; got {length!r}.")
+    return length
 
 
 def _factor(rope: Rope, config: Config) -> float:

@@ -189,12 +189,17 @@ def has_kimi_delta(config: Config, index: int) -> bool:
     inside = config.mapping("linear_attn_config")
 
     def default(index: int) -> str:
-        if "kda_layers" not in inside or "full_attn_layers" not in inside:
+        listed = [inside.get(name) for name in ("kda_layers", "full_attn_layers")]
+        if None in listed:
             return "full_attention" if index and index % 4 == 0 else "linear_attention"
-        if index + 1 in inside["kda_layers"]:  # which count from 1
-            return "linear_attention"
-        if index + 1 in inside["full_attn_layers"]:
-            return "full_attention"
+        for each, kind in zip(listed, ("linear_attention", "full_attention"), strict=True):
+            if not isinstance(each, list | tuple):
+                raise ValueError(
+                    "kda_layers and full_attn_layers of linear_attn_config must be lists of "
+                    f"layers, counted from 1; got {each!r}."
+                )
+            if index + 1 in each:
+                return kind
         raise ValueError(
             f"kda_layers and full_attn_layers of linear_attn_config lack layer {index + 1} of "
             f"{config.count('num_hidden_layers')}, counted from 1."

@@ -50,7 +50,8 @@ def all_finite(array: np.ndarray) -> bool:
     if not jnp.issubdtype(array.dtype, jnp.inexact):
         return True
     flat = array.reshape(-1)
-    return all(np.isfinite(flat[i : i + _CHUNK]).all() for i in range(0, flat.size, _CHUNK))
+    with np.errstate(invalid="ignore"):  # ml_dtypes warns of a signalling NaN
+        return all(np.isfinite(flat[i : i + _CHUNK]).all() for i in range(0, flat.size, _CHUNK))
 
 
 def overflows(before: np.ndarray, after: np.ndarray) -> bool:

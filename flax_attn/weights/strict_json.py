@@ -1,6 +1,7 @@
-"""Strict JSON for untrusted files: unique keys, finite numbers, limited nesting, valid UTF-8."""
+"""Strict JSON for untrusted files: unique keys, finite numbers, limited size, valid UTF-8."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -8,6 +9,8 @@ from ..errors import CheckpointError, quoted
 
 MAX_NAMES = 100_000
 MAX_NAME_LENGTH = 512
+MAX_VALUES = 40 * MAX_NAMES  # of a JSON: a tensor has a dtype, two lists, and at most 16 axes
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 
 
 def parse(path: Path, raw: bytes) -> dict[str, Any]:
@@ -18,6 +21,7 @@ def parse(path: Path, raw: bytes) -> dict[str, Any]:
     """
     if not raw.startswith(b"{"):
         raise CheckpointError(path, None, f"JSON must begin with '{{'; it begins {raw[:1]!r}.")
+    _check_size(path, raw)
     try:
         text = raw.decode("utf-8")
         return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
@@ -27,6 +31,20 @@ def parse(path: Path, raw: bytes) -> dict[str, Any]:
         raise CheckpointError(path, None, "Its JSON is not UTF-8.") from None
     except ValueError as error:
         raise CheckpointError(path, None, f"Its JSON cannot be read: {error}.") from None
+
+
+def _check_size(path: Path, raw: bytes) -> None:
+    """Raises CheckpointError for more values than a checkpoint has: each takes memory when parsed.
+
+    A text of a few bytes for each value, such as `[[],[],...]`, would take twenty times its size.
+    """
+    if len(raw) <= MAX_VALUES:  # a value has a byte at least
+        return
+    marks = _STRING.sub(b"", raw)
+    count = sum(marks.count(mark) for mark in (b",", b"[", b"{"))
+    if count > MAX_VALUES:
+        why = f"Its JSON has {count} values; at most {MAX_VALUES} are read."
+        raise CheckpointError(path, None, why)
 
 
 def check_name(path: Path, name: str) -> None:

@@ -13,13 +13,13 @@ import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
-from zipfile import BadZipFile
 
 import numpy as np
 from flax import nnx
 
 from ...errors import ParityError
 from ...weights.described import Source
+from ...weights.npz import read_npz
 from ...weights.plan import make_plan
 from ...weights.rule import Rule
 from .. import draw, judge
@@ -42,11 +42,12 @@ from .home import LIBRARY, Home, is_from_this_library
 Call = Callable[..., Any]
 SKETCH = 48
 SMALLER = 2.0**-64  # scales values near the dtype's maximum so that their sum does not overflow
+MAX_BYTES = 2**28  # of all arrays of a file, and of its description
 FORMAT = 1  # file format; files without the field have this format
 CHANGED = "what it holds is not what was recorded"
 # Exceptions that reading a truncated, corrupted or foreign file may raise.
 DAMAGE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, IndexError)
-DAMAGE += (BadZipFile, zlib.error, MemoryError, RecursionError, NotImplementedError)
+DAMAGE += (zlib.error, MemoryError, RecursionError, OverflowError)
 
 
 @runtime_checkable
@@ -214,9 +215,8 @@ def _load(path: Path, command: str) -> tuple[dict[str, np.ndarray], dict[str, An
     if not path.exists():
         return {}, {"cases": {}}
     try:
-        with path.open("rb") as file:  # np.load leaves a path's file open if it is damaged
-            stored = dict(np.load(file, allow_pickle=False))
-        meta = json.loads(zlib.decompress(stored["meta"].tobytes()))
+        stored = _arrays(path)
+        meta = json.loads(_inflated(stored["meta"].tobytes()))
         known = isinstance(meta["cases"], dict) and isinstance(meta["versions"]["torch"], str)
         file_format = meta.get("format", FORMAT)
     except DAMAGE as error:
@@ -230,6 +230,22 @@ def _load(path: Path, command: str) -> tuple[dict[str, np.ndarray], dict[str, An
     if meta.get("digest", "none") not in ("none", _digest(stored, meta)):
         raise ParityError(_damaged(str(path), ValueError(CHANGED), command))
     return stored, meta
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    """All arrays of a file; what it declares is added up before any memory is taken."""
+    entries = read_npz(path)
+    if sum(entry.nbytes for entry in entries.values()) > MAX_BYTES:
+        raise ValueError(f"it declares more than {MAX_BYTES} bytes")
+    return {name: entry.read(name) for name, entry in entries.items()}
+
+
+def _inflated(packed: bytes) -> bytes:
+    unpack = zlib.decompressobj()
+    text = unpack.decompress(packed, MAX_BYTES)
+    if not unpack.eof:
+        raise ValueError(f"its description ends early or has more than {MAX_BYTES} bytes")
+    return text
 
 
 def _digest(arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> str:

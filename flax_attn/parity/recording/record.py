@@ -22,7 +22,7 @@ from ..side_checks import arguments, check_recorded
 from ..sides.jax_original import JaxOriginal
 from ..sides.live import Live
 from ..versions import versions
-from .recording import FORMAT, KEY
+from .recording import CHECKSUM, FORMAT, KEY, checksum
 from .store import NotSerializable, Spool, Writer
 
 Side = Live | JaxOriginal
@@ -209,7 +209,8 @@ def _written(path: Path, facts: Callable[[Writer], dict[str, Any]]) -> Path:
         with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as file:
             writer = Writer(Spool(file, Path(file.name)))
             text = json.dumps({**facts(writer), "checksums": writer.checksums})
-            write_file(path, writer.tensors, {KEY: text})
+            metadata = {KEY: text, CHECKSUM: checksum(text, writer.tensors.entries)}
+            write_file(path, writer.tensors, metadata)
     except (OSError, CheckpointError) as error:
         why = getattr(error, "strerror", None) or error
         raise ParityError(f"{path} cannot be written: {why}.") from error

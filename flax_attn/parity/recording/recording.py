@@ -1,5 +1,6 @@
 """`Recording`: torch's side of a comparison, read from a file that `record` wrote."""
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
@@ -12,6 +13,7 @@ import numpy as np
 
 from ...errors import CheckpointError, ParityError
 from ...weights.described import Source
+from ...weights.entry import Entry
 from ...weights.plan import Plan
 from ...weights.safetensors import read_described
 from .. import judge
@@ -23,7 +25,10 @@ from ..sides.run import OUTPUT, Request, Run, is_floating
 from ..sides.steps import Steps
 from .store import Reader
 
+# Exceptions that a description which is not as `record` writes it may raise.
+DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
 KEY = "flax_attn.recording"  # metadata key of the JSON
+CHECKSUM = "flax_attn.checksum"  # and of its checksum, which files of version 0.2 do not have
 FORMAT = 1
 NO_FLOAT64 = (
     "torch was not recorded in float64: its own result in {} stands for the truth, and what its "
@@ -83,7 +88,7 @@ class Recording:
             self.recorded: dict[str, str] = facts["versions"]
             self.request = _request(facts["request"], self.reader)
             self.keeps = self.reader.value(facts["keeps"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except DAMAGE as error:
             raise ParityError(f"{self.path} is damaged ({error}): record it again.") from error
 
     @property
@@ -267,9 +272,11 @@ def _opened(path: Path) -> tuple[dict[str, Any], Reader]:
     """Opens a recording: its JSON, and a reader for its tensors."""
     try:
         entries, metadata = read_described(path)
-        facts = json.loads(metadata[KEY])
+        text = metadata[KEY]
+        damaged = metadata.get(CHECKSUM) not in (None, checksum(text, entries))
+        facts = json.loads(text)
         is_recording = isinstance(facts, dict) and isinstance(facts.get("format"), int)
-    except (CheckpointError, KeyError, ValueError) as error:
+    except (CheckpointError, KeyError, ValueError, RecursionError) as error:
         why = "" if isinstance(error, KeyError) else f" ({' '.join(str(error).split())})"
         raise ParityError(
             f"{path} is no recording{why}: flax_attn.parity.record writes one where torch is."
@@ -280,7 +287,20 @@ def _opened(path: Path) -> tuple[dict[str, Any], Reader]:
             f"{path} is of format {what}, and this flax_attn reads {FORMAT}: install a newer one, "
             "or record again with this one."
         )
+    if damaged:
+        raise ParityError(f"{path} is damaged: its description is not what was recorded.")
     return facts, Reader(path, entries, facts.get("checksums", {}))
+
+
+def checksum(text: str, entries: Mapping[str, Entry]) -> str:
+    """Hash of a recording's JSON, and of its tensors' names, dtypes and shapes.
+
+    The bytes of each tensor have a checksum of their own, which is in the JSON.
+    """
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(entries):
+        digest.update(f"{name} {entries[name].dtype} {entries[name].shape}".encode())
+    return digest.hexdigest()
 
 
 def _source(fields: Mapping[str, Any]) -> Source:

@@ -53,6 +53,10 @@ CHOOSES_SIZES: dict[str, dict[str, str]] = {
         "module: MAX_DECODE_COPIED_BYTES": "Up to so many bytes the plain formula is quicker.",
         "passed_over": "Either way gives the same result; which is quicker is measured.",
     },
+    "backends/blockwise/lanes": {
+        "_Loop.start: shared": "What two threads share only keeps the loops together.",
+        "_Loop.iteration: shared": "What two threads share only keeps the loops together.",
+    },
     "backends/protocol": {
         "module: MAX_REFERENCE_PAIRS": "Up to so many weights the plain formula is quicker.",
         "module: MAX_COPIED_BYTES": "Up to so many bytes the plain formula is quicker.",

@@ -1,8 +1,8 @@
 """The small changes: every place of a source where one applies, and the source with it made.
 
 Operators, arguments, constants, conditions, slices, results and statements are changed, one at a
-time. Annotations, docstrings, imports, type aliases, overloads and the words of an error are left
-alone.
+time. Annotations, docstrings, imports, type aliases, overloads, `zip(strict=)` and the words of
+an error are left alone.
 """
 
 import ast
@@ -205,7 +205,8 @@ def _is_left_alone(node: ast.AST, parent: ast.AST) -> bool:
     overload = isinstance(node, ast.FunctionDef) and "overload" in map(
         ast.unparse, node.decorator_list
     )
-    return docstring or alias or overload or isinstance(node, UNTOUCHED)
+    checked = isinstance(node, ast.keyword) and node.arg == "strict"
+    return docstring or alias or overload or checked or isinstance(node, UNTOUCHED)
 
 
 def _constant(value: object) -> ast.Constant:
