@@ -34,6 +34,7 @@ GUIDES = {
 }
 EVIDENCE = {
     "certificate": "Every layer, the PyTorch modules that it equals, and the largest errors.",
+    "contracts": "What is promised, and for each promise the test that keeps it and its last run.",
     "trial": "Wrong ports made on purpose: how many the judge finds, places and names.",
     "benchmarks": "Time and memory beside jax.nn, flax.nnx, equinox and torch, on CPUs and a GPU.",
 }

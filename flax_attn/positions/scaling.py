@@ -301,10 +301,10 @@ class LongRope(Scaling):
 
     def __post_init__(self):
         for name in ("short_factors", "long_factors"):
-            given = getattr(self, name)
-            if isinstance(given, str) or not all(map(_is_known, given)):
-                raise TypeError(f"{name} must be a list of numbers; got {given!r}.")
-            numbers = tuple(float(x) for x in given)
+            values = getattr(self, name)
+            if isinstance(values, str) or not all(map(_is_known, values)):
+                raise TypeError(f"{name} must be a list of numbers; got {values!r}.")
+            numbers = tuple(float(x) for x in values)
             object.__setattr__(self, name, numbers)
             if not all(x > 0 for x in numbers):
                 raise ValueError(f"{name} must hold numbers above zero; got {numbers}.")

@@ -32,12 +32,21 @@ LAYERS = [
 ]
 
 
+def _with_tokens(name, shape, tokens):
+    """The shape with so many tokens, and one entry of a batch."""
+    if name == "rel_embeddings":
+        return shape
+    if name in ("k", "v", "values"):  # *B T K H
+        return 1, tokens, *shape[-2:]
+    return (1,) * (len(shape) - 2) + (tokens, shape[-1])
+
+
 def memory(case, tokens, backward):
     """MiB that a compiled call needs besides its arguments and results."""
     inputs = {
         name: np.ones((tokens // WIDE, WIDE, x.shape[-1]), np.float32)
         if case.variant in IMAGES
-        else np.ones((1, tokens, *x.shape[2:]) if x.ndim >= 3 else x.shape, x.dtype)
+        else np.ones(_with_tokens(name, x.shape, tokens), x.dtype)
         for name, x in case.arrays().items()
         if np.issubdtype(x.dtype, np.floating)
     }

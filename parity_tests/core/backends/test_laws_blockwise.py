@@ -11,7 +11,6 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from flax_attn import reference, taps
 from flax_attn._internal.types import Sizes
@@ -136,7 +135,19 @@ def test_the_parts_before_the_sinks_are_kept():
 # Dtypes.
 
 
-@pytest.mark.nightly
+def narrow_scale(wants, i):
+    """For the error of result i in narrow dtypes: that of output and lse is their own.
+
+    A gradient that is one number is a sum of thousands that nearly cancel, in another order on each
+    processor: as the harness does in narrow dtypes, all gradients are its scale.
+    """
+    if i < 2:
+        return None
+    gradients, own = wants[2:], wants[i]
+    whole = own.size == 1
+    return judge.whole_gradient(gradients) if whole else judge.gradient_scale(gradients, own)
+
+
 @eager64
 def test_narrow_inputs_are_summed_wide():
     exact = case("causal")
@@ -147,7 +158,7 @@ def test_narrow_inputs_are_summed_wide():
         assert o.dtype == m.dtype == l.dtype == jnp.float32
         got = outcome(blockwise.forward, (q, k, v, rules), cotangents, **LOOPS)
         for i, (a, b) in enumerate(zip(got, want, strict=True)):
-            scale = judge.gradient_scale(exact.want[2:], exact.want[i]) if i > 1 else None
+            scale = narrow_scale(exact.want, i)
             assert a.dtype == b.dtype, i
             assert judge.no_worse(a, b, exact.want[i], dtype, scale, zero=True).ok, i
 

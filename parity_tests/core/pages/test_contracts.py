@@ -1,0 +1,125 @@
+"""docs/contracts.md: every function and test that it names is there, and runs when it says."""
+
+import ast
+import importlib.machinery
+import importlib.util
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from flax_attn._internal.markdown import cells
+from parity_tests.core.pages import bits
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "contracts.md"
+CORE = ROOT / "parity_tests" / "core"
+SUBJECTS = (
+    *("see nothing", "Hidden", "Log-sum-exp", "Dtypes", "Dropout", "order", "Caches", "Meshes"),
+    *("Derivatives", "Equality", "Files", "Versions"),
+)
+
+
+class Promise(NamedTuple):
+    """A row of the page."""
+
+    sentence: str
+    function: str
+    test: str
+    runs: str
+
+
+def promises() -> list[Promise]:
+    tables = PAGE.read_text("utf-8").split("| promise | kept by | test | runs |\n")[1:]
+    rows = [row for text in tables for row in cells("|\n" + text.partition("\n\n")[0])[1:]]
+    return [Promise(*(cell.strip("`") for cell in row[:3]), row[3]) for row in rows]
+
+
+PROMISES = promises()
+
+
+def named(tree: ast.AST, above: str = "") -> dict[str, ast.AST]:
+    """Functions and classes by their dotted names."""
+    made = {}
+    for node in getattr(tree, "body", ()):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            made[above + node.name] = node
+            made |= named(node, f"{above}{node.name}.")
+    return made
+
+
+def parsed(path: Path) -> dict[str, ast.AST]:
+    return named(ast.parse(path.read_text("utf-8")))
+
+
+@pytest.fixture(scope="module")
+def night():
+    """The script, and its parts by name."""
+    loader = importlib.machinery.SourceFileLoader("night", str(ROOT / ".ci" / "nightly"))
+    spec = importlib.util.spec_from_loader("night", loader)
+    assert spec is not None
+    script = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(__import__("sys").modules, "night", script)  # for its dataclass
+        loader.exec_module(script)
+        yield script, {part.name: part for part in script.parts()}
+
+
+def test_every_subject_has_promises():
+    headings = [line[3:] for line in PAGE.read_text("utf-8").splitlines() if line[:3] == "## "]
+    assert all(any(subject in heading for heading in headings) for subject in SUBJECTS)
+    assert len(PROMISES) >= 45 and len({x.sentence for x in PROMISES}) == len(PROMISES)
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=lambda x: x.sentence[:40])
+def test_what_keeps_a_promise_and_what_tests_it_are_there(promise, night):
+    path, _, function = promise.function.partition(":")
+    assert function in parsed(ROOT / "flax_attn" / path), promise.function
+    path, _, test = promise.test.partition("::")
+    assert test in parsed(CORE / path), promise.test
+    assert promise.sentence.endswith(".") and len(promise.sentence) < 160
+    if promise.runs == "each commit":
+        assert not is_nightly(CORE / path, test), promise.test
+        return
+    script, parts = night
+    name, _, date = promise.runs[1:].partition("`, ")
+    assert name in parts, name
+    outcome = script.recorded().get(name)
+    assert date == (script.date_of(outcome) if outcome else "never")
+
+
+def is_nightly(path: Path, test: str) -> bool:
+    """Whether all of a test runs at night only; a table may leave some rows to the night."""
+    node = parsed(path)[test]
+    marks = [ast.unparse(x) for x in getattr(node, "decorator_list", ())]
+    whole = "pytestmark = pytest.mark.nightly" in path.read_text("utf-8")
+    return whole or "pytest.mark.nightly" in marks
+
+
+def test_a_night_writes_its_date_here(night, tmp_path, monkeypatch):
+    script, _ = night
+    name = next(x.runs[1:].partition("`, ")[0] for x in PROMISES if x.runs != "each commit")
+    for attribute in ("PAGE", "CONTRACTS"):
+        copy = tmp_path / attribute
+        copy.write_text(getattr(script, attribute).read_text("utf-8"), "utf-8")
+        monkeypatch.setattr(script, attribute, copy)
+    for outcome, text in (("red", "red on 2031-01-02"), ("green", "2031-01-02")):
+        script.record(name, ["2031-01-02", "3", outcome, "0123456789ab"])
+        assert f"`{name}`, {text} |" in (tmp_path / "CONTRACTS").read_text("utf-8")
+        assert script.recorded()[name][2] == outcome
+
+
+def test_the_table_of_bits_is_whole():
+    head, *rows = cells(bits.MARKS.search(PAGE.read_text("utf-8"))["table"])
+    assert head[2:] == [*bits.LAYERS]
+    wanted = (*bits.LAWS, bits.PROCESS, *bits.OTHERS)
+    assert [row[:2] for row in rows] == [[what, dtype] for what in wanted for dtype in bits.DTYPES]
+    assert list(bits.faults(rows, rows)) == []
+    wrong = [[*row[:2], "9 %, 9.0", *row[3:]] for row in rows]
+    assert len(list(bits.faults(wrong, rows))) >= 8
+
+
+def test_the_same_bits_whatever_other_rows_hold():
+    layer, x = bits.made("grouped heads", "float32")
+    assert bits.cell([bits.other_rows(layer, x[:, :300])], "float32") == bits.SAME
+    assert bits.cell([bits.again(layer, x[:, :300])], "float32") == bits.SAME
