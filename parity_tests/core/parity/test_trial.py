@@ -65,7 +65,7 @@ def test_what_the_trial_counts_against_the_harness(monkeypatch):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("part", range(30))
+@pytest.mark.parametrize("part", range(30), ids=lambda n: f"third{n // 10 + 1}-{n}")
 def test_six_hundred_faults(part):
     """20 of usual kinds in each part: nearly all placed, most named, next to none misled."""
     answers = [answered(*each) for each in drawn(subjects[part % 29 :][:4], 20, part, lacking=0.0)]
