@@ -301,10 +301,11 @@ class LongRope(Scaling):
 
     def __post_init__(self):
         for name in ("short_factors", "long_factors"):
-            values = getattr(self, name)
-            if isinstance(values, str) or not all(map(_is_known, values)):
-                raise TypeError(f"{name} must be a list of numbers; got {values!r}.")
-            numbers = tuple(float(x) for x in values)
+            try:
+                numbers = tuple(float(x) for x in getattr(self, name))
+            except (TypeError, ValueError):
+                values = getattr(self, name)
+                raise TypeError(f"{name} must hold numbers; got {values!r}.") from None
             object.__setattr__(self, name, numbers)
             if not all(x > 0 for x in numbers):
                 raise ValueError(f"{name} must hold numbers above zero; got {numbers}.")
