@@ -149,7 +149,7 @@ def _mask(mask: Any, is_causal: bool) -> Mask:
         raise TypeError(
             f"mask must be boolean, or non-zero where a query may attend; got {mask.dtype}."
         )
-    boolean_mask = Dense(jnp.asarray(mask).astype(bool))
+    boolean_mask = Dense(mask.astype(bool))
     return CAUSAL & boolean_mask if is_causal else boolean_mask
 
 

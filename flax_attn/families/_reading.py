@@ -100,7 +100,7 @@ def _plain(name: Any, value: Any) -> Any:
 def _special(number: Any) -> float:
     try:
         return float(number)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"__float__ must be a number, as in 'Infinity'; got {number!r}.") from None
 
 

@@ -3,12 +3,15 @@
 import ast
 import importlib.machinery
 import importlib.util
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from flax_attn._internal.markdown import cells
+from flax_attn.backends import blockwise
+from flax_attn.backends.blockwise.plan import make_plan
 from parity_tests.core.pages import bits
 
 ROOT = Path(__file__).parents[3]
@@ -60,7 +63,7 @@ def night():
     assert spec is not None
     script = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(__import__("sys").modules, "night", script)  # for its dataclass
+        patch.setitem(sys.modules, "night", script)  # for its dataclass
         loader.exec_module(script)
         yield script, {part.name: part for part in script.parts()}
 
@@ -123,3 +126,17 @@ def test_the_same_bits_whatever_other_rows_hold():
     layer, x = bits.made("grouped heads", "float32")
     assert bits.cell([bits.other_rows(layer, x[:, :300])], "float32") == bits.SAME
     assert bits.cell([bits.again(layer, x[:, :300])], "float32") == bits.SAME
+
+
+def test_loops_are_compared_that_are_several(monkeypatch):
+    """Else the row "in 1, 2 or 4 loops" would compare one loop with itself."""
+    plans = []
+
+    def planned(*args, **options):
+        plans.append(make_plan(*args, **options))
+        return plans[-1]
+
+    monkeypatch.setattr(blockwise, "make_plan", planned)
+    layer, x = bits.made("grouped heads", "float32")
+    assert bits.cell(list(bits.loops(layer, x)), "float32") == bits.SAME
+    assert [plan.lanes for plan in plans] == [1, 2, 4]
