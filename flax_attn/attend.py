@@ -30,8 +30,10 @@ from .sharding.work import work_of
 
 FORWARD_MODE = (
     "Forward mode (jax.jvp, jax.jacfwd, jax.linearize) is not supported by backends with custom "
-    'gradients. Call attend(..., backend="reference"), or put the call inside '
-    'flax_attn.use_backend("reference").'
+    'gradients. Call attend(..., backend="checkpointed"), or put the call inside '
+    'flax_attn.use_backend("checkpointed"): it has every derivative, in memory linear in the '
+    'lengths. "reference" is faster below some 300 tokens and stores all T x S weights; '
+    "flax_attn.attend_by_weights takes forward mode too, without sinks, positions and lse."
 )
 MIXED_DTYPES = (
     "attention over a mesh that mixes Explicit and other axes is not supported; make all its axes "
@@ -138,13 +140,13 @@ def attend(
         even under `~mask`, and a query there is fully masked. With `empty="mean"`, the mean is then
         over the keys that are present, and a query at a negative position still gives zeros.
       backend: "auto", which warns once if only a slow backend fits an accelerator, or a name that
-        `explain` lists; `use_backend` sets it for a whole context. Forward mode (`jax.jvp`,
-        `jax.jacfwd`, `jax.linearize`) needs "reference". "auto" takes "reference" below 128 x 128
-        weights per head and, for few queries, up to 64 KiB of keys and of values. Second
-        derivatives (`jax.hessian`, `jax.grad` of `jax.grad`) need "reference", or "blockwise" on
-        one device, where `jax.grad` of `jax.grad` stores residuals for all T x S weights of a head.
-        Under `jax.jit`, and in the function that `jax.linearize` returns, the error is jax's own
-        and does not say so.
+        `explain` lists; `use_backend` sets it for a whole context. "auto" takes "reference" below
+        128 x 128 weights per head and, for few queries, up to 64 KiB of keys and of values.
+        Forward mode (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) and derivatives of derivatives
+        (`jax.hessian`, `jax.grad` of a `jax.jvp` or of a `jax.grad`) need "checkpointed", in memory
+        linear in the lengths, or "reference". With "blockwise", `jax.grad` of `jax.grad` works on
+        one device, and stores residuals for all T x S weights of a head. Under `jax.jit`, and in
+        the function that `jax.linearize` returns, the error is jax's own and does not say so.
       return_lse: whether to return the log-sum-exp too; it is differentiable.
 
     Returns:
@@ -155,8 +157,8 @@ def attend(
       ValueError: for ranks, sizes or positions that do not fit, an unknown backend or `empty`; for
         `offset="end"` with positions.
       TypeError: for integer or mixed dtypes, positions that are not integers, a mask that is not
-        boolean, a score or dropout of another class; for forward mode through a backend other than
-        "reference".
+        boolean, a score or dropout of another class; for forward mode through a backend with
+        custom gradients.
       NotImplementedError: if the backend asked for cannot serve the request, with its reason.
 
     Source: Vaswani et al., "Attention Is All You Need", 2017.

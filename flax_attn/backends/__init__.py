@@ -9,6 +9,7 @@ import jax
 from .. import reference
 from ..rules import Rules
 from . import blockwise, cudnn, pallas, protocol, splash, tokamax
+from .blockwise import checkpointed
 
 Attention = Callable[[jax.Array, jax.Array, jax.Array, Rules], tuple[jax.Array, reference.Stats]]
 Refusal = Callable[[jax.Array, jax.Array, jax.Array, Rules], str | None]
@@ -45,6 +46,7 @@ def _kernel(module: Any, platform: str) -> Backend:
     return Backend(attention, module.refusal, protocol.passed_over, (platform,))
 
 
+BY_NAME = "is for forward mode and derivatives of derivatives, by name"
 BACKENDS: Mapping[str, Backend] = MappingProxyType(
     {
         "cudnn": _kernel(cudnn, "gpu"),
@@ -58,6 +60,7 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType(
             ("gpu",) if pallas.CAPABILITIES else (),
         ),
         "blockwise": Backend(blockwise.attention, None, blockwise.passed_over),
+        "checkpointed": Backend(checkpointed.attention, None, lambda *_: BY_NAME),
         "reference": Backend(reference.attention),
     }
 )

@@ -12,6 +12,7 @@ import numpy as np
 SHARE = 0.1  # of a dtype's maximum: larger values count as fills
 SHARES = {"float16": 0.5}  # 0.1 of its maximum is 6,550, which logits can reach
 KNOWN = (-1e9, -1e10, -1e30, *(float(ml_dtypes.finfo(d).min) for d in ("float32", "bfloat16")))
+ROUNDING = 2.0**-53  # of a huge value in float64: no sum of such values leaves less but zero
 HUGE = 1e6  # minimum size of a huge value, and minimum ratio between two groups
 
 
@@ -33,8 +34,12 @@ def fills(x: np.ndarray, dtype: str) -> np.ndarray:
     return np.where(filled & ~np.isposinf(x), np.sign(x), 0).astype(np.int8)
 
 
-def groups(x: np.ndarray) -> np.ndarray:
+def groups(x: np.ndarray, other: np.ndarray | None = None) -> np.ndarray:
     """Group index of every finite element, 0 for values of ordinary size.
+
+    Zeros are of group 0 if x has ordinary values beside the huge ones, and else of the group of
+    the smallest huge ones, of which `other`, what x is compared with, may have rounding there. Not
+    if it has smaller numbers than any rounding of these: then zeros are a group of their own.
 
     >>> groups(np.asarray([3.0, 1e-17, 2e9, 4e9, 1e30, 0.0])).tolist()
     [0, 0, 1, 1, 2, 0]
@@ -44,6 +49,9 @@ def groups(x: np.ndarray) -> np.ndarray:
     if not large.any():
         return np.zeros(x.shape, np.int8)
     below = size[(size > 0) & ~large]  # only its maximum can precede a gap
+    if other is not None and not below.size:
+        residue = np.abs(other[size == 0])
+        below = residue[(residue > 0) & (residue < ROUNDING * size[large].min())]
     ordered = np.sort(np.concatenate([[below.max()] if below.size else [], size[large]]))
     with np.errstate(over="ignore"):
         gaps = ordered[1:] > HUGE * ordered[:-1]

@@ -332,7 +332,7 @@ class _Sides:
         wrong = (fills(got, dtype) != filled) | (_pattern(got, want) & ~hidden)
         left = np.isfinite(want) & (filled == 0)
         part = np.full(want.shape, -1, np.int8)
-        part[left] = groups(want[left])
+        part[left] = groups(want[left], got[left])
         return cls(got, want, True, wrong, part)
 
     def error(self, part: Any, scale: float | None, other: np.ndarray | None = None) -> float:

@@ -21,10 +21,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ... import reference, taps
+from ... import reference
 from ..._internal.arrays import unify_varying
 from ..._internal.types import wide
-from ...dropout import DropoutMask
 from ...quantized import Quantized
 from ...reference import Stats
 from ...rules import Rules, sizes_of
@@ -33,7 +32,7 @@ from ..platform import platform_of
 from ..protocol import MAX_COPIED_BYTES, is_decode_step, zero_gradient
 from ..protocol import passed_over as passed_over_up_to
 from ..sinks import add_sinks, gradient, output_share, zero_to_one
-from .block import leaves_of
+from .block import leaves_of, record_dropout
 from .decode import forward_decode, untransposed
 from .online_softmax import backward_heads, forward_heads
 from .plan import Plan, PlanOptions, make_plan
@@ -76,13 +75,7 @@ def attention(
     # No block has a size of zero, and the formula costs nothing here.
     if 0 in (*q.shape, *k.shape, *v.shape):
         return reference.attention(q, k, v, rules)
-    # Inside `listen` the whole dropout mask is made, so that it can be recorded or replaced;
-    # otherwise each block draws its own part of it.
-    if rules.dropout is not None and taps.listening():
-        keep = jnp.broadcast_to(rules.dropout.grid(sizes), sizes.shape)
-        keep_tapped = taps.tap("keep", keep)
-        if keep_tapped is not keep:
-            rules = replace(rules, dropout=DropoutMask(keep_tapped, rules.dropout.rate))
+    rules = record_dropout(rules, sizes)
     made = make_plan(sizes, k.shape[-2], rules, platform_of(q), **options)
     # On a CPU a transpose just before the call would copy the whole cache; undo it instead.
     if made.few and not made.batched:

@@ -5,6 +5,7 @@ accumulated slice by slice.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import singledispatch
 from typing import Any, NamedTuple
 
@@ -12,10 +13,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from ... import taps
+from ..._internal.types import Sizes
 from ...dropout import Drop, DropoutMask
 from ...masks import And, Dense, Mask, Not, Or
 from ...masks.at_positions import AtPositions
 from ...places import Positions
+from ...reference import zero_nonfinite_where_masked
+from ...rules import Rules
 from ...scores import Additive, Chain, Score
 from ...scores import AtPositions as ScoreAtPositions
 
@@ -121,6 +126,20 @@ def dropout_keep(dropout: Drop, at: Block) -> Bool[Array, "G rows cols"]:
     return jnp.broadcast_to(keep, (at.G, at.rows, at.cols))
 
 
+def record_dropout(rules: Rules, sizes: Sizes) -> Rules:
+    """These rules, with the dropout mask that a listener recorded or replaced.
+
+    Only inside `listen` the whole mask is made; otherwise each block draws its own part of it.
+    """
+    if rules.dropout is None or not taps.listening():
+        return rules
+    keep = jnp.broadcast_to(rules.dropout.grid(sizes), sizes.shape)
+    keep_tapped = taps.tap("keep", keep)
+    if keep_tapped is keep:
+        return rules
+    return replace(rules, dropout=DropoutMask(keep_tapped, rules.dropout.rate))
+
+
 class Local(NamedTuple):
     """Replaces an `Additive` score: the block's part of its array."""
 
@@ -141,6 +160,29 @@ def _(score: Chain, at: Block):
 @local.register
 def _(score: Additive, at: Block):
     return Local(at.take_block(score.array))
+
+
+@local.register
+def _(score: Local, at: Block):
+    """Keys of a part that was cut for all keys of its queries."""
+    array = score.array
+    if array.shape[2] == 1:
+        return score
+    return Local(jax.lax.dynamic_slice_in_dim(array, at.k, at.cols, axis=2))
+
+
+@local.register
+def _(score: tuple, at: Block):
+    return tuple(local(part, at) for part in score)
+
+
+def finite_where_hidden(score: Any, shown: jax.Array) -> Any:
+    """A score that `local` returned, with zeros for NaN and Inf of its arrays at hidden places."""
+    if isinstance(score, Local):
+        return Local(zero_nonfinite_where_masked(shown, score.array))
+    if isinstance(score, Score):
+        return score
+    return tuple(finite_where_hidden(part, shown) for part in score)
 
 
 def modify_logits(

@@ -192,10 +192,10 @@ def scan_query_blocks(plan: Plan, at: Block, step: Callable, carry: Any) -> tupl
 
     count = -(-T // rows)
     carry, ys = jax.lax.scan(run, carry, jnp.arange(count, dtype=jnp.int32))
-    return carry, jax.tree.map(lambda y: _join_blocks(y, T), ys)
+    return carry, jax.tree.map(lambda y: join_blocks(y, T), ys)
 
 
-def _join_blocks(blocks: jax.Array, length: int) -> jax.Array:
+def join_blocks(blocks: jax.Array, length: int) -> jax.Array:
     """Blocks C G rows ... to G length ...; the last block overlaps the one before it."""
     count, G, rows = blocks.shape[:3]
     whole = jnp.moveaxis(blocks[:-1], 0, 1).reshape(G, (count - 1) * rows, *blocks.shape[3:])

@@ -37,7 +37,7 @@ def fitted(span: Span) -> Iterator[Cause]:
 
 def _unlike(x: float, other: float) -> str:
     """A number in so many digits that it can be told from another one."""
-    return number_text(x) if number_text(x) != number_text(other) else f"{x:.17g}"
+    return number_text(x) if number_text(x) != number_text(other) else repr(float(x))
 
 
 Family = tuple[str, float, Callable[[float], Any]]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import judge
+from ..groups import groups
 from ..sides.match import layouts
 
 MAX_LAYOUTS = 6  # number of layouts in which torch's value is compared with Flax's
@@ -41,23 +42,34 @@ class Target:
         return list(unique.values())[:MAX_LAYOUTS]
 
     @cached_property
+    def ordinary(self) -> np.ndarray:
+        """Where Flax's elements are of ordinary size; all of them if none is.
+
+        Beside a mask's -1e9 the others are too small to count, and its own rounding is too large.
+        """
+        size = np.abs(self.got.ravel()).astype(np.float64)
+        finite = np.flatnonzero(np.isfinite(size))
+        some = finite[groups(size[finite]) == 0]
+        return some if some.size else np.arange(size.size)
+
+    @cached_property
     def few(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each layout, elements that differ most and some others: where, and Flax's."""
-        rng = np.random.RandomState(0)
+        rng, some = np.random.RandomState(0), self.ordinary
         pairs = []
         for order in self.orders:
             with np.errstate(all="ignore"):
                 gap = np.nan_to_num(np.abs(self.got - self.want.ravel()[order]), nan=0.0).ravel()
-            worst = np.argsort(-gap, kind="stable")[: FEW // 2]
-            at = np.concatenate([worst, rng.randint(0, gap.size, FEW // 2)])
+            worst = np.argsort(-gap[some], kind="stable")[: FEW // 2]
+            at = some[np.concatenate([worst, rng.randint(0, some.size, FEW // 2)])]
             pairs.append((order.ravel()[at], self.got.ravel()[at]))
         return pairs
 
     @cached_property
     def size(self) -> float:
-        """The largest finite number of Flax's array."""
-        finite = np.abs(self.got[np.isfinite(self.got)])
-        return float(finite.max()) if finite.size else 1.0
+        """The largest finite number of ordinary size in Flax's array."""
+        some = np.abs(self.got.ravel()[self.ordinary])
+        return float(np.max(some, where=np.isfinite(some), initial=0.0)) or 1.0
 
     @property
     def tells(self) -> bool:
@@ -85,7 +97,7 @@ class Target:
         for (where, got), order in zip(self.few, self.orders, strict=True):
             close = np.abs(flat[where] - got) <= ROUGHLY * self.size
             if (close | (flat[where] == got)).all():
-                verdict = judge.same_function(self.got, flat[order], zero=True)
+                verdict = judge.same_function(flat[order], self.got, zero=True)
                 if verdict.ok:
                     return True
         return False

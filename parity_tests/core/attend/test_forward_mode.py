@@ -19,6 +19,7 @@ from flax_attn import (
     Segments,
     Window,
     attend,
+    attend_by_weights,
     dot_product_attention,
     explain,
     use_backend,
@@ -29,7 +30,7 @@ from parity_tests.tables import with_nightly
 
 T, N, H = 130, 2, 3
 X, U = (np.random.RandomState(i).standard_normal((T, N, H)) for i in range(2))
-WAY_OUT = ("Forward mode", 'attend(..., backend="reference")', 'use_backend("reference")')
+WAY_OUT = ("Forward mode", 'attend(..., backend="checkpointed")', "attend_by_weights")
 
 
 def causal(x):
@@ -65,17 +66,18 @@ def test_forward_mode_names_the_backend_that_serves_it(name):
 
 
 def test_the_way_out_leads_out():
-    """Eagerly by name, under jit by the context, and "xla" of the drop-in."""
+    """Eagerly by name, under jit by the context, "xla" of the drop-in, and by weights."""
     x, u = jnp.asarray(X), jnp.asarray(U)
     want = jax.jvp(lambda x: attend(x, x, x, backend="reference"), (x,), (u,))[1]
 
     def inside(x):
-        with use_backend("reference"):
+        with use_backend("checkpointed"):
             return attend(x, x, x)
 
     _, by_context = jax.jit(lambda x, u: jax.jvp(inside, (x,), (u,)))(x, u)
     named = jax.jvp(lambda x: dot_product_attention(x, x, x, implementation="xla"), (x,), (u,))[1]
-    for got in (by_context, named):
+    by_weights = jax.jvp(lambda x: attend_by_weights(x, x, x), (x,), (u,))[1]
+    for got in (by_context, named, by_weights):
         assert judge.allclose(np.asarray(got), np.asarray(want))
 
 

@@ -31,7 +31,7 @@ BIAS, SINKS = normal(3, B, N, T, S), np.arange(N) / 3 - 1
 TABLE = np.random.RandomState(4).rand(B, N, T, S) < 0.6
 TABLE[1, 2, 3] = False
 DIAGONAL = np.arange(S) <= np.arange(T)[:, None]
-BACKENDS = ["cudnn", "tokamax", "splash", "pallas", "blockwise", "reference"]
+BACKENDS = ["cudnn", "tokamax", "splash", "pallas", "blockwise", "checkpointed", "reference"]
 
 
 def truth(**rules):
@@ -239,7 +239,8 @@ def test_every_backend_says_what_it_thinks():
         assert found[3].refusal is found[4].refusal is None
         assert found[3].passed_over.startswith("not yet run on a GPU")
         assert found[4].passed_over.startswith("the plain formula is as fast")
-        assert found[5] == ("reference", None, None)
+        assert found[5].refusal is None and "by name" in found[5].passed_over
+        assert found[6] == ("reference", None, None)
     long = explain(*shapes(128))
     assert long.chosen == "blockwise" and long[4] == ("blockwise", None, None)
     assert explain(np.ones((3, 2, 4)), np.ones((3, 2, 4)), [[[1.0] * 4] * 2] * 3).chosen

@@ -16,8 +16,8 @@ from flax_attn._internal.types import Sizes
 from flax_attn.backends.blockwise.block import Block
 from flax_attn.backends.blockwise.block_loops import (
     BLOCK_ALIGNMENT,
-    _join_blocks,
     _masked_pieces,
+    join_blocks,
     scan_key_blocks,
     scan_query_blocks,
 )
@@ -243,7 +243,7 @@ def test_blocks_are_joined_where_the_last_reaches_back():
     for rows in (3, 4, 11):
         starts = [min(i, 11 - rows) for i in range(0, 11, rows)]
         blocks = jnp.asarray(np.stack([x[:, q : q + rows] for q in starts]))
-        assert np.array_equal(_join_blocks(blocks, 11), x.astype("float32"))
+        assert np.array_equal(join_blocks(blocks, 11), x.astype("float32"))
 
 
 # The plan: what follows from the request, whatever sizes are chosen.

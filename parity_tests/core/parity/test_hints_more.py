@@ -1,5 +1,6 @@
 """Hints that an outsider found wrong: causal masks of other ends, signs, axes, huge numbers."""
 
+import re
 from itertools import permutations, product
 
 import jax
@@ -203,7 +204,7 @@ class AddedPort(nnx.Module):
 HUGE = [-1e4, -1e6, -1.234567e7, -1e9, -1e12, -3.4e38]
 BESIDE = {
     "scale": (lambda x: x / D**0.5, "another scale: 0.40824829 times torch's"),
-    "a little": (lambda x: x * (1 + 1e-9), "another scale: 1 + 1e-09 times torch's"),
+    "a little": (lambda x: x * (1 + 1e-9), "another scale: the unsafe_view times 1.000000001"),
     "constant": (lambda x: x + 1.0, "a constant added, 1"),
     "a little constant": (lambda x: x + 1e-7, "a constant added, 1e-07"),
     "transposed": (lambda x: x.swapaxes(1, 2), "axes 1 and 2 swapped"),
@@ -224,7 +225,7 @@ def test_huge_numbers_hide_no_hint_and_make_none(name, fill):
     if report.ok:  # too little for the judge, to whom these are numbers like all others
         assert name.startswith("a little") and fill >= -1e6
     else:
-        assert report.first.hint == words
+        assert re.sub(r" \([\w.]+:\d+\)", "", report.first.hint) == words  # without its line
 
 
 class Blind(torch.nn.Module):

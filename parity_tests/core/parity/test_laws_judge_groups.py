@@ -53,6 +53,21 @@ def test_groups_are_split_upwards_at_gaps_of_a_million():
     assert groups(row(F64, 1e303, 1.0)).tolist() == [1, 1, 0]
 
 
+def test_zeros_beside_huge_numbers_are_a_group_where_the_other_side_has_what_no_rounding_leaves():
+    """A port with 3 where torch has 0, beside a mask of -3.4e38, was called equal."""
+    want = row(0.0, -3.4e38, 0.0)
+    assert groups(want, want).tolist() == [0, 0, 0]
+    assert groups(want, row(1e23, -3.4e38, 0.0)).tolist() == [0, 0, 0]  # as rounding leaves
+    assert groups(want, row(0.0, -3.4e38, 3.0)).tolist() == [0, 1, 0]
+    assert groups(row(0.0, 1e30, 2.0), row(3.0, 1e30, 2.0)).tolist() == [0, 1, 0]
+    least = 2.0**-53 * 1e9
+    assert groups(row(0.0, 1e9), row(least, 1e9)).tolist() == [0, 0]
+    assert groups(row(0.0, 1e9), row(np.nextafter(least, 0), 1e9)).tolist() == [0, 1]
+    assert groups(row(0.0, 1e12, 1e9), row(least, 1e12, 1e9)).tolist() == [0, 0, 0]
+    assert not judge.same_function(row(3.0, -3.4e38), row(0.0, -3.4e38)).ok
+    assert judge.same_function(row(1e-5, -1e9 - 1.0), row(0.0, -1e9 - 1.0)).ok
+
+
 def test_a_small_number_is_judged_beside_a_huge_one():
     want = row(1.0, -2.0, 3e15, 4e15)
     assert judge.same_function(want, want).ok

@@ -1,0 +1,230 @@
+"""Derivatives of every kind through backend "checkpointed": those of the plain formula.
+
+Forward, reverse and both orders of both, of the output and the log-sum-exp, by all that is learnt:
+queries, keys, values, a bias, sinks, the scale, parameters of a score. Gradients of `.sum()` hide
+faults, so cotangents and directions are random.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flax_attn import (
+    CAUSAL,
+    Additive,
+    Alibi,
+    Causal,
+    Dropout,
+    Lengths,
+    MaskFn,
+    ScoreFn,
+    Segments,
+    Softcap,
+    Window,
+    attend,
+)
+from flax_attn.backends.blockwise import checkpointed
+from flax_attn.parity import judge
+from parity_tests.tables import with_nightly
+
+H, h = 3, 2
+BLOCKS = 2 * 128, 100  # of 128 queries and 100 keys, so that both lengths are several blocks
+
+
+class Sizes(NamedTuple):
+    """Batch entries, queries, keys, heads and key heads."""
+
+    B: int = 2
+    T: int = 300
+    S: int = 270
+    N: int = 4
+    K: int = 2
+
+
+B, T, S, N, K = LITTLE = Sizes()
+
+
+def by_distance(params, x, b, n, q, k):
+    return x * params["gain"] + params["slope"][n] / (1 + jnp.abs(q - k))
+
+
+DOCUMENTS = Segments(q_ids=np.arange(T) // 70, kv_ids=np.arange(S) // 60)
+Q_ORDER, K_ORDER = (np.random.RandomState(n).permutation(n) for n in (T, S))
+RULES = {  # the rules of what is learnt besides q, k and v, and the shapes of that
+    "causal": (lambda _: {"mask": Causal("end")}, {}),
+    "a window and a softcap": (lambda _: {"mask": Window(40, 3), "score": Softcap(2.0)}, {}),
+    "documents": (lambda _: {"mask": CAUSAL & DOCUMENTS}, {}),
+    "a bias": (lambda x: {"mask": CAUSAL, "score": Additive(x["bias"])}, {"bias": (N, T, S)}),
+    "a bias of keys in a chain": (
+        lambda x: {"score": Softcap(3.0) >> Additive(x["bias"]) >> Softcap(2.0)},
+        {"bias": (B, 1, 1, S)},
+    ),
+    "empty rows": (lambda _: {"mask": Lengths([0, 170], q=[T, 200]), "score": Softcap(2.0)}, {}),
+    "sinks and a scale": (
+        lambda x: {"mask": CAUSAL, "sinks": x["sinks"], "scale": x["scale"]},
+        {"sinks": (N,), "scale": ()},
+    ),
+    "dropout": (lambda _: {"dropout": Dropout(0.3, jax.random.key(0))}, {}),
+    "functions": (
+        lambda x: {
+            "mask": MaskFn(lambda b, n, q, k: (q + n * k) % 5 > 0),
+            "score": ScoreFn(by_distance, {"gain": x["gain"], "slope": x["slope"]}),
+        },
+        {"gain": (), "slope": (N,)},
+    ),
+    "positions": (
+        lambda x: {
+            "mask": Causal(30),
+            "score": Alibi(x["slopes"] / 50),
+            "q_positions": Q_ORDER,
+            "kv_positions": K_ORDER - 9,  # nine keys are absent
+        },
+        {"slopes": (N,)},
+    ),
+}
+
+
+def draw(more, sizes):
+    """What is learnt, a direction of it, and cotangents of the output and the lse."""
+    normal, (B, T, S, N, K) = np.random.RandomState(0).standard_normal, sizes
+    shapes = {"q": (B, T, N, H), "k": (B, S, K, H), "v": (B, S, K, h), **more}
+    at, along = ({name: jnp.asarray(normal(n)) for name, n in shapes.items()} for _ in range(2))
+    return at, along, (jnp.asarray(normal((B, T, N, h))), jnp.asarray(normal((B, T, N))))
+
+
+def outputs(rules, backend, at):
+    o, lse = attend(at["q"], at["k"], at["v"], backend=backend, return_lse=True, **rules(at))
+    return o, jnp.where(jnp.isfinite(lse), lse, 0)  # -inf in an empty row is no number to add up
+
+
+def loss(f, cotangents, at):
+    """Of curvature, so that second derivatives show every part."""
+    return sum((c * jnp.sin(y)).sum() for c, y in zip(cotangents, f(at), strict=True))
+
+
+def inner(a, b):
+    return sum(jax.tree.leaves(jax.tree.map(lambda x, y: (x * y).sum(), a, b)))
+
+
+def along_line(f, at, u):
+    """By a number alone: the way from `at` along `u`."""
+    line = lambda s: jax.tree.map(lambda x, d: x + s * d, at, u)  # noqa: E731
+    return jax.jacfwd(lambda s: f(line(s)))(jnp.asarray(0.3))
+
+
+def changes(f, c, at, u):
+    """The loss of a derivative along `u`, as a step of MeanFlow has it."""
+    return loss(lambda x: jax.jvp(f, (x,), (u,))[1], c, at)
+
+
+def of_many(f, c, at, u):
+    both = jax.tree.map(lambda x: jnp.stack([x, 2 - x]), u)
+    return jax.vmap(lambda u: jax.grad(lambda x: changes(f, c, x, u))(at))(both)
+
+
+KINDS = {
+    "gradient": lambda f, c, at, u: jax.grad(partial(loss, f, c))(at),
+    "jvp": lambda f, c, at, u: jax.jvp(f, (at,), (u,)),
+    "jacfwd": lambda f, c, at, u: along_line(f, at, u),
+    "linearize": lambda f, c, at, u: jax.linearize(f, at)[1](u),
+    "jvp of jvp": lambda f, c, at, u: jax.jvp(
+        lambda x: jax.jvp(f, (x,), (u,))[1], (at,), (jax.tree.map(jnp.cos, u),)
+    )[1],
+    "jvp of grad": lambda f, c, at, u: jax.jvp(jax.grad(partial(loss, f, c)), (at,), (u,))[1],
+    "grad of jvp": lambda f, c, at, u: jax.grad(lambda x: changes(f, c, x, u))(at),
+    "grad of grad": lambda f, c, at, u: jax.grad(
+        lambda x: inner(jax.grad(partial(loss, f, c))(x), u)
+    )(at),
+    "vmap of grad of jvp": of_many,
+}
+
+
+def derivative(kind, rules, backend):
+    f = partial(outputs, rules, backend)
+    return jax.jit(lambda at, u, c: KINDS[kind](f, c, at, u))
+
+
+def judged(kind, rules, more, sizes=LITTLE):
+    with jax.enable_x64(True):
+        at, u, c = draw(more, sizes)
+        got, want = (
+            jax.tree.leaves(derivative(kind, rules, backend)(at, u, c))
+            for backend in ("checkpointed", "reference")
+        )
+    arrays = [np.asarray(x) for x in want]
+    for i, (a, b) in enumerate(zip(got, arrays, strict=True)):
+        verdict = judge.same_function(np.asarray(a), b, judge.gradient_scale(arrays, b), zero=True)
+        assert verdict.ok, (kind, i, verdict)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(checkpointed, "CPU_PAIRS", BLOCKS)
+
+
+EVERY = [(rule, kind) for rule in RULES for kind in KINDS]
+# Each rule and each kind once; all pairs nightly.
+COMMIT = [(rule, [*KINDS][i % len(KINDS)]) for i, rule in enumerate(RULES)]
+
+
+@pytest.mark.parametrize("rule, kind", with_nightly(EVERY, commit=COMMIT))
+def test_a_derivative_is_the_plain_formulas(rule, kind):
+    judged(kind, *RULES[rule])
+
+
+LONG = {"1,500": Sizes(1, 1500, 1400, 2, 1), "4,096": Sizes(1, 4096, 4096, 1, 1)}
+OF_LONG = [
+    (length, rule, kind)
+    for length in LONG
+    for rule in ("causal", "a window and a softcap", "sinks and a scale")
+    for kind in ("jvp", "jvp of grad", "grad of jvp", "grad of grad")
+]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("length, rule, kind", OF_LONG)
+def test_a_derivative_of_long_sequences_is(length, rule, kind, monkeypatch):
+    monkeypatch.undo()  # the blocks that users get
+    rules, more = RULES[rule]
+    heads = {name: (LONG[length].N,) if shape == (N,) else shape for name, shape in more.items()}
+    judged(kind, rules, heads, LONG[length])
+
+
+# Memory.
+
+
+def temporary_bytes(kind, tokens, mask):
+    """What a program of one head of width 64 needs besides its arguments and results."""
+    x, rules = jax.ShapeDtypeStruct((tokens, 1, 64), jnp.float32), lambda _: {"mask": mask}
+    c = x, jax.ShapeDtypeStruct((tokens, 1), jnp.float32)
+    at = dict.fromkeys("qkv", x)
+    program = derivative(kind, rules, "checkpointed").lower(at, at, c).compile()
+    return program.memory_analysis().temp_size_in_bytes
+
+
+LINEAR = [kind for kind in KINDS if kind not in ("jacfwd", "linearize", "vmap of grad of jvp")]
+
+
+@pytest.mark.parametrize(
+    "kind, mask",
+    with_nightly(
+        [(kind, mask) for kind in LINEAR for mask in (CAUSAL, Window(500, 500))],
+        commit=[("jvp", CAUSAL), ("grad of jvp", CAUSAL)],
+    ),
+)
+def test_memory_grows_as_the_tokens(kind, mask, monkeypatch):
+    monkeypatch.undo()
+    few, many = (temporary_bytes(kind, tokens, mask) for tokens in (2048, 4096))
+    assert many <= 2.2 * few
+
+
+def test_the_gradient_of_a_jvp_of_16384_tokens_needs_less_than_two_gigabytes(monkeypatch):
+    monkeypatch.undo()
+    assert temporary_bytes("grad of jvp", 16384, CAUSAL) < 2e9
+
+
+# Meshes, vmap and dtypes.

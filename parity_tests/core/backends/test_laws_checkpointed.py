@@ -1,0 +1,20 @@
+"""The laws of the blocks that JAX differentiates: they give the plain formula and its gradients."""
+
+import pytest
+
+from flax_attn.backends.blockwise import checkpointed
+from parity_tests.tables import with_nightly
+
+from .law_cases import RULES, check, eager64
+
+FIRST = ("table", "lengths", "documents", "padding", "window", "masked out by a bias")
+
+
+@pytest.mark.parametrize("name", with_nightly(RULES, commit=FIRST))
+def test_blocks_that_overlap_are_the_plain_formula(name):
+    eager64(lambda: check(checkpointed.forward, name, rows=2, cols=2))()
+
+
+@pytest.mark.parametrize("name", with_nightly(RULES, commit=["blind", "causal"]))
+def test_blocks_that_divide_the_lengths_are(name):
+    eager64(lambda: check(checkpointed.forward, name, rows=1, cols=5))()
