@@ -1,4 +1,4 @@
-"""Writes the table of trace and compile times into docs/benchmarks.md: `python docs/compile_times.py`.
+"""Writes the table of trace and compile times into a page: `python docs/compile_times.py`.
 
 Each program is traced and compiled anew, by turns with that of `jax.nn`, and nothing is run. Needs
 nothing else to run beside it; takes about five minutes.
@@ -22,7 +22,7 @@ ROUNDS, HEADS, WIDTH = 3, 4, 64
 FUNCTIONS = {
     "attend": lambda q, k, v: attend(q, k, v, mask=CAUSAL),
     "jax.nn": partial(jax.nn.dot_product_attention, is_causal=True),
-    "checkpointed": lambda q, k, v: attend(q, k, v, mask=CAUSAL, backend="checkpointed"),
+    "autodiff": lambda q, k, v: attend(q, k, v, mask=CAUSAL, backend="autodiff"),
 }
 
 
@@ -51,12 +51,12 @@ def row(tokens):
         both = {n: [statistics.median(x) for x in zip(*t, strict=True)] for n, t in taken.items()}
         cells += ["{:.2f} + {:.2f}".format(*both["attend"])]
         theirs = sum(both["jax.nn"])
-        cells += [f"{sum(both[name]) / theirs:.1f}x" for name in ("attend", "checkpointed")]
+        cells += [f"{sum(both[name]) / theirs:.1f}x" for name in ("attend", "autodiff")]
     return cells
 
 
 def main():
-    columns = ["attend", "over jax.nn", "checkpointed over jax.nn"]
+    columns = ["attend", "over jax.nn", "autodiff over jax.nn"]
     head = ["T", *(f"{kind}: {x}" for kind in ("fwd", "fwd+bwd") for x in columns)]
     rows = []
     for tokens in TOKENS:

@@ -30,8 +30,8 @@ from .sharding.work import work_of
 
 FORWARD_MODE = (
     "Forward mode (jax.jvp, jax.jacfwd, jax.linearize) is not supported by backends with custom "
-    'gradients. Call attend(..., backend="checkpointed"), or put the call inside '
-    'flax_attn.use_backend("checkpointed"): it has every derivative, in memory linear in the '
+    'gradients. Call attend(..., backend="autodiff"), or put the call inside '
+    'flax_attn.use_backend("autodiff"): it has every derivative, in memory linear in the '
     'lengths. "reference" is faster below some 300 tokens and stores all T x S weights; '
     "flax_attn.attend_by_weights takes forward mode too, without sinks, positions and lse."
 )
@@ -143,7 +143,7 @@ def attend(
         `explain` lists; `use_backend` sets it for a whole context. "auto" takes "reference" below
         128 x 128 weights per head and, for few queries, up to 64 KiB of keys and of values.
         Forward mode (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) and derivatives of derivatives
-        (`jax.hessian`, `jax.grad` of a `jax.jvp` or of a `jax.grad`) need "checkpointed", in memory
+        (`jax.hessian`, `jax.grad` of a `jax.jvp` or of a `jax.grad`) need "autodiff", in memory
         linear in the lengths, or "reference". With "blockwise", `jax.grad` of `jax.grad` works on
         one device, and stores residuals for all T x S weights of a head. Under `jax.jit`, and in
         the function that `jax.linearize` returns, the error is jax's own and does not say so.

@@ -9,7 +9,7 @@ import jax
 from .. import reference
 from ..rules import Rules
 from . import blockwise, cudnn, pallas, protocol, splash, tokamax
-from .blockwise import checkpointed
+from .blockwise import autodiff
 
 Attention = Callable[[jax.Array, jax.Array, jax.Array, Rules], tuple[jax.Array, reference.Stats]]
 Refusal = Callable[[jax.Array, jax.Array, jax.Array, Rules], str | None]
@@ -60,7 +60,7 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType(
             ("gpu",) if pallas.CAPABILITIES else (),
         ),
         "blockwise": Backend(blockwise.attention, None, blockwise.passed_over),
-        "checkpointed": Backend(checkpointed.attention, None, lambda *_: BY_NAME),
+        "autodiff": Backend(autodiff.attention, None, lambda *_: BY_NAME),
         "reference": Backend(reference.attention),
     }
 )

@@ -114,7 +114,15 @@ def verdict(name, q, k, v, rules):
     return ask and ask(q, k, v, bound)
 
 
-OURS = ("blockwise",)
+OURS = ("blockwise", "autodiff")
+
+
+def of_ours(rows, commit):
+    """Rows of each of our backends, of which those of `commit` run at each commit."""
+    every = [(name, row) for name in OURS for row in rows]
+    return with_nightly(every, commit=lambda x: x[1] in commit[x[0]])
+
+
 # Masks and scores, each with each, are test_blockwise's; here is one of either and all the rest.
 HERE = ["lengths", "bias of few axes", *list(KNOBS)[list(KNOBS).index("scale") :]]
 
@@ -122,8 +130,10 @@ HERE = ["lengths", "bias of few axes", *list(KNOBS)[list(KNOBS).index("scale") :
 NIGHTLY = ["scale", "one key head", "as many key heads", "values as wide"]
 
 
-@pytest.mark.parametrize("name", OURS)
-@pytest.mark.parametrize("knob", with_nightly(HERE, commit=lambda knob: knob not in NIGHTLY))
+DAILY = [knob for knob in HERE if knob not in NIGHTLY]
+
+
+@pytest.mark.parametrize("name, knob", of_ours(HERE, {"blockwise": DAILY, "autodiff": ["lengths"]}))
 def test_what_runs_here_is_the_reference(name, knob):
     rules, shape = KNOBS[knob]
     with jax.enable_x64(True):
@@ -133,17 +143,20 @@ def test_what_runs_here_is_the_reference(name, knob):
 
 
 @pytest.mark.parametrize(
-    "dtype",
-    with_nightly([jnp.float16, jnp.bfloat16, jnp.float32], commit=[jnp.bfloat16]),
+    "name, dtype",
+    of_ours([jnp.float16, jnp.bfloat16, jnp.float32], {name: [jnp.bfloat16] for name in OURS}),
 )
-@pytest.mark.parametrize("name", OURS)
 def test_in_narrow_dtypes_too(name, dtype):
     rules = Rules(CAUSAL, Softcap(3.0), sinks=f32(7, N))
     check_precision(by(name), *arrays(dtype), rules)
 
 
-@pytest.mark.parametrize("axes", [(), (1, 3), (2, 1, 2)], ids=str)
-@pytest.mark.parametrize("name", OURS)
+AXES = [(), (1, 3), (2, 1, 2)]
+
+
+@pytest.mark.parametrize(
+    "name, axes", of_ours(AXES, {"blockwise": AXES, "autodiff": [(2, 1, 2)]}), ids=str
+)
 def test_with_any_batch_axes(name, axes):
     given = [normal(i, *axes, *x.shape[1:]) for i, x in enumerate(arrays(jnp.float32))]
     mask = Lengths(np.arange(4, 4 + (axes or (1,))[-1]).reshape(axes[-1:]))

@@ -31,7 +31,7 @@ BIAS, SINKS = normal(3, B, N, T, S), np.arange(N) / 3 - 1
 TABLE = np.random.RandomState(4).rand(B, N, T, S) < 0.6
 TABLE[1, 2, 3] = False
 DIAGONAL = np.arange(S) <= np.arange(T)[:, None]
-BACKENDS = ["cudnn", "tokamax", "splash", "pallas", "blockwise", "checkpointed", "reference"]
+BACKENDS = ["cudnn", "tokamax", "splash", "pallas", "blockwise", "autodiff", "reference"]
 
 
 def truth(**rules):

@@ -1,4 +1,4 @@
-"""Derivatives of every kind through backend "checkpointed": those of the plain formula.
+"""Derivatives of every kind through backend "autodiff": those of the plain formula.
 
 Forward, reverse and both orders of both, of the output and the log-sum-exp, by all that is learnt:
 queries, keys, values, a bias, sinks, the scale, parameters of a score. Gradients of `.sum()` hide
@@ -27,7 +27,7 @@ from flax_attn import (
     Window,
     attend,
 )
-from flax_attn.backends.blockwise import checkpointed
+from flax_attn.backends.blockwise import autodiff
 from flax_attn.parity import judge
 from parity_tests.tables import with_nightly
 
@@ -153,7 +153,7 @@ def judged(kind, rules, more, sizes=LITTLE):
         at, u, c = draw(more, sizes)
         got, want = (
             jax.tree.leaves(derivative(kind, rules, backend)(at, u, c))
-            for backend in ("checkpointed", "reference")
+            for backend in ("autodiff", "reference")
         )
     arrays = [np.asarray(x) for x in want]
     for i, (a, b) in enumerate(zip(got, arrays, strict=True)):
@@ -163,7 +163,7 @@ def judged(kind, rules, more, sizes=LITTLE):
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(checkpointed, "CPU_PAIRS", BLOCKS)
+    monkeypatch.setattr(autodiff, "CPU_PAIRS", BLOCKS)
 
 
 EVERY = [(rule, kind) for rule in RULES for kind in KINDS]
@@ -202,7 +202,7 @@ def temporary_bytes(kind, tokens, mask):
     x, rules = jax.ShapeDtypeStruct((tokens, 1, 64), jnp.float32), lambda _: {"mask": mask}
     c = x, jax.ShapeDtypeStruct((tokens, 1), jnp.float32)
     at = dict.fromkeys("qkv", x)
-    program = derivative(kind, rules, "checkpointed").lower(at, at, c).compile()
+    program = derivative(kind, rules, "autodiff").lower(at, at, c).compile()
     return program.memory_analysis().temp_size_in_bytes
 
 

@@ -23,7 +23,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from flax_attn import CAUSAL, Dropout, Lengths, Places, Softcap, attend
-from flax_attn.backends.blockwise import checkpointed
+from flax_attn.backends.blockwise import autodiff
 from flax_attn.parity import judge
 
 B, T, N, K, H = 4, 9, 8, 4, 3
@@ -53,7 +53,7 @@ def by_shards(mesh, mask, **rules):
 
     def local(q, k, v, b, n, lengths):
         shown = Lengths(lengths) if isinstance(mask, Lengths) else mask
-        return attend(q, k, v, mask=shown, places=Places(b, n), backend="checkpointed", **rules)
+        return attend(q, k, v, mask=shown, places=Places(b, n), backend="autodiff", **rules)
 
     entry, head = P("data"), P("model")
     specs = (SPEC, SPEC, SPEC, entry, head, entry)
@@ -73,11 +73,11 @@ def placed(tree, mesh):
 
 def main():
     jax.config.update("jax_enable_x64", True)
-    checkpointed.CPU_PAIRS = 8, 4  # several blocks of these few tokens
+    autodiff.CPU_PAIRS = 8, 4  # several blocks of these few tokens
     (at, along), cotangent = arrays()
     more = "--more" in sys.argv
     for name, rules in RULES.items() if more else [*RULES.items()][:1]:
-        one = partial(attend, backend="checkpointed", **rules)
+        one = partial(attend, backend="autodiff", **rules)
         want = jax.jit(partial(step, one))(cotangent, at, along)
         for kind in (AxisType.Explicit, AxisType.Auto):
             mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(kind,) * 2)

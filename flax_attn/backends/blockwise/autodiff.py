@@ -123,7 +123,7 @@ def attention(
     # No block has a size of zero, and the formula costs nothing here.
     if 0 in (*q.shape, *k.shape, *v.shape):
         return reference.attention(q, k, v, rules)
-    rules = record_dropout(rules, sizes)
+    rules = rules if rules.dropout is None else record_dropout(rules, sizes)
     plan = make_plan(sizes, k.shape[-2], rules, platform_of(q), **options)
     # Loop carries inside `shard_map` must vary over the same mesh axes as what is added to them.
     q, k, v, rules = unify_varying((q, k, v, rules))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flax_attn.backends.blockwise import checkpointed
+from flax_attn.backends.blockwise import autodiff
 from parity_tests.tables import with_nightly
 
 from .law_cases import RULES, check, eager64
@@ -12,9 +12,9 @@ FIRST = ("table", "lengths", "documents", "padding", "window", "masked out by a 
 
 @pytest.mark.parametrize("name", with_nightly(RULES, commit=FIRST))
 def test_blocks_that_overlap_are_the_plain_formula(name):
-    eager64(lambda: check(checkpointed.forward, name, rows=2, cols=2))()
+    eager64(lambda: check(autodiff.forward, name, rows=2, cols=2))()
 
 
 @pytest.mark.parametrize("name", with_nightly(RULES, commit=["blind", "causal"]))
 def test_blocks_that_divide_the_lengths_are(name):
-    eager64(lambda: check(checkpointed.forward, name, rows=1, cols=5))()
+    eager64(lambda: check(autodiff.forward, name, rows=1, cols=5))()
