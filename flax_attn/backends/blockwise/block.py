@@ -131,7 +131,7 @@ def record_dropout(rules: Rules, sizes: Sizes) -> Rules:
 
     Only inside `listen` the whole mask is made; otherwise each block draws its own part of it.
     """
-    if not taps.listening():
+    if rules.dropout is None or not taps.listening():
         return rules
     keep = jnp.broadcast_to(rules.dropout.grid(sizes), sizes.shape)
     keep_tapped = taps.tap("keep", keep)
