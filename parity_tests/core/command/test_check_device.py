@@ -170,7 +170,10 @@ def test_a_backend_that_breaks_the_device_is_not_blamed_on_the_next(tmp_path, mo
 
     monkeypatch.setattr(requests, "_computed", breaks)
     result = requests._checked(requests.Item(0, True))
-    assert isinstance(result, LastResult) and result.result[-1]["untried"] == ["reference"]
+    assert isinstance(result, LastResult) and result.result[-1]["untried"] == [
+        "autodiff",
+        "reference",
+    ]
     rest = requests._checked(requests.Item(0, True, ("reference",)))
     assert [(row["backend"], row["verdict"]) for row in rest] == [("reference", "equal")]
 

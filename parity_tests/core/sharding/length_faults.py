@@ -26,6 +26,7 @@ from flax_attn.layouts import tokens_in
 
 Ring = ring.Ring
 send, steps, forward, merged = Ring.send, sequence._steps, ring._forward, ring.merge_softmax
+with_sinks = ring.blockwise.with_sinks
 
 
 class Fault(NamedTuple):
@@ -67,6 +68,10 @@ def mean_of_two(one: Any, two: Any) -> Any:
     return (one[0] + two[0]) / jnp.maximum(first * 1.0 + second, 1), m, l
 
 
+def sinks_of_two_steps(sinks: Any, *part: Any) -> Any:
+    return with_sinks(None if sinks is None else sinks + jnp.log(2.0), *part)
+
+
 def in_stripes(slots: Any, length: int, shards: int, layout: str) -> Any:
     return tokens_in(slots, length, shards, "striped" if layout == "zigzag" else layout)
 
@@ -85,7 +90,7 @@ FAULTS = {
     "a mean in place of the merge": Fault(ring, "merge_softmax", mean_of_two, "causal"),
     "gradients of the last step alone": Fault(ring, "_add", first_keys, "causal"),
     "sinks in every step": Fault(
-        ring, "replace", lambda rules, **_: rules, "slopes, scale and sinks"
+        ring.blockwise, "with_sinks", sinks_of_two_steps, "slopes, scale and sinks"
     ),
     "dropout by slot": Fault(Dropout, "at_positions", lambda self, at: self, "dropout"),
     "stripes for a zigzag": Fault(
