@@ -35,6 +35,12 @@ FORWARD_MODE = (
     'lengths. "reference" is faster below some 300 tokens and stores all T x S weights; '
     "flax_attn.attend_by_weights takes forward mode too, without sinks, positions and lse."
 )
+SEVERAL_DEVICES = (
+    "Derivatives of derivatives are not supported by blocks that XLA divides over several devices. "
+    'Call attend(..., backend="autodiff"), or put the call inside '
+    'flax_attn.use_backend("autodiff").'
+)
+DIFFERENTIATED_BY_JAX = ("autodiff", "reference")
 MIXED_DTYPES = (
     "attention over a mesh that mixes Explicit and other axes is not supported; make all its axes "
     "Explicit or all Auto, call attend inside a jax.shard_map over all of them, or ask for "
@@ -144,9 +150,11 @@ def attend(
         128 x 128 weights per head and, for few queries, up to 64 KiB of keys and of values.
         Forward mode (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) and derivatives of derivatives
         (`jax.hessian`, `jax.grad` of a `jax.jvp` or of a `jax.grad`) need "autodiff", in memory
-        linear in the lengths, or "reference". With "blockwise", `jax.grad` of `jax.grad` works on
-        one device, and stores residuals for all T x S weights of a head. Under `jax.jit`, and in
-        the function that `jax.linearize` returns, the error is jax's own and does not say so.
+        linear in the lengths, or "reference". "blockwise" has the
+        gradient's `jax.jvp`, and its `jax.grad` with residuals for all T x S weights of a head,
+        unless the process has several devices. Inside a `jax.lax.scan` or a `jax.jit` of its own,
+        and in the function that `jax.linearize` returns, the error is jax's own and does not say
+        so.
       return_lse: whether to return the log-sum-exp too; it is differentiable.
 
     Returns:
@@ -196,6 +204,10 @@ def dispatch(request: Request, backend: str, empty: Empty) -> tuple[jax.Array, S
         sequence, request = prepared(request)
     rules = bind_rules(request.q, request.k, request.rules, request.places)
     name = _choose(backend, request, rules, sequence)
+    # In a program that is being traced JAX would raise its own error later, outside of this call.
+    kinds = {type(getattr(x, "val", x)).__name__ for x in jax.tree.leaves(request)}
+    if "JVPTracer" in kinds and name not in DIFFERENTIATED_BY_JAX:
+        raise TypeError(FORWARD_MODE)
     attention = BACKENDS[name].attention
     if empty == "mean" and no_row_is_empty(rules, request.sizes):
         empty = "zero"
@@ -208,9 +220,13 @@ def dispatch(request: Request, backend: str, empty: Empty) -> tuple[jax.Array, S
             return auto.attend(request, empty)
         return attend_locally(attention, request.q, request.k, request.v, rules, empty)
     except TypeError as error:
-        if name == "reference" or "custom_vjp" not in str(error):
+        if name in DIFFERENTIATED_BY_JAX or "custom_vjp" not in str(error):
             raise
         raise TypeError(FORWARD_MODE) from error
+    except NotImplementedError as error:
+        if "custom_partitioning" not in str(error):
+            raise
+        raise NotImplementedError(SEVERAL_DEVICES) from error
 
 
 @checked_arguments

@@ -46,7 +46,7 @@ def _kernel(module: Any, platform: str) -> Backend:
     return Backend(attention, module.refusal, protocol.passed_over, (platform,))
 
 
-BY_NAME = "is for forward mode and derivatives of derivatives, by name"
+BY_NAME = "serves forward mode and second derivatives, if it is asked for by name"
 BACKENDS: Mapping[str, Backend] = MappingProxyType(
     {
         "cudnn": _kernel(cudnn, "gpu"),

@@ -89,7 +89,7 @@ def dot_product_attention(
       implementation: None for `attend`'s choice of a backend, "xla" for the plain formula, "cudnn"
         for the kernel, or an error with the reason. Forward mode (`jax.jvp`, `jax.jacfwd`,
         `jax.linearize`) needs `use_backend("autodiff")`, in linear memory, or "xla", from
-        128 x 128 weights per head on; under `jax.jit` jax's TypeError does not say so.
+        128 x 128 weights per head on.
       return_residual: whether to return the log-sum-exp too.
 
     Returns:

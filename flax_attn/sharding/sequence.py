@@ -58,7 +58,10 @@ class Sequence(NamedTuple):
     def refusal(self, backend: str) -> str | None:
         """Why a backend cannot serve any request with this strategy, or None."""
         if self.strategy == "ring" and backend != "blockwise":
-            return f"the ring over {_named(self.axis)} takes attention in blocks alone"
+            return (
+                f"the ring over {_named(self.axis)} takes backend 'blockwise' alone; "
+                'context_parallel("all_gather") takes others'
+            )
         return None
 
     def __str__(self) -> str:

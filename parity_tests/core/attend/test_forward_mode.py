@@ -5,6 +5,8 @@ are the plain formula's, and forward mode raises an error that says what serves 
 """
 
 import os
+import subprocess
+import sys
 from functools import cache
 
 import jax
@@ -63,6 +65,27 @@ def test_forward_mode_names_the_backend_that_serves_it(name):
     for call in (causal, lambda x: dot_product_attention(x, x, x)):
         with told(TypeError, *WAY_OUT):
             FORWARD[name](call, x, u)
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_it_is_named_while_a_program_is_traced_too(name):
+    x, u = jnp.asarray(X), jnp.asarray(U)
+    with told(TypeError, *WAY_OUT):
+        jax.jit(lambda x, u: FORWARD[name](causal, x, u))(x, u)
+
+
+def test_second_derivatives_over_several_devices_name_what_has_them():
+    code = """
+import jax, jax.numpy as jnp
+from flax_attn import attend
+x = jnp.ones((130, 2, 3))
+loss = lambda x: (attend(x, x, x) ** 2).sum()
+jax.grad(lambda x: jax.grad(loss)(x).sum())(x)
+"""
+    flags = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    run = subprocess.run([sys.executable, "-c", code], env=flags, capture_output=True, text=True)
+    assert "NotImplementedError: Derivatives of derivatives" in run.stderr
+    assert 'use_backend("autodiff")' in run.stderr
 
 
 def test_the_way_out_leads_out():

@@ -44,7 +44,7 @@ SENTENCES = {
     "a name that is not there": ("ValueError", "'sequence' for the length; the mesh has 'data'"),
     "a batch that does not fit": ("ValueError", "must divide the batch; got 3 entries"),
     "no name": ("ValueError", "give batch=, heads= or length="),
-    "the plain formula in a ring": ("NotImplementedError", "takes attention in blocks alone"),
+    "the plain formula in a ring": ("NotImplementedError", "takes backend 'blockwise' alone"),
 }
 
 
