@@ -32,7 +32,7 @@ FORWARD_MODE = (
     "Forward mode (jax.jvp, jax.jacfwd, jax.linearize) is not supported by backends with custom "
     'gradients. Call attend(..., backend="autodiff"), or put the call inside '
     'flax_attn.use_backend("autodiff"): it has every derivative, in memory linear in the '
-    'lengths. "reference" is faster below some 300 tokens and stores all T x S weights; '
+    'lengths. "reference" has it too, and stores all T x S weights; '
     "flax_attn.attend_by_weights takes forward mode too, without sinks, positions and lse."
 )
 SEVERAL_DEVICES = (
@@ -150,11 +150,10 @@ def attend(
         128 x 128 weights per head and, for few queries, up to 64 KiB of keys and of values.
         Forward mode (`jax.jvp`, `jax.jacfwd`, `jax.linearize`) and derivatives of derivatives
         (`jax.hessian`, `jax.grad` of a `jax.jvp` or of a `jax.grad`) need "autodiff", in memory
-        linear in the lengths, or "reference". "blockwise" has the
-        gradient's `jax.jvp`, and its `jax.grad` with residuals for all T x S weights of a head,
-        unless the process has several devices. Inside a `jax.lax.scan` or a `jax.jit` of its own,
-        and in the function that `jax.linearize` returns, the error is jax's own and does not say
-        so.
+        linear in the lengths, or "reference". In a process with one device "blockwise" has
+        `jax.jvp` of a gradient too, and `jax.grad` of one with residuals for all T x S weights of a
+        head. If `attend` is differentiated as part of a `jax.lax.scan` or of an inner `jax.jit`, or
+        in the function that `jax.linearize` returns, the error is jax's own and does not say so.
       return_lse: whether to return the log-sum-exp too; it is differentiable.
 
     Returns:
@@ -204,10 +203,11 @@ def dispatch(request: Request, backend: str, empty: Empty) -> tuple[jax.Array, S
         sequence, request = prepared(request)
     rules = bind_rules(request.q, request.k, request.rules, request.places)
     name = _choose(backend, request, rules, sequence)
-    # In a program that is being traced JAX would raise its own error later, outside of this call.
-    kinds = {type(getattr(x, "val", x)).__name__ for x in jax.tree.leaves(request)}
-    if "JVPTracer" in kinds and name not in DIFFERENTIATED_BY_JAX:
-        raise TypeError(FORWARD_MODE)
+    if name not in DIFFERENTIATED_BY_JAX:
+        # While a program is traced JAX would raise its own error later, outside of this call.
+        kinds = {type(getattr(x, "val", x)).__name__ for x in jax.tree.leaves(request)}
+        if "JVPTracer" in kinds:
+            raise TypeError(FORWARD_MODE)
     attention = BACKENDS[name].attention
     if empty == "mean" and no_row_is_empty(rules, request.sizes):
         empty = "zero"

@@ -12,7 +12,7 @@ import numpy as np
 SHARE = 0.1  # of a dtype's maximum: larger values count as fills
 SHARES = {"float16": 0.5}  # 0.1 of its maximum is 6,550, which logits can reach
 KNOWN = (-1e9, -1e10, -1e30, *(float(ml_dtypes.finfo(d).min) for d in ("float32", "bfloat16")))
-ROUNDING = 2.0**-53  # of a huge value in float64: no sum of such values leaves less but zero
+ROUNDING = 2.0**-53  # of a huge value: a sum of such values in float64 is zero or larger than this
 HUGE = 1e6  # minimum size of a huge value, and minimum ratio between two groups
 
 

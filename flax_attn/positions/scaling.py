@@ -303,7 +303,7 @@ class LongRope(Scaling):
         for name in ("short_factors", "long_factors"):
             try:
                 numbers = tuple(float(x) for x in getattr(self, name))
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 values = getattr(self, name)
                 raise TypeError(f"{name} must hold numbers; got {values!r}.") from None
             object.__setattr__(self, name, numbers)

@@ -75,7 +75,8 @@ def attention(
     # No block has a size of zero, and the formula costs nothing here.
     if 0 in (*q.shape, *k.shape, *v.shape):
         return reference.attention(q, k, v, rules)
-    rules = rules if rules.dropout is None else record_dropout(rules, sizes)
+    if rules.dropout is not None:
+        rules = replace(rules, dropout=record_dropout(rules.dropout, sizes))
     made = make_plan(sizes, k.shape[-2], rules, platform_of(q), **options)
     # On a CPU a transpose just before the call would copy the whole cache; undo it instead.
     if made.few and not made.batched:

@@ -14,6 +14,7 @@ nothing of a block but its inputs is kept for their derivatives. It costs one mo
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -123,20 +124,13 @@ def attention(
     # No block has a size of zero, and the formula costs nothing here.
     if 0 in (*q.shape, *k.shape, *v.shape):
         return reference.attention(q, k, v, rules)
-    rules = rules if rules.dropout is None else record_dropout(rules, sizes)
+    if rules.dropout is not None:
+        rules = replace(rules, dropout=record_dropout(rules.dropout, sizes))
     plan = make_plan(sizes, k.shape[-2], rules, platform_of(q), **options)
     # Loop carries inside `shard_map` must vary over the same mesh axes as what is added to them.
     q, k, v, rules = unify_varying((q, k, v, rules))
     axes = jax.typeof(q).manual_axis_type.varying
     return _run(plan, *unify_varying((q, k, v, hoist(rules, wide(q.dtype), axes))))
-
-
-def forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules, **options: Any
-) -> tuple[Float[Array, "B T N h"], Float[Array, "B N T"]]:
-    """Output and log-sum-exp, for bound rules."""
-    o, stats = attention(q, k, v, rules, **options)
-    return o, stats.lse
 
 
 @partial(jax.jit, static_argnums=0)
@@ -186,7 +180,6 @@ def _maxima(
             return jnp.maximum(m, x.max(axis=2)), sees | some
 
         start = jnp.full(q.shape[:2], -jnp.inf, q.dtype), jnp.zeros(q.shape[:2], bool)
-        start = unify_varying((*start, q))[:2]
         return _scan_keys(plan, rules, at, first, keys, step, start)
 
     m, sees = _map_query_blocks(plan, of_rows, q, k, v)
@@ -231,7 +224,6 @@ def _sums_of_blocks(
             return l, o + dot(p, v, ROWS_OF_HEADS, p.dtype)
 
         start = jnp.zeros(q.shape[:2], q.dtype), jnp.zeros((*q.shape[:2], v.shape[-1]), q.dtype)
-        start = unify_varying((*start, q))[:2]
         return _scan_keys(plan, rules, at, first, keys, step, start)
 
     return _map_query_blocks(plan, of_rows, q, k, v, jnp.swapaxes(m, 1, 2))
@@ -285,6 +277,7 @@ def _scan_keys(
     A block that is hidden from all of the queries is skipped at run time.
     """
     cols, S = plan.cols, plan.sizes.S
+    carry, _ = unify_varying((carry, keys))  # else a `shard_map` refuses the loop
     lo, hi = visible_range(rules.mask, at.b, Rows(at.q, at.rows, plan.sizes.T), plan.sizes)
 
     def visit(carry: Any, xs: tuple) -> tuple[Any, None]:

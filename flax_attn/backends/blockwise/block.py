@@ -5,7 +5,6 @@ accumulated slice by slice.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import singledispatch
 from typing import Any, NamedTuple
 
@@ -20,7 +19,6 @@ from ...masks import And, Dense, Mask, Not, Or
 from ...masks.at_positions import AtPositions
 from ...places import Positions
 from ...reference import zero_nonfinite_where_masked
-from ...rules import Rules
 from ...scores import Additive, Chain, Score
 from ...scores import AtPositions as ScoreAtPositions
 
@@ -126,18 +124,16 @@ def dropout_keep(dropout: Drop, at: Block) -> Bool[Array, "G rows cols"]:
     return jnp.broadcast_to(keep, (at.G, at.rows, at.cols))
 
 
-def record_dropout(rules: Rules, sizes: Sizes) -> Rules:
-    """These rules, with the dropout mask that a listener recorded or replaced.
+def record_dropout(dropout: Drop, sizes: Sizes) -> Drop:
+    """The same dropout, or the mask that a listener puts in its place.
 
     Only inside `listen` the whole mask is made; otherwise each block draws its own part of it.
     """
-    if rules.dropout is None or not taps.listening():
-        return rules
-    keep = jnp.broadcast_to(rules.dropout.grid(sizes), sizes.shape)
+    if not taps.listening():
+        return dropout
+    keep = jnp.broadcast_to(dropout.grid(sizes), sizes.shape)
     keep_tapped = taps.tap("keep", keep)
-    if keep_tapped is keep:
-        return rules
-    return replace(rules, dropout=DropoutMask(keep_tapped, rules.dropout.rate))
+    return dropout if keep_tapped is keep else DropoutMask(keep_tapped, dropout.rate)
 
 
 class Local(NamedTuple):

@@ -29,6 +29,9 @@ from flax_attn import (
 )
 from flax_attn.backends.blockwise import autodiff
 from flax_attn.parity import judge
+from parity_tests.core.fuzz import runs
+from parity_tests.core.fuzz.backends import rules_of
+from parity_tests.core.random_programs import program, request
 from parity_tests.tables import with_nightly
 
 H, h = 3, 2
@@ -155,10 +158,14 @@ def judged(kind, rules, more, sizes=LITTLE):
             jax.tree.leaves(derivative(kind, rules, backend)(at, u, c))
             for backend in ("autodiff", "reference")
         )
-    arrays = [np.asarray(x) for x in want]
-    for i, (a, b) in enumerate(zip(got, arrays, strict=True)):
-        verdict = judge.same_function(np.asarray(a), b, judge.gradient_scale(arrays, b), zero=True)
-        assert verdict.ok, (kind, i, verdict)
+    same((got, want), kind)
+
+
+def same(pair, what):
+    got, want = ([np.asarray(x) for x in leaves] for leaves in pair)
+    for i, (a, b) in enumerate(zip(got, want, strict=True)):
+        verdict = judge.same_function(a, b, judge.gradient_scale(want, b), zero=True)
+        assert verdict.ok, (what, i, verdict)
 
 
 @pytest.fixture(autouse=True)
@@ -227,4 +234,43 @@ def test_the_gradient_of_a_jvp_of_16384_tokens_needs_less_than_two_gigabytes(mon
     assert temporary_bytes("grad of jvp", 16384, CAUSAL) < 2e9
 
 
-# Meshes, vmap and dtypes.
+# Random programs, which no list here names.
+
+
+def is_little(seed):
+    """Of one key all derivatives by scores are zero, and what is left of them is rounding."""
+    drawn = program(seed)
+    return drawn.dtype == "float64" and not drawn.is_long and drawn.sizes.S > 1
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", [seed for seed in range(7000, 7050) if is_little(seed)])
+def test_derivatives_of_a_random_program_are_the_plain_formulas(seed, monkeypatch):
+    monkeypatch.setattr(autodiff, "CPU_PAIRS", (16, 12))
+    drawn = program(seed)
+    with jax.enable_x64(True), np.errstate(all="ignore"):
+        asked, normal = request(drawn, 0), np.random.RandomState(seed).standard_normal
+        along = jax.tree.map(lambda x: jnp.asarray(normal(np.shape(x))), asked.floats)
+
+        def through(backend):
+            def f(floats):
+                rules = rules_of(
+                    drawn, floats, asked.data, asked.data["mask"] if drawn.fixed else None
+                )
+                parts = {x: getattr(rules, x) for x in ("mask", "score", "sinks", "dropout")}
+                qkv = (floats[x] for x in "qkv")
+                return (attend(*qkv, **parts, scale=rules.scale, backend=backend),)
+
+            of_all = [KINDS[kind] for kind in ("jvp", "grad of jvp")]
+            cotangents = (jnp.asarray(asked.do),)
+            return jax.jit(lambda x: [of(f, cotangents, x, along) for of in of_all])(asked.floats)
+
+        same([*map(jax.tree.leaves, (through("autodiff"), through("reference")))], seed)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(7100, 7140))
+def test_a_random_program_is_the_oracle(seed, monkeypatch):
+    monkeypatch.setattr(runs, "BACKENDS", ("autodiff",))
+    outcome = runs.run(seed, requests=3)
+    assert not outcome.faults, outcome.faults

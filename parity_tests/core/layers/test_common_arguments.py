@@ -13,6 +13,7 @@ from flax_attn.weights.known_layers import flax_state
 from parity_tests.core.layers.test_rngs import (
     SHARES,
     VARIANTS,
+    called,
     config_of,
     first_cases,
     inputs_of,
@@ -133,7 +134,7 @@ def test_deterministic_does_what_train_and_eval_do(variant):
     def run(mode, **given):
         layer = build(variant, rate=0.5)
         getattr(layer, mode)()
-        return np.asarray(nnx.jit(lambda layer, x: layer(**x, **given))(layer, inputs))
+        return np.asarray(nnx.jit(lambda layer, x: layer(**called(x), **given))(layer, inputs))
 
     plain, noisy = run("eval"), run("train")
     assert judge.exact(run("train", deterministic=True), plain).ok
