@@ -127,8 +127,8 @@ def _visible_by_rows(mask: Mask, sizes: Sizes) -> tuple[jax.Array, jax.Array]:
     def step(keys: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
         # The last piece overlaps the one before it; `any` over keys does not mind.
         q = jnp.minimum(at * rows, sizes.T - rows) + jnp.arange(rows, dtype=jnp.int32)
-        visible = jnp.asarray(mask(b, n, q.reshape(1, 1, rows, 1), k))
-        visible = jnp.broadcast_to(visible, (sizes.B, 1, rows, sizes.S))[:, 0]
+        visible = mask(b, n, q.reshape(1, 1, rows, 1), k)
+        visible = jnp.broadcast_to(visible, (sizes.B, 1, rows, sizes.S)).squeeze(1)
         return keys | visible.any(axis=1), visible.any(axis=2)
 
     count = -(-sizes.T // rows)
@@ -147,19 +147,18 @@ def _visible_in_runs(
     Visible keys are counted by a cumulative sum: +1 where a range begins, -1 where it ends.
     """
     first, end = (
-        jnp.asarray(most if x is None else jnp.clip(x, 0, sizes.S), jnp.int32)
+        jnp.broadcast_to(most if x is None else jnp.clip(x, 0, sizes.S), (sizes.B, sizes.T))
         for x, most in zip(runs, (0, sizes.S), strict=True)
     )
-    first, end = (x + jnp.zeros((1, sizes.T), jnp.int32) for x in (first, end))  # B|1 T
-    first, end = (jnp.broadcast_to(x, (sizes.B, sizes.T)) for x in (first, end))
     # A range may still be hidden by the rest of the mask: evaluate it at the range's first key.
     b, n, q, _ = sizes._replace(N=1).iotas()
-    sees = jnp.asarray(mask(b, n, q, jnp.minimum(first, sizes.S - 1)[:, None, :, None]))
-    rows = (first < end) & jnp.broadcast_to(sees, (sizes.B, 1, sizes.T, 1))[:, 0, :, 0]
-    steps, entry = jnp.zeros((sizes.B, sizes.S + 1), jnp.int32), jnp.arange(sizes.B)[:, None]
-    steps = steps.at[entry, first].add(rows.astype(jnp.int32))
-    steps = steps.at[entry, end].add(-rows.astype(jnp.int32))
-    return rows, jnp.cumsum(steps, axis=1)[:, : sizes.S] > 0
+    sees = jnp.squeeze(mask(b, n, q, first[:, None, :, None]), (1, 3))
+    rows = (first < end) & sees
+    steps, entry = jnp.zeros((sizes.B, sizes.S), jnp.int32), jnp.arange(sizes.B)[:, None]
+    # A step behind the last key is dropped.
+    steps = steps.at[entry, first].add(rows.astype(jnp.int32), mode="drop")
+    steps = steps.at[entry, end].add(-rows.astype(jnp.int32), mode="drop")
+    return rows, jnp.cumsum(steps, axis=1) > 0
 
 
 def visible_in_band(band: Band, sizes: Sizes) -> tuple[Any, Any]:

@@ -5,6 +5,7 @@ Without torch: `parity_tests.core.mutation` runs them on every mutant of the pro
 
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from flax_attn.backends import cudnn, protocol, splash, tokamax
 from flax_attn.backends.protocol import (
     is_long_cache,
     is_number,
+    of_lse,
     of_mesh,
     passed_over,
     visible_in_band,
@@ -26,12 +28,16 @@ from flax_attn.masks import (
     FULL,
     Band,
     Causal,
+    Chunked,
     Dense,
     Lengths,
     Mask,
     MaskFn,
+    Prefix,
     Segments,
+    Window,
 )
+from flax_attn.masks.ranges import as_known_band, runs_of
 from flax_attn.rules import Rules
 
 from .law_cases import drawn_masks
@@ -117,6 +123,25 @@ def test_pallas_kernels_need_axes_that_are_not_auto():
     assert heard == ["needs check_vma=False in the shard_map around it", None]
 
 
+def test_named_axes_are_cut_by_the_library_itself():
+    auto = jax.sharding.AxisType.Auto
+    mesh = SimpleNamespace(size=2, axis_types=(auto,))
+    with mock.patch.object(protocol, "mesh_of", lambda x: mesh):
+        assert of_mesh(jnp.ones(2)) is not None
+        with mock.patch.object(protocol, "named_for", lambda x: ("batch", x.shape)[0]):
+            assert of_mesh(jnp.ones(2)) is None
+
+
+def test_a_log_sum_exp_alone_is_the_largest_score_of_one_key():
+    lse = jnp.asarray([[0.5, -3.0]])
+    m, l = of_lse(lse)
+    assert m is lse and l.tolist() == [[1.0, 1.0]] and l.dtype == lse.dtype
+
+
+def test_who_has_no_positions_says_who_has_them():
+    assert protocol.NO_POSITIONS.endswith("; blockwise and reference do")
+
+
 # Who is alive.
 
 
@@ -184,6 +209,39 @@ def test_who_is_alive_in_a_band():
                 assert all(type(x) is np.ndarray for x in found)
 
 
+def in_runs(draw: np.random.RandomState) -> Mask:
+    """A mask of one range of keys a query: before the first key and behind the last ones too."""
+
+    def each(low: int, high: int) -> jax.Array:
+        return jnp.asarray(draw.randint(low, high, 2))
+
+    base = (
+        lambda: Chunked(int(draw.randint(1, 6))),
+        lambda: Causal(each(-3, 9)) | Prefix(each(0, 9)),
+        lambda: Causal(int(draw.randint(-2, 3))) | Prefix(int(draw.randint(1, 9))),
+        lambda: Window(*map(int, draw.randint(0, 4, 2)), each(-6, 12)),
+    )
+    beside = (
+        lambda: FULL,
+        lambda: Lengths(each(0, 9), q=each(0, 7)),
+        lambda: Window(*map(int, draw.randint(0, 4, 2)), int(draw.randint(-6, 9))),
+    )
+    return base[draw.randint(4)]() & beside[draw.randint(3)]()
+
+
+def test_who_is_alive_where_each_query_sees_one_range():
+    met = 0
+    for seed in range(24):
+        sizes = Sizes((2,), 1, *((6, 8), (7, 5), (1, 4))[seed % 3])
+        mask = in_runs(np.random.RandomState(seed)).bind(sizes)
+        seen = np.broadcast_to(np.asarray(mask(*sizes.iotas())), sizes.shape)
+        ranges = runs_of(mask, np.arange(sizes.T, dtype=np.int32)[None])
+        met += as_known_band(mask) is None and ranges is not None
+        with jax.disable_jit():
+            check_alive(mask, seen, sizes._replace(N=3))
+    assert met > 12, met
+
+
 def test_all_alive_is_said_by_none():
     assert visible_rows_and_keys(FULL, SIZES) == (None, None)
     rows, keys = visible_rows_and_keys(CAUSAL, SIZES)
@@ -205,6 +263,8 @@ def test_long_masks_are_asked_a_few_queries_at_a_time():
         seen = np.stack([odd(b, 0, q, k) for b in range(2)])[:, None]
         with jax.disable_jit():
             check_alive(MaskFn(odd), seen, sizes)
+    one = np.arange(150)[None, None, None] % 601 == 3
+    check_alive(MaskFn(odd), one, Sizes((1,), 3, 1, 150))
     with jax.enable_x64(True), jax.disable_jit():
         check_alive(MaskFn(odd), seen, sizes)
 

@@ -27,7 +27,10 @@ FILES: dict[str, tuple[str, ...]] = {
     "scores": ("attend.test_laws_scores", ENTRIES),
     "parity/judge": JUDGE,
     "parity/groups": ("parity.test_laws_judge_groups",),
-    "backends/blockwise/__init__": ("backends.test_laws_blockwise",),
+    "backends/blockwise/__init__": (
+        "backends.test_laws_blockwise_layouts",
+        "backends.test_laws_blockwise",
+    ),
     "backends/blockwise/block": ("backends.test_laws_blockwise_block",),
     "backends/blockwise/plan": (*LOOPS, RANGES),
     "backends/blockwise/block_loops": LOOPS,
