@@ -4,6 +4,7 @@ Kernels support such ranges. `Segments(ids)` describes the same mask, but does n
 equal ids are contiguous.
 """
 
+from contextlib import nullcontext
 from dataclasses import field
 from typing import Any, ClassVar
 
@@ -150,11 +151,12 @@ class Documents(Mask):
                 "Documents does not know how many tokens a row has, since its lengths are traced; "
                 "say so: segments(T), positions(T)."
             )
-        ends = _document_ends(self.lengths)
-        count = int(np.asarray(ends[..., -1:]).max(initial=0)) if length is None else length
-        tokens = jnp.arange(count, dtype=jnp.int32).reshape((1,) * (ends.ndim - 1) + (-1,))
-        ends = ends[..., None, :]
-        return _document_number(ends, tokens), tokens - _first(ends, tokens)  # *B T
+        with _at_once(self.lengths):
+            ends = _document_ends(self.lengths)
+            count = int(ends[..., -1:].max(initial=0)) if length is None else length
+            tokens = jnp.arange(count, dtype=jnp.int32).reshape((1,) * (ends.ndim - 1) + (-1,))
+            ends = ends[..., None, :]
+            return _document_number(ends, tokens), tokens - _first(ends, tokens)  # *B T
 
     def bind(self, sizes):
         if self.ends is not None:
@@ -169,7 +171,7 @@ class Documents(Mask):
                 f"Documents.lengths must have shape ({', '.join(map(str, (*batch, 'G')))}), for at "
                 f"most G documents in a row, or broadcast to it; got {ends.shape}."
             )
-        if _is_known(ends) and (most := int(ends.max(initial=0))) > sizes.T:
+        if _is_known(ends) and (most := int(np.asarray(ends).max(initial=0))) > sizes.T:
             raise ValueError(
                 f"Documents.lengths add up to {most} tokens; queries and keys are {sizes.T}. Of "
                 "cumulative lengths (cu_seqlens) give the differences, np.diff(cu_seqlens)."
@@ -227,6 +229,11 @@ def _is_known(x: Any) -> bool:
     return not isinstance(x, Tracer | jax.ShapeDtypeStruct)
 
 
+def _at_once(lengths: Any) -> Any:
+    """Computes with known lengths while a program is traced, so that they can be checked there."""
+    return jax.ensure_compile_time_eval() if _is_known(lengths) else nullcontext()
+
+
 def _look_like_ids(lengths: np.ndarray, tokens: Any) -> bool:
     """Whether lengths look like document ids from 0, one per token; False for few tokens."""
     if not isinstance(tokens, int) or lengths.shape[-1] != tokens or tokens < MIN_ID_TOKENS:
@@ -262,11 +269,12 @@ def check_same_tokens(mask: Documents, sizes: Any) -> None:
 
 def _document_ends(lengths: Any) -> Int[Array, "... G"]:
     """End of each document, saturated at INT32_MAX."""
-    rows = jnp.clip(saturate(lengths), 0)
-    if rows.shape[-1] == 0:  # no documents: everything is padding
-        rows = jnp.zeros((*rows.shape[:-1], 1), jnp.int32)
-    total = jnp.cumsum(rows.astype(jnp.float32), axis=-1) >= INT32_MAX  # int32 would overflow
-    return jnp.where(total, INT32_MAX, jnp.cumsum(rows, axis=-1, dtype=jnp.int32))
+    with _at_once(lengths):
+        rows = jnp.clip(saturate(lengths), 0)
+        if rows.shape[-1] == 0:  # no documents: everything is padding
+            rows = jnp.zeros((*rows.shape[:-1], 1), jnp.int32)
+        total = jnp.cumsum(rows.astype(jnp.float32), axis=-1) >= INT32_MAX  # int32 would overflow
+        return jnp.where(total, INT32_MAX, jnp.cumsum(rows, axis=-1, dtype=jnp.int32))
 
 
 # Both never decrease in q. After the last document both equal the last end.

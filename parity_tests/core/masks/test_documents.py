@@ -157,6 +157,13 @@ def test_ids_that_stand_together():
         Documents.of(np.ones(3))
 
 
+def test_known_lengths_are_known_while_a_program_is_traced():
+    packed = Documents([2, 1])
+    ids, at = jax.jit(lambda: (packed.segments(), packed.positions()))()
+    assert ids.tolist() == [0, 0, 1] and at.tolist() == [0, 1, 0]
+    assert not jax.make_jaxpr(lambda: packed.segments(9))().eqns
+
+
 def test_lengths_of_a_program_need_a_number_of_tokens():
     assert jax.jit(lambda x: Documents(x).segments(4))(np.asarray([1, 2])).tolist() == [0, 1, 1, 2]
     with told(ValueError, "how many tokens", "segments(T)"):
@@ -176,9 +183,11 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_lengths_are_refused(name):
+    """While a program is traced too: lengths that it closes over are known."""
     kind, make, words = BAD[name]
-    with refused(kind, *words):
-        attend(Q, KEYS, V, mask=make())
+    for call in (attend, jax.jit(lambda q, k, v, mask: attend(q, k, v, mask=make()))):
+        with refused(kind, *words):
+            call(Q, KEYS, V, mask=make() if call is attend else None)
 
 
 def test_queries_and_keys_are_the_same_tokens():
