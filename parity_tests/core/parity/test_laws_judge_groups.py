@@ -185,3 +185,17 @@ def test_integers_go_by_value():
     assert judge.same_values(wide[:2], wide).differs
     none = judge.same_values(wide[:0], wide[:0])
     assert not none.shows and none.note == judge.EMPTY
+
+
+def test_groups_of_nothing_of_small_numbers_and_of_close_ones():
+    assert fills(np.zeros((0, 2)), "float32").shape == (0, 2)
+    small = groups(np.asarray([[3.0, 0.0]]))
+    assert small.dtype == np.int8 and small.tolist() == [[0, 0]]
+    # The largest ordinary number decides whether there is a gap before the huge ones.
+    assert groups(np.asarray([1e5, 1e-3, 2e7])).tolist() == [0, 0, 0]
+
+
+def test_what_stands_beside_zeros_is_of_either_sign_and_beside_zeros_alone():
+    x = np.asarray([1e30, 0.0, 0.0])
+    assert groups(x, np.asarray([1e30, -3.0, 0.0])).tolist() == [1, 0, 0]
+    assert groups(x, np.asarray([5.0, 0.0, 0.0])).tolist() == [0, 0, 0]
