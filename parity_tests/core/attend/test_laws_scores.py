@@ -13,6 +13,7 @@ import pytest
 from flax_attn import scores
 from flax_attn._internal.types import Sizes
 from flax_attn.parity import judge
+from flax_attn.places import Positions
 from parity_tests.core.drawing import normal
 
 B, N, T, S = 2, 3, 4, 7
@@ -255,3 +256,35 @@ def test_what_does_not_fit_is_named():
     for make, kind, words in REFUSED:
         with pytest.raises(kind, match=words):
             make()
+
+
+def by_place(x, b, n, q, k):
+    return x * (1 + n).astype(x.dtype) + (100 * b + 7 * q - 3 * k).astype(x.dtype)
+
+
+def test_scores_at_positions_read_them_in_place_of_slots():
+    """Each entry its own, zeros where they are absent; arrays along slots stay with the slots."""
+    q = np.asarray([[4, 9, -1, 2], [0, 5, 6, 30]], np.int32)
+    k = np.asarray([[3, 1, -1, 8, 2, 0, 7], [5, -1, 4, 4, 9, 2, 1]], np.int32)
+    b, n = np.arange(B).reshape(B, 1, 1, 1), np.arange(N).reshape(1, N, 1, 1)
+    fn = scores.ScoreFn(by_place)
+    for present in (False, True):
+        at = Positions(q, k, all_present=present)
+        p, s = (x if present else np.maximum(x, 0) for x in (q, k))
+        p, s = p[:, None, :, None], s[:, None, None]
+        capped, added = 2 * np.tanh(LOGITS / 2), 100 * b + 7 * p - 3 * s
+        want = LOGITS * (1 + n) + added
+        far = SLOPES[:, None, None] * np.abs(p - s)
+        for score, known in (
+            (fn, want),
+            (scores.Alibi(SLOPES), LOGITS - far),
+            (scores.Softcap(2.0) >> fn, capped * (1 + n) + added),
+            (scores.Additive(BIAS), LOGITS + BIAS),
+            (fn >> scores.Additive(BIAS), want + BIAS),
+        ):
+            with jax.enable_x64(True):
+                bound = score.at_positions(at).bind(SIZES)
+                logits = jnp.asarray(LOGITS)
+                got = bound.grid(logits, SIZES), bound(logits, *SIZES.iotas())
+                for each in got:
+                    assert judge.same_function(each, np.broadcast_to(known, each.shape)).ok, score
