@@ -152,7 +152,8 @@ def _visible_in_runs(
     )
     # A range may still be hidden by the rest of the mask: evaluate it at the range's first key.
     b, n, q, _ = sizes._replace(N=1).iotas()
-    sees = jnp.squeeze(mask(b, n, q, first[:, None, :, None]), (1, 3))
+    sees = mask(b, n, q, first[:, None, :, None])
+    sees = jnp.broadcast_to(sees, (sizes.B, 1, sizes.T, 1)).squeeze((1, 3))
     rows = (first < end) & sees
     steps, entry = jnp.zeros((sizes.B, sizes.S), jnp.int32), jnp.arange(sizes.B)[:, None]
     # A step behind the last key is dropped.

@@ -151,7 +151,7 @@ class Documents(Mask):
                 "Documents does not know how many tokens a row has, since its lengths are traced; "
                 "say so: segments(T), positions(T)."
             )
-        with _at_once(self.lengths):
+        with _eager_if_known(self.lengths):
             ends = _document_ends(self.lengths)
             count = int(ends[..., -1:].max(initial=0)) if length is None else length
             tokens = jnp.arange(count, dtype=jnp.int32).reshape((1,) * (ends.ndim - 1) + (-1,))
@@ -229,8 +229,8 @@ def _is_known(x: Any) -> bool:
     return not isinstance(x, Tracer | jax.ShapeDtypeStruct)
 
 
-def _at_once(lengths: Any) -> Any:
-    """Computes with known lengths while a program is traced, so that they can be checked there."""
+def _eager_if_known(lengths: Any) -> Any:
+    """Computes known lengths while a program is traced, so that they can be checked there."""
     return jax.ensure_compile_time_eval() if _is_known(lengths) else nullcontext()
 
 
@@ -269,7 +269,7 @@ def check_same_tokens(mask: Documents, sizes: Any) -> None:
 
 def _document_ends(lengths: Any) -> Int[Array, "... G"]:
     """End of each document, saturated at INT32_MAX."""
-    with _at_once(lengths):
+    with _eager_if_known(lengths):
         rows = jnp.clip(saturate(lengths), 0)
         if rows.shape[-1] == 0:  # no documents: everything is padding
             rows = jnp.zeros((*rows.shape[:-1], 1), jnp.int32)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flax_attn import taps
-from flax_attn._internal.types import Sizes
+from flax_attn._internal.types import Sizes, frozen
 from flax_attn.backends import cudnn, protocol, splash, tokamax
 from flax_attn.backends.protocol import (
     is_long_cache,
@@ -126,9 +126,9 @@ def test_pallas_kernels_need_axes_that_are_not_auto():
 def test_named_axes_are_cut_by_the_library_itself():
     auto = jax.sharding.AxisType.Auto
     mesh = SimpleNamespace(size=2, axis_types=(auto,))
-    with mock.patch.object(protocol, "mesh_of", lambda x: mesh):
+    with mock.patch.object(protocol, "mesh_of", lambda _: mesh):
         assert of_mesh(jnp.ones(2)) is not None
-        with mock.patch.object(protocol, "named_for", lambda x: ("batch", x.shape)[0]):
+        with mock.patch.object(protocol, "named_for", lambda _: "batch"):
             assert of_mesh(jnp.ones(2)) is None
 
 
@@ -240,6 +240,22 @@ def test_who_is_alive_where_each_query_sees_one_range():
         with jax.disable_jit():
             check_alive(mask, seen, sizes._replace(N=3))
     assert met > 12, met
+
+
+@frozen
+class Everything(Mask):
+    """A user's mask of one range, whose answer has no axes."""
+
+    def __call__(self, b, n, q, k):
+        return np.True_
+
+    def as_runs(self, q):
+        return None, None
+
+
+def test_an_answer_without_axes_is_for_everyone():
+    rows, keys = visible_rows_and_keys(Everything().bind(SIZES), SIZES)
+    assert rows.shape == (B, T) and keys.shape == (B, S) and rows.all() and keys.all()
 
 
 def test_all_alive_is_said_by_none():
