@@ -4,6 +4,7 @@ Quick and without torch: `parity_tests.core.mutation` runs them on every mutant 
 """
 
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ import pytest
 from flax_attn import scores
 from flax_attn._internal.types import Sizes
 from flax_attn.parity import judge
-from flax_attn.places import Positions
+from flax_attn.places import Places, Positions
 from parity_tests.core.drawing import normal
 
 B, N, T, S = 2, 3, 4, 7
@@ -288,3 +289,63 @@ def test_scores_at_positions_read_them_in_place_of_slots():
                 got = bound.grid(logits, SIZES), bound(logits, *SIZES.iotas())
                 for each in got:
                     assert judge.same_function(each, np.broadcast_to(known, each.shape)).ok, score
+
+
+def test_what_a_score_reads_and_has_if_nothing_is_said():
+    bias = scores.T5Bias(normal(2, 32, N))
+    read = {
+        "nothing": (scores.IDENTITY, scores.Softcap(1.0)),
+        "distance": (scores.Alibi(SLOPES), bias),
+    }
+    read |= {"order": (scores.ScoreFn(slanted), scores.Score())}
+    for what, those in read.items():
+        assert [score.reads for score in those] == [what] * 2
+    assert (bias.buckets, bias.max_distance, bias.bidirectional, bias.offset) == (32, 128, True, 0)
+    assert scores.T5Bias(normal(2, 32, N), offset=[1, 2]).offset.tolist() == [1, 2]
+    assert scores.IDENTITY.at_positions(Positions()) is scores.IDENTITY
+    with pytest.raises(ValueError, match="reads"):
+        scores.ScoreFn(slanted, reads="everything")
+    for call in (
+        lambda: scores.ScoreFn(slanted, None, None, "order"),
+        lambda: scores.T5Bias(normal(2, 32, N), 0),
+        lambda: scores.Alibi(SLOPES, 1, 2),
+    ):
+        with pytest.raises(TypeError, match="positional"):
+            call()
+    for score in (scores.Alibi(SLOPES, "end"), scores.T5Bias(normal(2, 32, N), offset="end")):
+        with pytest.raises(ValueError, match="end"):
+            score.at_positions(Positions())
+
+
+def test_slots_stand_where_no_positions_are_given():
+    bias, known = t5(0)
+    with jax.enable_x64(True):
+        at = bias().at_positions(Positions()).bind(SIZES)
+        assert judge.same_function(at.grid(jnp.asarray(LOGITS), SIZES), known).ok
+
+
+def test_each_entry_has_an_offset_of_its_own():
+    made = [t5(offset) for offset in (1, 3)]
+    with jax.enable_x64(True):
+        bias = replace(made[0][0](), offset=np.asarray([1, 3])).bind(SIZES)
+        logits, want = jnp.asarray(LOGITS), np.stack([made[i][1][i] for i in range(B)])
+        for got in (bias.grid(logits, SIZES), bias(logits, *SIZES.iotas())):
+            assert judge.same_function(got, want).ok
+
+
+def test_a_shard_keeps_what_is_read_and_where():
+    """Entry 5 and heads 2, 7 and 4 of the whole; positions are the shard's own."""
+    places = Places(np.asarray([5, 3]), np.asarray([2, 7, 4])).bind(SIZES)
+    moved = scores.ScoreFn(by_place, reads="position").at(places)
+    assert moved.reads == "position"
+    q, k = np.asarray([[4, 9, 1, 2]], np.int32), np.arange(S, dtype=np.int32)[None] + 3
+    b, n = np.asarray([5, 3]).reshape(B, 1, 1, 1), np.asarray([2, 7, 4]).reshape(1, N, 1, 1)
+    want = LOGITS * (1 + n) + 100 * b + 7 * q[:, None, :, None] - 3 * k[:, None, None]
+    with jax.enable_x64(True):
+        at = scores.ScoreFn(by_place).at_positions(Positions(q, k)).at(places).bind(SIZES)
+        assert judge.same_function(at.grid(jnp.asarray(LOGITS), SIZES), want).ok
+    with pytest.raises(ValueError, match="a row for each bucket"):
+        scores.T5Bias(normal(2, 32, N + 1)).at_positions(Positions(q, k)).bind(SIZES)
+    for offset in (np.ones(3, np.int32), [1, 2, 3]):
+        with pytest.raises(ValueError, match=r"T5Bias\.offset"):
+            scores.T5Bias(normal(2, 32, N), offset=offset).bind(SIZES)
