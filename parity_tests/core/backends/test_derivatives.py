@@ -238,19 +238,21 @@ def test_the_gradient_of_a_jvp_of_16384_tokens_needs_less_than_two_gigabytes(mon
 
 
 def is_little(seed):
-    """Of one key all derivatives by scores are zero, and what is left of them is rounding."""
     drawn = program(seed)
     return drawn.dtype == "float64" and not drawn.is_long and drawn.sizes.S > 1
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("seed", [seed for seed in range(7000, 7050) if is_little(seed)])
+@pytest.mark.parametrize("seed", [seed for seed in range(7000, 7060) if is_little(seed)])
 def test_derivatives_of_a_random_program_are_the_plain_formulas(seed, monkeypatch):
     monkeypatch.setattr(autodiff, "CPU_PAIRS", (16, 12))
     drawn = program(seed)
     with jax.enable_x64(True), np.errstate(all="ignore"):
         asked, normal = request(drawn, 0), np.random.RandomState(seed).standard_normal
         along = jax.tree.map(lambda x: jnp.asarray(normal(np.shape(x))), asked.floats)
+        # Of one key all derivatives by scores are zero, and what is left of them is rounding.
+        several = (asked.truth.seen.sum(axis=-1) > 1).any()
+        kinds = ("jvp", "grad of jvp") if several else ("jvp",)
 
         def through(backend):
             def f(floats):
@@ -261,7 +263,7 @@ def test_derivatives_of_a_random_program_are_the_plain_formulas(seed, monkeypatc
                 qkv = (floats[x] for x in "qkv")
                 return (attend(*qkv, **parts, scale=rules.scale, backend=backend),)
 
-            of_all = [KINDS[kind] for kind in ("jvp", "grad of jvp")]
+            of_all = [KINDS[kind] for kind in kinds]
             cotangents = (jnp.asarray(asked.do),)
             return jax.jit(lambda x: [of(f, cotangents, x, along) for of in of_all])(asked.floats)
 
