@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -126,7 +125,7 @@ def set_flax(module: nnx.Module, values: dict[str, np.ndarray], dtype: Any = Non
         kind = state[path].get_value().dtype if dtype is None else dtype
         kind = np.result_type(kind, np.complex64) if value.dtype.kind == "c" and dtype else kind
         with jax.enable_x64(True):  # otherwise float64 is silently truncated to float32
-            array = jnp.array(np.array(value, dtype=kind, order="C", copy=True))
+            array = jax.device_put(np.array(value, dtype=kind, order="C", copy=True))
         state[path].set_value(array)
 
 

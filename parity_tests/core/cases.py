@@ -1,6 +1,7 @@
 """What tests of all layers share: a few cases of each variant, each as a function of arrays."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import jax
@@ -8,11 +9,18 @@ import numpy as np
 from flax import nnx
 
 from flax_attn.parity import Case
+from flax_attn.parity.cases.collect import collect
 
 Arrays = dict[str, Any]
 
 
-def smallest(cases: list[Case], most: int = 3) -> list[Case]:
+@cache
+def every_case() -> tuple[Case, ...]:
+    """The cases of all variants; looking for them takes seconds."""
+    return tuple(collect("parity_tests"))
+
+
+def smallest(cases: Sequence[Case], most: int = 3) -> list[Case]:
     """Few of each variant, set up unlike each other: one that drops, then those of least input."""
     best: dict[tuple, Case] = {}
     for case in sorted(cases, key=_order):

@@ -126,15 +126,18 @@ class Flax:
             yield
 
     def _arguments(self, weights: Mapping[str, np.ndarray]) -> tuple[dict[str, Any], ...]:
-        """Returns params, inputs and probes, all differentiated, and the remaining arguments."""
+        """Returns params, inputs and probes, all differentiated, and the remaining arguments.
+
+        By `device_put`: for each new shape `jnp.asarray` of a numpy array compiles a program.
+        """
         arrays = self.request.arrays().items()
-        inputs = {name: jnp.asarray(rounded(x, self.dtype)) for name, x in arrays}
+        inputs = {name: jax.device_put(rounded(x, self.dtype)) for name, x in arrays}
         floats = {k: v for k, v in inputs.items() if _is_inexact(v)}
         fixed = {k: v for k, v in floats.items() if self.request.is_constant(k)}
         self.inputs = {k: v for k, v in inputs.items() if k not in floats}
         # The gradient of a probe is the cotangent that arrives at its tap.
-        probes = {k: jnp.asarray(np.zeros_like(f.value)) for k, f in self.force.items()}
-        variables = {path: jnp.asarray(rounded(x, self.dtype)) for path, x in weights.items()}
+        probes = {k: jax.device_put(np.zeros_like(f.value)) for k, f in self.force.items()}
+        variables = {path: jax.device_put(rounded(x, self.dtype)) for path, x in weights.items()}
         variables = variables or _unique(self.module, self.dtype)
         trained = first_paths(self.module)
         params = {k: v for k, v in variables.items() if k in trained}

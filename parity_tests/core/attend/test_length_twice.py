@@ -6,8 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from flax_attn.parity.cases.collect import collect
-from parity_tests.core.cases import pure, smallest
+from parity_tests.core.cases import every_case, pure, smallest
 from parity_tests.core.sources import ROOT
 from parity_tests.tables import with_nightly
 
@@ -27,7 +26,7 @@ CHAPTERS = ("self_attention_v1", "self_attention_v2", "simplified_self_attention
 CHAPTERS += ("uniform_causal_average",)  # and those whose tables have a context_length
 LAYERS = [
     case
-    for case in smallest([c for c in collect("parity_tests") if not callable(c.config)], 1)
+    for case in smallest([c for c in every_case() if not callable(c.config)], 1)
     if "context_length" not in case.config and case.variant not in CHAPTERS
 ]
 

@@ -12,15 +12,14 @@ from flax_attn import CAUSAL, Additive, Dropout, Lengths, attend, attention_weig
 from flax_attn.layers.bahdanau import BahdanauAttention
 from flax_attn.layers.luong import LuongAttention
 from flax_attn.layers.transformer_multi_head import TransformerMultiHeadAttention
-from flax_attn.parity.cases.collect import collect
 from parity_tests.core import layer_facts
-from parity_tests.core.cases import pure, smallest
+from parity_tests.core.cases import every_case, pure, smallest
 from parity_tests.tables import with_nightly
 
 N, K, H, h = 6, 3, 8, 10
 PLAIN = [
     case
-    for case in collect("parity_tests")
+    for case in every_case()
     if not callable(case.config) and not {"values", "rel_embeddings", "k"} & {*case.inputs}
 ]
 OF_ALL = smallest(PLAIN, 1) + [case for case in PLAIN if "causal" in case.config][:1]

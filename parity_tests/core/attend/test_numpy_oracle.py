@@ -12,7 +12,7 @@ from flax import nnx
 
 import flax_attn as fa
 from flax_attn.parity import judge
-from flax_attn.parity.cases.collect import collect
+from parity_tests.core.cases import every_case
 from parity_tests.tables import with_nightly
 
 RANDOM = np.random.RandomState(7)
@@ -219,7 +219,7 @@ def test_every_layer_has_an_oracle_or_a_witness_by_others():
     layers = {cls for cls in layers if cls.__module__.startswith("flax_attn.layers.")}
     published = {
         case.flax_class
-        for case in collect("parity_tests")
+        for case in every_case()
         if not case.reference.startswith(("torch_ref.", "torch."))
     }
     assert {cls for _, cls, _, _ in ALL} | published == layers

@@ -5,8 +5,7 @@ import jax.export
 import jax.numpy as jnp
 import pytest
 
-from flax_attn.parity.cases.collect import collect
-from parity_tests.core.cases import pure, smallest
+from parity_tests.core.cases import every_case, pure, smallest
 from parity_tests.tables import with_nightly
 
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -15,7 +14,7 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 # Each way of computing of which a layer is made: `attend`, steps of its own, and recurrences.
 KINDS = ("grouped_query", "latent", "differential", "longformer", "t5", "window", "gated_delta")
 KINDS += ("mamba", "mamba2", "rg_lru")
-SMALLEST = smallest(collect("parity_tests"))
+SMALLEST = smallest(every_case())
 FIRST = [next(case for case in SMALLEST if case.variant == kind) for kind in KINDS]
 
 

@@ -11,9 +11,9 @@ import jax
 import pytest
 
 from flax_attn.backends import BACKENDS, pallas, protocol
-from flax_attn.parity.cases.collect import collect
+from parity_tests.core.cases import every_case
 
-VARIANTS = sorted({case.variant for case in collect("parity_tests")})
+VARIANTS = sorted({case.variant for case in every_case()})
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def counts(monkeypatch):
 @pytest.mark.nightly
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_layers_recorded_results_come_from_the_kernel(variant, counts):
-    for case in collect("parity_tests"):
+    for case in every_case():
         if case.variant == variant and "float32" in case.dtypes:
             case.dtypes = ("float32",)
             report = case.report(live=False, eager=False)

@@ -22,14 +22,14 @@ from flax_attn.layers.simplified_self_attention import SimplifiedSelfAttention
 from flax_attn.layers.spatial_reduction import SpatialReductionAttention
 from flax_attn.layers.t5 import T5Attention
 from flax_attn.layers.transformer_multi_head import TransformerMultiHeadAttention
-from flax_attn.parity.cases.collect import collect
 from flax_attn.scores import IDENTITY
 from parity_tests.core import layer_facts
 from parity_tests.core.backends.refusal import refused, told
+from parity_tests.core.cases import every_case
 from parity_tests.tables import with_nightly
 
 GIVEN = {}
-for case in collect("parity_tests"):
+for case in every_case():
     if not callable(case.config) and not case.train:
         GIVEN.setdefault(case.flax_class, case)
 LAYERS = list(GIVEN)

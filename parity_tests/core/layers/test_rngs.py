@@ -11,7 +11,7 @@ from flax import nnx
 
 from flax_attn import CausalAttention, MultiHeadAttention, TransformerMultiHeadAttention
 from flax_attn.parity import judge
-from flax_attn.parity.cases.collect import collect
+from parity_tests.core.cases import every_case
 from parity_tests.tables import with_nightly
 
 SHARES = ("dropout", "context_dropout")
@@ -21,7 +21,7 @@ SHARES = ("dropout", "context_dropout")
 def first_cases():
     """One case of every layer, by its variant."""
     found = {}
-    for case in collect("parity_tests"):
+    for case in every_case():
         if case.flax_class.__module__.startswith("flax_attn.layers"):
             found.setdefault(case.variant, case)
     return found

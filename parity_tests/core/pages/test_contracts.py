@@ -57,7 +57,7 @@ def parsed(path: Path) -> dict[str, ast.AST]:
 
 @pytest.fixture(scope="module")
 def night():
-    """The script, and its parts by name."""
+    """The script."""
     loader = importlib.machinery.SourceFileLoader("night", str(ROOT / ".ci" / "nightly"))
     spec = importlib.util.spec_from_loader("night", loader)
     assert spec is not None
@@ -65,7 +65,7 @@ def night():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "night", script)  # for its dataclass
         loader.exec_module(script)
-        yield script, {part.name: part for part in script.parts()}
+        yield script
 
 
 def test_every_subject_has_promises():
@@ -84,11 +84,10 @@ def test_what_keeps_a_promise_and_what_tests_it_are_there(promise, night):
     if promise.runs == "each commit":
         assert not is_nightly(CORE / path, test), promise.test
         return
-    script, parts = night
     name, _, date = promise.runs[1:].partition("`, ")
-    assert name in parts, name
-    outcome = script.recorded().get(name)
-    assert date == (script.date_of(outcome) if outcome else "never")
+    runs = night.read()
+    assert any(item.startswith(name) for item in runs), name
+    assert date == night.date_of(name, runs)
 
 
 def is_nightly(path: Path, test: str) -> bool:
@@ -99,17 +98,68 @@ def is_nightly(path: Path, test: str) -> bool:
     return whole or "pytest.mark.nightly" in marks
 
 
-def test_a_night_writes_its_date_here(night, tmp_path, monkeypatch):
-    script, _ = night
+def test_a_night_writes_its_dates_into_both_pages(night, tmp_path, monkeypatch):
     name = next(x.runs[1:].partition("`, ")[0] for x in PROMISES if x.runs != "each commit")
     for attribute in ("PAGE", "CONTRACTS"):
         copy = tmp_path / attribute
-        copy.write_text(getattr(script, attribute).read_text("utf-8"), "utf-8")
-        monkeypatch.setattr(script, attribute, copy)
-    for outcome, text in (("red", "red on 2031-01-02"), ("green", "2031-01-02")):
-        script.record(name, ["2031-01-02", "3", outcome, "0123456789ab"])
+        copy.write_text(getattr(night, attribute).read_text("utf-8"), "utf-8")
+        monkeypatch.setattr(night, attribute, copy)
+    green, red = (
+        night.Run("2031-01-02", "0123", 3.0, "green"),
+        night.Run("2031-01-03", "", 3.0, "red: x"),
+    )
+    for runs, text in (
+        ({f"{name} a": night.Run()}, "never"),
+        ({f"{name} a": green}, "2031-01-02"),
+        ({f"{name} a": green, f"{name} b": night.Run()}, "1 of 2, 2031-01-02"),
+        ({f"{name} a": green, f"{name} b": red}, "red on 2031-01-03"),
+    ):
+        night.show(runs)
         assert f"`{name}`, {text} |" in (tmp_path / "CONTRACTS").read_text("utf-8")
-        assert script.recorded()[name][2] == outcome
+        assert night.oldest(runs) in (tmp_path / "PAGE").read_text("utf-8")
+
+
+@pytest.fixture
+def tonight(night, tmp_path, monkeypatch):
+    """A night over commands that end as they are called, from a ledger of lines."""
+
+    def begin(lines, minutes=1.0, **commands):
+        monkeypatch.setattr(night, "WORK", tmp_path)
+        monkeypatch.setattr(night, "LEDGER", tmp_path / "night.tsv")
+        monkeypatch.setattr(night, "environment", lambda name: tmp_path)
+        night.write(lines)
+        items = {name: night.Item(name, command) for name, command in commands.items()}
+        return night.Night(minutes, "a seed", items)
+
+    return begin
+
+
+def test_red_comes_first_then_what_never_ran_then_the_stalest(night, tonight):
+    green = night.Run("2030-01-01", "0123", 1.0, "green")
+    lines = {"old": green, "gone": green, "new": green._replace(date="2030-01-02")}
+    lines |= {"red": night.Run("2030-01-03", "0123", 1.0, "red: it")}
+    begun = tonight(lines, 2.0, old="true", new="true", red="false", fresh="true")
+    order = []
+    while batch := begun.next():
+        order += [item.name for item in batch]
+    assert order == ["red", "fresh", "old", "new"]
+
+
+def test_a_night_ends_with_its_minutes_and_writes_its_ledger(night, tonight):
+    before = night.Run("2030-01-01", "0123", 0.1, "green")
+    lines = {
+        **dict.fromkeys(("fast", "bad", "slow"), before),
+        "long": before._replace(seconds=59.0),
+    }
+    commands = {"fast": "true", "bad": "echo it broke; false", "slow": "sleep 60", "long": "true"}
+    tonight(lines, 0.03, **commands).lane(whole=False)
+    runs = night.read()
+    assert [runs[name].outcome for name in ("fast", "bad", "slow")] == [
+        "green",
+        "red: it broke",
+        "cut",
+    ]
+    assert runs["long"] == lines["long"]  # which would not have ended in time
 
 
 def test_the_table_of_bits_is_whole():

@@ -6,9 +6,9 @@ from flax_attn import attend
 from flax_attn.command import proving
 from flax_attn.parity import Case
 from flax_attn.parity.cases import markdown
-from flax_attn.parity.cases.collect import collect
 from flax_attn.reference import softmax
 from flax_attn.taps import tap
+from parity_tests.core.cases import every_case
 from parity_tests.core.test_house import certificate
 from parity_tests.tables import each
 
@@ -39,7 +39,7 @@ def test_a_layer_in_a_module_that_imports_attend_need_not_go_by_it():
     assert not attends(ByHand) and not attends(Neither)
 
 
-FIRST = {case.variant: case for case in reversed(collect("parity_tests"))}
+FIRST = {case.variant: case for case in reversed(every_case())}
 
 
 @each("case", [*FIRST.values()])

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from flax_attn.parity import Divergence, Report, Row, judge
-from flax_attn.parity.cases.collect import Listed, collect
+from flax_attn.parity.cases.collect import Listed
 from flax_attn.parity.cases.prove import jobs, prove
 from flax_attn.parity.cases.workers import Failure
 from flax_attn.parity.show import page, pages
 from flax_attn.parity.show.chart import Axis
 from flax_attn.parity.show.heat import Scale, png, pooled, scale_of
 from flax_attn.parity.show.words import in_words, numbered
+from parity_tests.core.cases import every_case
 
 VOID = {"meta", "link", "!doctype"}
 NASTY = "<script>alert('&')</script>"
@@ -429,7 +430,7 @@ def test_names_are_read_as_cases_write_them(title, pair, details):
 
 
 def test_every_case_of_the_library_has_words():
-    for case in collect("parity_tests")[::7]:
+    for case in every_case()[::7]:
         pair, details = in_words(str(case), case.flax_class.__name__)
         assert pair == f"{case.flax_class.__name__} against {case.proven_equal_to}"
         assert details and all(f"{name} " in f"{details} " for name in case.inputs)
