@@ -9,7 +9,7 @@ Softmax and accumulation run in `promote_types(dtype, float32)`. A fully masked 
 weights, zero gradients and, without a sink, an lse of -inf.
 """
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -120,6 +120,7 @@ def weights_and_stats(
     return softmax_and_stats(scores, sinks, visible)
 
 
+@partial(jax.jit, inline=True)  # eagerly one program
 def scaled_logits(
     q: Float[Array, "B T N H"], k: Float[Array, "B S K H"], scale: Any
 ) -> Float[Array, "B N T S"]:
@@ -183,6 +184,7 @@ def attention(
     return o, stats
 
 
+@partial(jax.jit, inline=True)
 def weighted_sum(
     weights: Float[Array, "B N T S"], v: Float[Array, "B S K h"]
 ) -> Float[Array, "B T N h"]:

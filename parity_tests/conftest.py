@@ -1,9 +1,10 @@
 """Strict in tests: promotion of ranks and dtypes raises.
 
-Of each variant the first case runs eagerly and under jit, the others under jit, as the command
-does: an eager run compiles every operation by itself, and its function is the same. Programs are
-compiled with little effort, since most run once, and with XLA 0.10 without its slower way to make
-fusions, here and in the processes that tests start; `flax-attn parity` compiles them as users do.
+Cases run under jit, and eagerly at night and by the command: an eager run compiles every operation
+by itself, and its function is the same. What a layer does eagerly, its docstring shows. Programs
+are compiled with little effort, since most run once, and with XLA 0.10 without its slower way to
+make fusions, here and in the processes that tests start; `flax-attn parity` compiles them as users
+do.
 """
 
 import gc
@@ -31,7 +32,8 @@ from .rooms import Rooms
 from .tables import case_of
 
 HERE = Path(__file__).parent
-PROGRAMS = 2000  # compiled ones that a process may hold when a file begins
+PROGRAMS = 1000  # compiled ones that a process may hold when a file begins
+ALL_NIGHTLY = "\npytestmark = pytest.mark.nightly\n"
 
 for name, mode in MODES.items():
     jax.config.update(name, mode)
@@ -46,16 +48,49 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first case of each variant runs at each commit, the others nightly."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The first case of each variant runs at each commit, under jit; the others nightly."""
     variants = set()
+    at_night = "not nightly" not in config.option.markexpr
     for item in items:
         case = case_of(item) if item.path.parent == HERE else None  # not where core uses one
         if case is not None:
-            case.eager = case.variant not in variants
+            is_first = case.variant not in variants
+            case.eager = is_first and at_night
             variants.add(case.variant)
-            if not case.eager:
+            if not (is_first or at_night):
                 item.add_marker(pytest.mark.nightly)
+    _spare_rows(items, picked=any("[" in argument for argument in config.args))
+
+
+def _spare_rows(items: list[pytest.Item], picked: bool) -> None:
+    """Takes the mark `nightly(but=ROWS)` off these rows of a table.
+
+    Raises:
+      pytest.UsageError: if a table has no such row; not where rows are `picked` by name.
+    """
+    spared: dict[str, tuple[set[str], set[str]]] = {}
+    for item in items:
+        for mark in [mark for mark in item.own_markers if mark.kwargs.get("but")]:
+            row = item.nodeid.partition("[")[2][:-1]
+            named, met = spared.setdefault(
+                item.nodeid.partition("[")[0], ({*mark.kwargs["but"]}, set())
+            )
+            if row in named:
+                item.own_markers.remove(mark)
+                met.add(row)
+    for test, (named, met) in spared.items():
+        if named - met and not picked:
+            gone = ", ".join(sorted(named - met))
+            raise pytest.UsageError(f"{test} has no rows {gone}, which nightly(but=...) names.")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out files of which every test is nightly, where none of these runs."""
+    is_test = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
+    if is_test and "not nightly" in config.option.markexpr:
+        return ALL_NIGHTLY in collection_path.read_text("utf-8") or None
+    return None
 
 
 def pytest_collection_finish() -> None:

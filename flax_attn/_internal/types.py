@@ -45,10 +45,10 @@ class Sizes(NamedTuple):
 
     def iotas(self) -> tuple[jax.Array, ...]:
         """`grid` as jax iotas, since XLA would constant-fold expressions of numpy arrays."""
-        shapes = [(-1, 1, 1, 1), (1, -1, 1, 1), (1, 1, -1, 1), (1, 1, 1, -1)]
         counts = (self.B, self.N, self.T, self.S)
-        axes = zip(counts, shapes, strict=True)
-        return tuple(jnp.arange(n, dtype=jnp.int32).reshape(shape) for n, shape in axes)
+        shapes = [tuple(n if j == i else 1 for j in range(4)) for i, n in enumerate(counts)]
+        iota = jax.lax.broadcasted_iota
+        return tuple(iota(np.int32, shape, i) for i, shape in enumerate(shapes))
 
 
 def wide(dtype: Any) -> Any:

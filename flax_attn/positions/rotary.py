@@ -1,7 +1,9 @@
 """Rotary position embeddings: angles, rotation in both layouts, and `Rotary` for layers."""
 
+from functools import partial
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -49,6 +51,7 @@ def _rates(base: Any, width: int, scaling: Scaling | None, length: Any, dtype: A
     return jnp.asarray(base, dtype) ** -jnp.asarray(exponents(width), dtype)
 
 
+@partial(jax.jit, static_argnames=("layout", "magnitude"), inline=True)  # eagerly one program
 def rotate(
     x: Float[Array, "*B T N H"],
     angles: Float[Array, "*#B T P"],
