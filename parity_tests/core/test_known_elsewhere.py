@@ -46,6 +46,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.nightly(but=["valid-rows1-t5"])
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("rows", [3, (), (2, 1)])
 @pytest.mark.parametrize("more", ["", "valid", "positions"])

@@ -124,6 +124,7 @@ def test_outcomes_are_counted():
     assert Outcome({three: "a law"}, {("masks", "f", "2"): "why"}).refuted == [three]
 
 
+@pytest.mark.nightly
 def test_every_mutant_said_to_be_equivalent_is_there_and_has_a_reason(monkeypatch):
     assert all(equivalents().values()) and stale() == []
     gone = {("scores", "nobody", "0  =>  1"): "why", ("no/file", "f", "0  =>  1"): "why"}
@@ -214,6 +215,7 @@ def test_what_is_built_on_a_module_is_found(built):
         Chain(Sources(built), "built.laws", ("built.top",))
 
 
+@pytest.mark.nightly
 def test_every_user_gets_the_mutant_and_then_all_is_put_back(built):
     trial = Trial(chain(built))
     names = ("built", "built.low", "built.middle", "built.top", "built.laws")
@@ -265,6 +267,7 @@ def test_laws_that_take_a_name_of_a_lazy_package_see_a_mutant_of_it(built):
     assert trial.broken(None) is None
 
 
+@pytest.mark.nightly
 def test_a_law_on_a_name_of_the_library_reaches_its_module():
     sources = Sources(ROOT, PACKAGES)
     assert sources.origin("flax_attn", "attend") == ("flax_attn.attend", "attend")
@@ -274,6 +277,7 @@ def test_a_law_on_a_name_of_the_library_reaches_its_module():
     assert "flax_attn.attend" in Chain(sources, "flax_attn.attend", (laws,)).above
 
 
+@pytest.mark.nightly
 def test_no_laws_need_the_whole_library():
     """One `import flax_attn` in a file of laws makes a hundred modules anew for each mutant."""
     sources = Sources(ROOT, PACKAGES)

@@ -26,6 +26,7 @@ of_stores = pytest.mark.parametrize("store", STORES.values(), ids=STORES)
 # What is stored.
 
 
+@pytest.mark.nightly
 def test_int8_is_the_nearest_multiple_of_a_127th_of_the_largest():
     x = normal(0, 2, 3, 5, 7)
     found = Int8().quantize(jnp.asarray(x))
@@ -46,6 +47,7 @@ def test_float8_keeps_four_bits_of_each_number():
     assert (np.abs(back - x) <= np.maximum(np.abs(x) / 16, small)).all()
 
 
+@pytest.mark.nightly
 @of_stores
 def test_zeros_stay_zeros_and_what_is_not_finite_becomes_nan(store):
     x = np.ones((1, 6, 4), np.float32)
@@ -57,6 +59,7 @@ def test_zeros_stay_zeros_and_what_is_not_finite_becomes_nan(store):
     assert np.isfinite(np.asarray(found.values, float)).all()
 
 
+@pytest.mark.nightly(but=["float8"])
 @of_stores
 def test_a_store_is_a_value_that_programs_take(store):
     narrow = store.quantize(jnp.ones((2, 3, 5), jnp.bfloat16))
@@ -94,6 +97,7 @@ def outcome(run, *given):
     return [o, stats.lse, *back((do, dstats))]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("store", with_nightly([*STORES.values()], commit=2), ids=STORES)
 def test_attention_is_the_plain_formula_of_what_the_store_means(store, name):
@@ -119,6 +123,7 @@ def test_attention_is_the_plain_formula_of_what_the_store_means(store, name):
         assert judge.same_function(np.asarray(a), np.asarray(b)).ok
 
 
+@pytest.mark.nightly
 @of_stores
 @pytest.mark.parametrize("at", [slice(None), slice(0, 300)], ids=["in blocks", "in one"])
 def test_nan_in_a_slot_that_nobody_sees_reaches_nothing(store, at):
@@ -143,12 +148,14 @@ def test_keys_and_values_that_do_not_fit_are_refused():
         stored.attention(q[:, :, :3], keys, keys, Rules())
 
 
+@pytest.mark.nightly
 def test_gradients_reach_keys_and_values_that_are_arrays():
     q, keys = jnp.asarray(normal(0, 1, 4, 8)), jnp.asarray(normal(1, 2, 5, 8))
     grads = jax.grad(lambda *x: stored.attention(*x, Rules())[0].sum(), (0, 1, 2))(q, keys, keys)
     assert all(np.abs(np.asarray(g)).sum() > 0 for g in grads)
 
 
+@pytest.mark.nightly
 def test_the_gradient_of_what_is_stored_in_eight_bits_is_zero():
     q, keys = jnp.ones((1, 4, 8)), Int8().quantize(jnp.asarray(normal(1, 2, 5, 8)))
 

@@ -11,6 +11,8 @@ from flax_attn import CAUSAL, FULL, IDENTITY, Additive, Dense, attend
 from flax_attn.parity import judge
 from parity_tests.tables import with_nightly
 
+pytestmark = pytest.mark.nightly
+
 torch = pytest.importorskip("torch", reason="torch is the witness here")
 
 LENGTHS = [(4, 7), (7, 7), (9, 5), (1, 6)]

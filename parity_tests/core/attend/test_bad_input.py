@@ -56,6 +56,7 @@ WRONG_ARRAYS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", WRONG_ARRAYS)
 def test_attend_refuses_arrays(name):
     change, kind, words = WRONG_ARRAYS[name]
@@ -180,6 +181,7 @@ WRONG_RULES = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", WRONG_RULES)
 def test_attend_refuses_rules(name):
     make, kind, words = WRONG_RULES[name]
@@ -187,6 +189,7 @@ def test_attend_refuses_rules(name):
         attend(**qkv(), **make())
 
 
+@pytest.mark.nightly
 def test_a_function_of_scores_keeps_shape_and_dtype():
     with told(ValueError, "keep the logits' shape and dtype", "returned (2, 6, 5, 9) bfloat16"):
         attend(**qkv(), score=fa.ScoreFn(narrowed))
@@ -195,6 +198,7 @@ def test_a_function_of_scores_keeps_shape_and_dtype():
 RATES = [-0.1, 1.5, float("nan"), float("inf"), True, "0.1", None]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("rate", RATES)
 def test_rates_of_dropout(rate):
     words = "is the share dropped, from 0 to 1", repr(rate)

@@ -133,6 +133,7 @@ NIGHTLY = ["scale", "one key head", "as many key heads", "values as wide"]
 DAILY = [knob for knob in HERE if knob not in NIGHTLY]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name, knob", of_ours(HERE, {"blockwise": DAILY, "autodiff": ["lengths"]}))
 def test_what_runs_here_is_the_reference(name, knob):
     rules, shape = KNOBS[knob]
@@ -142,6 +143,7 @@ def test_what_runs_here_is_the_reference(name, knob):
         check_same(*found)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name, dtype",
     of_ours([jnp.float16, jnp.bfloat16, jnp.float32], {name: [jnp.bfloat16] for name in OURS}),
@@ -154,6 +156,7 @@ def test_in_narrow_dtypes_too(name, dtype):
 AXES = [(), (1, 3), (2, 1, 2)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name, axes", of_ours(AXES, {"blockwise": AXES, "autodiff": [(2, 1, 2)]}), ids=str
 )
@@ -169,6 +172,7 @@ def test_with_any_batch_axes(name, axes):
 # The kernels of other machines.
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "dtype", "machine"),
     with_nightly(

@@ -43,6 +43,7 @@ def both_ways(f, *args):
     return jax.jit(run)(jax.random.normal(jax.random.key(7), o.shape), *args)
 
 
+@pytest.mark.nightly(but=["a drawn one-50"])
 @pytest.mark.parametrize("rows", [50, 64])
 @pytest.mark.parametrize("name", RULES)
 def test_blocks_of_queries_are_the_whole(name, rows, monkeypatch):
@@ -57,6 +58,7 @@ def test_blocks_of_queries_are_the_whole(name, rows, monkeypatch):
         assert judge.error(one, want) < 1e-4
 
 
+@pytest.mark.nightly
 def test_what_nobody_sees_in_blocks_reaches_nothing(monkeypatch):
     monkeypatch.setattr(by_weights, "ROWS", 50)
     gone = (jnp.arange(T)[None] >= ENTRIES[:, None])[..., None, None]
@@ -68,6 +70,7 @@ def test_what_nobody_sees_in_blocks_reaches_nothing(monkeypatch):
     assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(both_ways(f, q, k, v)))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 def test_blocks_of_an_image_are_the_whole(dropout, monkeypatch):
     layer = fa.DecomposedRelativeAttention(6, 2, (7, 6), dropout=dropout, rngs=nnx.Rngs(0))

@@ -134,6 +134,7 @@ NIGHTLY = ["as many key heads", "scale", "bias for every entry", "mask for every
 NIGHTLY += ["query lengths", "key lengths", "causal bias"]  # which meet others in other rows
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", with_nightly(GRID, commit=lambda name: name not in NIGHTLY))
 def test_same_function_as_the_truth(name):
     """Residuals, their gradients and rows that see nothing included, in float64."""
@@ -147,6 +148,7 @@ def test_same_function_as_the_truth(name):
         assert verdict.ok, (part, verdict)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", with_nightly(GRID, commit=4))
 def test_same_precision_as_jax(name):
     """Where jax.nn means the same: all but the gradient of the residual and rows without one."""
@@ -198,6 +200,7 @@ def equal(a, b):
     return judge.exact(np.asarray(a), np.asarray(b)).ok
 
 
+@pytest.mark.nightly
 def test_without_a_batch_axis():
     q, k, v = qkv()
     given = {"mask": some(B, N, T, S), "bias": jnp.asarray(draw(6, B, N, T, S), jnp.float32)}
@@ -216,6 +219,7 @@ def test_without_a_batch_axis():
     assert out.shape == (T, N, H)
 
 
+@pytest.mark.nightly
 def test_lists_and_values_of_another_width():
     q, k, v = qkv(h=10)
     out = dot_product_attention(q, k, v, key_value_seq_lengths=[3, 9])
@@ -223,6 +227,7 @@ def test_lists_and_values_of_another_width():
     assert equal(out, fa.attend(q, k, v, mask=fa.Lengths(KEYS)))
 
 
+@pytest.mark.nightly
 def test_whole_numbers_as_a_bias():
     q, k, v = qkv()
     bias = np.arange(S) % 3
@@ -232,6 +237,7 @@ def test_whole_numbers_as_a_bias():
     )
 
 
+@pytest.mark.nightly
 def test_what_sees_nothing_gives_zeros():
     """By mask, by lengths, by a window beyond the keys, by a bias; jax.nn gives means and NaN."""
     q, k, v = qkv()
@@ -264,6 +270,7 @@ def test_what_nobody_sees_may_hold_nan():
     assert equal(call(k, v), call(*(jnp.where(beyond, jnp.nan, x) for x in (k, v))))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_residual_is_wide(dtype):
     out, lse = dot_product_attention(*(x.astype(dtype) for x in qkv()), return_residual=True)

@@ -77,6 +77,7 @@ WRONG = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", WRONG)
 def test_bad_input_is_refused(name):
     given, kind, words = WRONG[name]

@@ -17,6 +17,8 @@ from parity_tests.core.attend.numpy_attention import attention, gathered
 from parity_tests.core.attend.test_drop_in import draw, rounded, run
 from parity_tests.tables import with_nightly
 
+pytestmark = pytest.mark.nightly
+
 
 @cache
 def whole(attend, mapped=False):

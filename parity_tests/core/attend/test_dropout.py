@@ -72,6 +72,7 @@ def test_a_block_is_a_slice_of_the_whole(b, n, t, s):
     assert (np.asarray(DRAW.keep(*index)) == WHOLE[block]).all()
 
 
+@pytest.mark.nightly
 def test_sizes_and_batch_layout_do_not_matter():
     longer = np.asarray(DRAW.grid(Sizes((2, B), N + 1, T + 3, S + 2)))
     assert longer.shape == (2 * B, N + 1, T + 3, S + 2)
@@ -84,12 +85,14 @@ def test_traced_places_are_the_same():
     assert (np.asarray(drawn) == WHOLE).all()
 
 
+@pytest.mark.nightly
 def test_keys_batch_entries_and_heads_differ():
     assert (WHOLE != np.asarray(Dropout(0.4, jax.random.key(4)).grid(SIZES))).any()
     for axis in range(4):
         assert (np.diff(WHOLE.astype(int), axis=axis) != 0).any()
 
 
+@pytest.mark.nightly
 def test_a_layout_of_the_batch_changes_no_output():
     q, k, v = (np.concatenate([x] * 2) for x in qkv())
     call = jax.jit(partial(attend, dropout=DRAW))
@@ -105,6 +108,7 @@ def is_binomial(count, of, p):
     return abs(int(count) - of * p) < 5 * np.sqrt(of * p * (1 - p))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_the_share_of_survivors(rate):
     keep = np.asarray(Dropout(rate, jax.random.key(0)).grid(Sizes((4,), 4, 50, 60)))
@@ -115,6 +119,7 @@ def test_the_share_of_survivors(rate):
         assert is_binomial(pairs.sum(), pairs.size, alike)
 
 
+@pytest.mark.nightly
 def test_rates_of_zero_and_one():
     q, k, v = qkv()
     none, all_of_it = (Dropout(rate, jax.random.key(0)) for rate in (0.0, 1.0))
@@ -135,6 +140,7 @@ def test_rates_of_zero_and_one():
 # What it does to weights and gradients.
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("drop", [DRAW, DropoutMask(WHOLE, 0.4)], ids=["drawn", "kept"])
 def test_survivors_are_divided_by_their_share(drop, float64):
     q, k, v = qkv()
@@ -167,6 +173,7 @@ def test_the_lse_is_before_dropout():
     assert judge.exact(dropped, lse).ok
 
 
+@pytest.mark.nightly
 def test_a_rate_is_divided_by_in_the_dtype_of_the_weights():
     weights = jnp.ones((2, 2), jnp.bfloat16)
     out = DRAW.apply(weights, jnp.ones((2, 2), bool))
@@ -176,6 +183,7 @@ def test_a_rate_is_divided_by_in_the_dtype_of_the_weights():
 # As data.
 
 
+@pytest.mark.nightly
 def test_a_rate_is_structure_and_a_key_is_a_leaf():
     traces = []
 

@@ -103,6 +103,7 @@ def bit_equal(a, b):
     return all(judge.exact(x, y).ok for x, y in zip(a, b, strict=True))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seeds", with_nightly([6, 12, 36], commit=[6]))
 def test_any_mask_gives_the_mean_where_it_shows_nothing(seeds):
     empty = full = 0
@@ -130,6 +131,7 @@ LONG = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", with_nightly(LONG, commit=3))
 def test_long_rows_in_blocks(name):
     T, S, N, K = LONG[name]
@@ -200,6 +202,7 @@ def by_formula(name):
 AT_COMMIT = ["a mask of what is kept", "sinks and dropout"]
 
 
+@pytest.mark.nightly
 @of_backends
 @pytest.mark.parametrize("name", with_nightly(MORE, commit=AT_COMMIT))
 def test_sinks_and_dropout_are_those_of_the_formula(name, backend):
@@ -254,6 +257,7 @@ def test_it_is_what_torch_makes_of_finfo_min(way, backend):
         check(quiet, by_torch(torch, *given, zeroed, way), way)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", with_nightly(["float32", "bfloat16"], commit=["bfloat16"]))
 @of_backends
 def test_narrow_dtypes(dtype, backend):
@@ -285,6 +289,7 @@ def test_nan_in_padding_reaches_the_rows_that_average_it_and_no_other(backend):
     assert bit_equal(got[1:], clean[1:])
 
 
+@pytest.mark.nightly
 @of_backends
 def test_nan_in_padding_reaches_no_gradient_of_the_rules(backend):
     *given, do = arrays()
@@ -302,6 +307,7 @@ def test_nan_in_padding_reaches_no_gradient_of_the_rules(backend):
     assert judge.exact(*found).ok and found[0] != 0
 
 
+@pytest.mark.nightly
 def test_a_bias_of_minus_infinity_hides_a_row_too():
     bias = np.zeros((T, S))
     bias[2] = -np.inf
@@ -312,6 +318,7 @@ def test_a_bias_of_minus_infinity_hides_a_row_too():
             check(got, truth(*given, np.isfinite(bias)))
 
 
+@pytest.mark.nightly
 def test_around_a_kernel():
     """Of those that need a TPU or a GPU, splash attention runs here, interpreted."""
     rules = Rules(Causal("end") & Lengths(np.asarray([130, 0]), q=np.asarray([70, 130])))
@@ -337,6 +344,7 @@ def test_around_a_kernel():
         assert judge.same_precision(a, b, c, "float32", scale, zero=True).ok, i
 
 
+@pytest.mark.nightly
 def test_weights_and_verdicts_do_not_change():
     given = [jnp.asarray(x, jnp.float32) for x in arrays()[:3]]
     assert explain(*given, mask=ragged(), empty="mean") == explain(*given, mask=ragged())

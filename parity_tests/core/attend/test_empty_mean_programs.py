@@ -59,6 +59,7 @@ OTHER = {
 }
 
 
+@pytest.mark.nightly(but=["chunks-reference", "function-reference"])
 @of_backends
 @pytest.mark.parametrize("name", [*STATIC, *OTHER])
 def test_where_no_row_can_be_empty_the_program_is_the_same(name, backend):
@@ -73,6 +74,7 @@ def test_where_no_row_can_be_empty_the_program_is_the_same(name, backend):
     assert (text(empty="mean") == plain) == (name in STATIC)
 
 
+@pytest.mark.nightly
 def test_batch_axes_and_vmap():
     with jax.enable_x64(True):
         given, mask = arrays(), ragged()
@@ -91,6 +93,7 @@ def test_batch_axes_and_vmap():
             assert judge.same_function(mapped(*given[:3], mask), want[0]).ok
 
 
+@pytest.mark.nightly
 @of_backends
 def test_under_remat_and_scan(backend):
     with jax.enable_x64(True):
@@ -108,6 +111,7 @@ def test_under_remat_and_scan(backend):
         check(outcome(f, *given), want)
 
 
+@pytest.mark.nightly
 def test_forward_mode_and_second_derivatives_by_the_plain_formula():
     with jax.enable_x64(True):
         *given, do = arrays()
@@ -127,6 +131,7 @@ def test_forward_mode_and_second_derivatives_by_the_plain_formula():
         assert np.isfinite(twice).all()
 
 
+@pytest.mark.nightly
 def test_inside_a_shard_map_of_the_callers():
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("data")
@@ -143,6 +148,7 @@ def test_inside_a_shard_map_of_the_callers():
             assert judge.same_function(jax.jit(f)(*given, ragged()), want).ok
 
 
+@pytest.mark.nightly
 def test_open_sizes():
     with jax.enable_x64(True):
         b, t = export.symbolic_shape("b, t")
@@ -155,6 +161,7 @@ def test_open_sizes():
             assert verdict.ok and np.any(f(q, k, k)[:, 0])
 
 
+@pytest.mark.nightly(but=["blockwise"])
 @of_backends
 def test_no_keys_and_no_queries(backend):
     q, k, v, _ = (x.astype(np.float32) for x in arrays())
@@ -169,6 +176,7 @@ def test_no_keys_and_no_queries(backend):
 RATES = with_nightly([0.0, 0.5], commit=[0.5])  # what drops holds all that the other holds
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("rate", RATES)
 def test_memory_is_linear_in_the_lengths(rate):
     length, dropout = 4096, Dropout(rate, jax.random.key(0)) if rate else None

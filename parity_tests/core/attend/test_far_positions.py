@@ -70,6 +70,7 @@ MASKS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_at_positions_up_to_the_end_of_int32(name):
     make, says = MASKS[name]
@@ -103,6 +104,7 @@ def _check_ranges(mask: Mask, at: np.ndarray, seen: np.ndarray):
             assert block[:, int(lo) : int(hi)].all()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("offset", [0, 4, -4, jnp.asarray(OFFSETS)], ids=str)
 def test_scores_by_distance_are_those_of_small_positions(offset):
     table = jax.random.normal(jax.random.key(3), (32, N))
@@ -121,6 +123,7 @@ CALLS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", CALLS)
 def test_beyond_int32_raises_or_is_nan(name):
     call, far = CALLS[name], jnp.asarray([INT32_MAX] * 4 + [INT32_MAX + 1] * 5, jnp.uint32)
@@ -132,6 +135,7 @@ def test_beyond_int32_raises_or_is_nan(name):
         assert judge.allclose(got, want)
 
 
+@pytest.mark.nightly
 def test_wide_ids_are_compared_where_x64_is_enabled():
     with jax.enable_x64(True):
         ids = jnp.asarray([5] * 4 + [5 + 2**32] * 5)
@@ -151,6 +155,7 @@ FAR_COUNTS = (None, 0, 3, INT32_MAX, INT32_MAX + 1, 2**34)
 LAST = np.asarray([0, 1, 5, INT32_MAX - 1, INT32_MAX])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("offset", FAR_OFFSETS)
 def test_offsets_and_counts_of_any_size_are_those_of_whole_numbers(offset):
     """Known as numbers, and as arrays where int32 holds them."""
@@ -170,6 +175,7 @@ def test_offsets_and_counts_of_any_size_are_those_of_whole_numbers(offset):
         assert np.array_equal(np.asarray(causal), (k <= q + offset).astype(bool))
 
 
+@pytest.mark.nightly(but=["blockwise"])
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
 def test_a_query_that_is_absent_has_no_mean(backend):
     x = jnp.asarray([1.0, 2.0, 4.0]).reshape(3, 1, 1)
@@ -177,6 +183,7 @@ def test_a_query_that_is_absent_has_no_mean(backend):
     assert not o[0].any() and o[1:].all()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
 def test_a_sink_that_is_infinite(backend):
     x = jnp.asarray([1.0, 2.0, 4.0]).reshape(3, 1, 1)
@@ -187,6 +194,7 @@ def test_a_sink_that_is_infinite(backend):
     assert judge.allclose(np.asarray(lowest), np.asarray(none)) and jnp.isnan(highest).all()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
 def test_a_score_that_is_finite_where_it_is_hidden_has_finite_gradients(backend):
     x = jnp.asarray(np.random.RandomState(0).standard_normal((5, 1, 2)), "float32")

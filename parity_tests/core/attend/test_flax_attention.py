@@ -107,6 +107,7 @@ TELL_MOST = ("mask for each head", "dropout for each weight", "norms of q and k"
 OF_OWN_SHAPES = ("decoding with a mask", "grouped queries, dropped", "dropout over two batch axes")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("by", "name"),
     with_nightly(CALLS, commit=lambda call: call[1] in (*TELL_MOST, *OF_OWN_SHAPES)),
@@ -120,6 +121,7 @@ def test_a_module_is_the_same_function(by, name):
     assert bool(got.sown) == ("sow_weights" in call)
 
 
+@pytest.mark.nightly
 def test_what_a_call_asks_for_changes_the_result():
     """So that an argument which did not arrive would be missed above."""
     by = by_linen
@@ -132,6 +134,7 @@ def test_what_a_call_asks_for_changes_the_result():
     assert not judge.same_function(one.out, other.out).ok
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("by", [by_nnx, by_linen])
 @pytest.mark.parametrize("config", [{}, DROP])
 def test_sowing_changes_no_output(by, config):
@@ -151,6 +154,7 @@ def test_the_signature_takes_all_that_flax_passes():
     assert all(kinds[name] is inspect.Parameter.KEYWORD_ONLY for name in mine[12:])
 
 
+@pytest.mark.nightly
 def test_linen_drops_what_a_signature_lacks():
     """Why jax.nn's function is none for it: dropout would be lost without a word."""
     with as_flax_runs(x64=True):
@@ -215,6 +219,7 @@ DIFFER = {
 }
 
 
+@pytest.mark.nightly(but=["a query that sees nothing, linen", "a query that sees nothing, nnx"])
 @pytest.mark.parametrize("name", DIFFER)
 def test_what_differs_differs_as_it_is_told(name):
     case, by = DIFFER[name]

@@ -33,6 +33,7 @@ def qkv(dtype=None, h=H):
     return [jnp.asarray(draw(i, *shape), dtype) for i, shape in enumerate(shapes)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_is_linens(name):
     given = CALLS[name]
@@ -44,6 +45,7 @@ def test_a_call_is_linens(name):
     assert judge.same_function(got, want).ok
 
 
+@pytest.mark.nightly
 def test_a_bias_receives_its_gradient():
     bias = draw(5, 1, N, T, S)
     with as_flax_runs(x64=True):
@@ -54,6 +56,7 @@ def test_a_bias_receives_its_gradient():
     assert judge.same_function(got, want).ok
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("broadcast", [True, False])
 def test_blocks_drop_the_same(broadcast):
     """Beyond 128 x 128 weights "auto" leaves the plain formula; the drop stays flax's."""
@@ -120,6 +123,9 @@ REFUSED = {
 }
 
 
+@pytest.mark.nightly(
+    but=["boolean bias", "dot_general", "forced", "mask of keys", "module", "no key", "rank"]
+)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_it_cannot_honour_is_refused(name):
     wrong, kind, words = REFUSED[name]
@@ -131,12 +137,14 @@ def test_what_it_cannot_honour_is_refused(name):
             flax_attention(**arrays, **rest)
 
 
+@pytest.mark.nightly
 def test_jaxs_own_dot_general_is_no_other_product():
     q, k, v = qkv("float32")
     got = flax_attention(q, k, v, einsum_dot_general=jax.lax.dot_general)
     assert judge.exact(np.asarray(got), np.asarray(flax_attention(q, k, v))).ok
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("names", [("qk_attn_weights_einsum_cls", "attn_weights_value_einsum_cls")])
 def test_a_linen_module_with_einsums_of_its_own_is_refused(names):
     layer = linen.MultiHeadDotProductAttention(

@@ -48,6 +48,7 @@ def truth_of(part):
         return run(by_nnx, written_out, part, param_dtype=jnp.float64)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("dtype", "param_dtype", "part", "precision"), with_nightly(GRID, commit=AT_COMMIT), ids=str
 )
@@ -67,6 +68,7 @@ def test_ours_is_as_near_to_the_truth_as_flaxs(dtype, param_dtype, part, precisi
         assert verdict.ok, verdict
 
 
+@pytest.mark.nightly(but=["None-True"])
 @pytest.mark.parametrize("forced", [True, False])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", None])
 def test_a_forced_softmax_gives_linens_dtypes(dtype, forced):
@@ -81,6 +83,7 @@ def test_a_forced_softmax_gives_linens_dtypes(dtype, forced):
     assert judge.same_precision(got, want, truth, str(q.dtype)).ok
 
 
+@pytest.mark.nightly
 def test_dtypes_are_promoted_as_flax_promotes_them():
     with as_flax_runs(x64=False):
         q, k, v = (jnp.asarray(draw(i, 5, 3, 4), "float32") for i in range(3))
@@ -109,6 +112,7 @@ def products(precision):
     return {*found}, text.count("dot_general[")
 
 
+@pytest.mark.nightly(but=["F32_F32_F32-F32_F32_F32"])
 @pytest.mark.parametrize(
     ("given", "want"),
     [

@@ -88,6 +88,7 @@ jax.grad(lambda x: jax.grad(loss)(x).sum())(x)
     assert 'use_backend("autodiff")' in run.stderr
 
 
+@pytest.mark.nightly
 def test_the_way_out_leads_out():
     """Eagerly by name, under jit by the context, "xla" of the drop-in, and by weights."""
     x, u = jnp.asarray(X), jnp.asarray(U)
@@ -111,6 +112,7 @@ def by_the_plain_formula():
         return np.asarray(jax.jit(TWICE["forward over reverse"])(jnp.asarray(X), jnp.asarray(U)))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", TWICE)
 def test_second_derivatives_are_the_plain_formulas(name):
     with jax.enable_x64(True):
@@ -130,6 +132,7 @@ SIZES = {  # B, T, N, K
 }
 
 
+@pytest.mark.nightly(but=["loops whose ends the mask says", "many batch entries"])
 @pytest.mark.parametrize("name", SIZES)
 def test_a_gradient_through_blocks_has_a_gradient(name, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
@@ -151,6 +154,7 @@ SAME = {  # T, S, N, mask
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", with_nightly(SAME, commit=["many heads to a key head"]))
 def test_the_gradient_of_a_gradient_is_the_plain_formulas(name):
     T, S, N, mask = SAME[name]
@@ -175,6 +179,7 @@ def halved(logits):
 halved.defvjp(lambda x: (halved(x), None), lambda _, d: (d / 2,))
 
 
+@pytest.mark.nightly
 def test_other_type_errors_are_left_as_they_are():
     """One of the caller's own function in a score, and one that is no matter of derivatives."""
     x, u = jnp.asarray(X[:5]), jnp.asarray(U[:5])

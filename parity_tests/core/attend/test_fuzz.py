@@ -27,6 +27,7 @@ def test_every_backend_is_the_oracle(seed):
     assert not outcome.faults, command.story(outcome.line())
 
 
+@pytest.mark.nightly
 def test_the_seeds_are_enough_and_show_something():
     programs = [program(seed) for seed in SEEDS]
     assert sum(SHORT if p.is_long else REQUESTS for p in programs) >= 300
@@ -44,6 +45,7 @@ def test_a_seed_is_one_program_and_one_request():
     assert not judge.exact(one.floats["q"], other.floats["q"]).ok
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(16))
 def test_masks_are_their_tables(seed):
     sizes = random_masks.Sizes((2,), 3, 7, 9)
@@ -93,6 +95,7 @@ def clean(seed):
     return run(seed, 1).faults
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "fault", with_nightly(FAULTS, commit=[coarse, forgetful]), ids=lambda f: f.__name__
 )

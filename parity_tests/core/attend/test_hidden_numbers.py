@@ -14,6 +14,8 @@ from flax_attn import (
 )
 from flax_attn.parity import judge
 
+pytestmark = pytest.mark.nightly
+
 BACKENDS = ("reference", "blockwise")
 B, T, N, H = 2, 12, 3, 4
 HUGE = 3e38

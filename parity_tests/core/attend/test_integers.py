@@ -72,6 +72,7 @@ MEANT = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", with_nightly(MEANT, commit=["Causal", "alibi"]))
 def test_every_integer_is_its_number(name):
     make, number = MEANT[name]
@@ -92,6 +93,7 @@ FARTHEST = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("far", FARTHEST, ids=str)
 def test_what_is_far_does_not_wrap(far):
     for mask in (Causal(far), Prefix(far), Lengths(far)):
@@ -102,6 +104,7 @@ def test_what_is_far_does_not_wrap(far):
         same({"mask": Window(np.uint8(3), 0, far)}, {"mask": ~FULL}, "reference")
 
 
+@pytest.mark.nightly
 def test_counts_may_be_numpys():
     for backend in BACKENDS:
         same({"mask": Chunked(np.int64(4))}, {"mask": Chunked(4)}, backend)
@@ -115,6 +118,7 @@ def test_lengths_of_the_drop_in():
     assert judge.exact(far, dot_product_attention(q, k, v)).ok
 
 
+@pytest.mark.nightly
 def test_documents_are_never_merged():
     wide = np.asarray([[7] * 4 + [7 + 2**32] * 5] * B)
     q, k, v = drawn(B, T, N, H)
@@ -134,6 +138,7 @@ def test_documents_are_never_merged():
 # Masks that are one truth for all, and functions that hold what changes.
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_mask_may_be_one_truth_for_all(backend):
     everywhere = Window(None, None, jnp.asarray(3))
@@ -149,6 +154,7 @@ def test_a_mask_may_be_one_truth_for_all(backend):
         assert judge.exact(found, want).ok
 
 
+@pytest.mark.nightly
 def test_constants_inside_a_jitted_function_are_those_of_the_call():
     held = [jnp.zeros(S)]
 
@@ -164,6 +170,7 @@ def test_constants_inside_a_jitted_function_are_those_of_the_call():
             same(rules, rules, "blockwise")
 
 
+@pytest.mark.nightly
 def test_keys_inside_a_jitted_function_are_those_of_the_call():
     held = [None]
 
@@ -182,6 +189,7 @@ def test_mask_objects_are_no_arrays():
             call(q, k, v, mask=CAUSAL)
 
 
+@pytest.mark.nightly
 def test_padding_on_the_left():
     shown = np.arange(S) >= np.asarray([4, 0])[:, None, None, None]
     for backend in BACKENDS:

@@ -65,6 +65,7 @@ AT_COMMIT = [(case, False) for case in LAYERS[::3] if case.variant not in HOLDS_
 AT_COMMIT += [(case, False) for case in LAYERS if case.variant in ("sigmoid", *IMAGES[1:2])]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("case", "backward"), with_nightly(BOTH, commit=AT_COMMIT), ids=str)
 def test_memory_grows_as_the_tokens_do(case, backward):
     one, two = (memory(case, tokens, backward) for tokens in (TOKENS, 2 * TOKENS))

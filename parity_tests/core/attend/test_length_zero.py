@@ -60,6 +60,7 @@ OF_LAYERS = [
 ONCE_EACH = [next(row for row in OF_LAYERS if row[0] is case) for case in OF_ALL[::5]]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("case", "lead", "after"), with_nightly(OF_LAYERS, commit=ONCE_EACH), ids=str
 )
@@ -105,6 +106,7 @@ CROSS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", CROSS)
 def test_nothing_to_look_at_gives_zeros(name, both_ways):
     kind, config = CROSS[name]
@@ -115,6 +117,7 @@ def test_nothing_to_look_at_gives_zeros(name, both_ways):
     assert not np.any(out) and not any(np.any(x) for x in jax.tree.leaves(gradients))
 
 
+@pytest.mark.nightly(but=["compiled-luong concat"])
 @pytest.mark.parametrize("name", CROSS)
 def test_nobody_looks(name, both_ways):
     kind, config = CROSS[name]
@@ -137,6 +140,7 @@ RULES = {
 SHAPES = [((0,), 5, 9), ((2,), 0, 9), ((4, 0), 5, 9), ((2,), 5, 0)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize(("lead", "T", "S"), SHAPES, ids=str)
 def test_attend(lead, T, S, rules, both_ways):
@@ -149,6 +153,7 @@ def test_attend(lead, T, S, rules, both_ways):
         assert weights(q, k).shape == (*lead, N, T, S)
 
 
+@pytest.mark.nightly
 def test_nothing_to_look_at_leaves_it_to_the_sink():
     q, k = jnp.ones((5, N, H)), jnp.ones((0, K, H))
     sinks = jnp.arange(1.0, N + 1)

@@ -54,6 +54,7 @@ AT_COMMIT = [("causal", "blockwise"), ("lengths", "auto"), ("segments", "blockwi
 AT_COMMIT += [("dense", "auto"), ("documents", "auto")]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "backend"), with_nightly(ROWS, commit=AT_COMMIT))
 def test_an_open_batch(name, backend):
     (b,) = export.symbolic_shape("b")
@@ -62,6 +63,7 @@ def test_an_open_batch(name, backend):
     check_on(program, plain, 2, 5)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name", with_nightly(MASKS, commit=["window from the end", "lengths", "chunks"])
 )

@@ -123,6 +123,7 @@ def same(got, want):
 AT_COMMIT = ["stripes", "near", "not band", "reach"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", with_nightly(MASKS, commit=AT_COMMIT))
 def test_blocks_give_what_the_plain_formula_gives(name):
     score = Temperature(TABLE) if name in ("near", "both") else IDENTITY
@@ -132,6 +133,7 @@ def test_blocks_give_what_the_plain_formula_gives(name):
     assert np.isfinite(np.asarray(want[0])).all() and np.abs(np.asarray(want[0])).max() > 0.1
 
 
+@pytest.mark.nightly
 def test_blocks_of_a_band_give_what_those_of_a_window_give():
     """Bit by bit, at a length of written-out blocks and at one of loops, which leave out much."""
     for T, back, wrap in (
@@ -146,6 +148,7 @@ def test_blocks_of_a_band_give_what_those_of_a_window_give():
         assert judge.exact(got, want).ok
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("T", with_nightly([1100, 2100], commit=[1100]))
 def test_loops_give_what_the_plain_formula_gives(T):
     """At lengths where blocks run in loops, of one batch entry."""

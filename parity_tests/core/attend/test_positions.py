@@ -106,6 +106,7 @@ def little_effort():
 # Masks.
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", with_nightly(SEEDS, commit=[10, 24]))
 def test_masks_at_positions(seed):
     node, lead = tree(seed), ((B,), ())[seed % 3 == 2]

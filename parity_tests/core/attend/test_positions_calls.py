@@ -51,6 +51,7 @@ OF_INDEX = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
 def test_indices_as_positions_change_nothing(backend):
     how = {**OF_INDEX, "dropout": Dropout(0.5, jax.random.key(0)), "backend": backend}
@@ -64,6 +65,7 @@ def test_indices_as_positions_change_nothing(backend):
         same(call(q_positions=q, kv_positions=kv), want)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
 def test_keys_may_change_slots_together_with_their_positions(backend):
     q, k, v = arrays(1)
@@ -84,6 +86,7 @@ def test_keys_may_change_slots_together_with_their_positions(backend):
     same((o, dq, dk[:, back], dv[:, back]), (want, *grads))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
 def test_what_is_absent_is_as_a_row_that_a_mask_hides(backend):
     q, k, v = arrays()
@@ -97,6 +100,7 @@ def test_what_is_absent_is_as_a_row_that_a_mask_hides(backend):
             assert not np.asarray(hidden[0]).any()
 
 
+@pytest.mark.nightly(but=["blockwise"])
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
 def test_the_mean_of_an_empty_row_is_of_the_keys_that_are_present(backend):
     q, k, v = arrays()
@@ -122,6 +126,7 @@ def test_the_mean_of_an_empty_row_is_of_the_keys_that_are_present(backend):
     same(np.where(empty, o, 0), np.where(empty, dropped, 0))
 
 
+@pytest.mark.nightly
 def test_weights_at_positions():
     q, k, _ = arrays()
     at = where(21)
@@ -133,6 +138,7 @@ def test_weights_at_positions():
 # Under jax's transformations, and what is said of it.
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
 def test_positions_may_be_mapped_over_and_carried(backend):
     q, k, v = arrays()
@@ -149,6 +155,7 @@ def test_positions_may_be_mapped_over_and_carried(backend):
     same(jax.lax.scan(lambda _, each: (None, one(*each)), None, at)[1], want)
 
 
+@pytest.mark.nightly
 def test_positions_of_several_batch_axes():
     q, k, v = (np.stack([x, x[::-1], x + 1]) for x in map(np.asarray, arrays()))  # 3 B
     r = Random(2)
@@ -161,6 +168,7 @@ def test_positions_of_several_batch_axes():
     same(got.reshape(-1, *got.shape[2:]), call(*flat, **how))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["auto", "blockwise"])
 def test_positions_are_exported(backend):
     b, t = export.symbolic_shape("b, t")
@@ -178,6 +186,7 @@ def test_positions_are_exported(backend):
     same(program.call(*given), call(*given))
 
 
+@pytest.mark.nightly
 def test_shards_hand_in_their_own_positions():
     """Beside places, by which the caller says where entries and heads stand."""
     q, k, v = map(np.asarray, arrays())

@@ -40,6 +40,7 @@ SCORES = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", SCORES)
 def test_scores_are_their_formula(name):
     score, want = SCORES[name]
@@ -57,6 +58,7 @@ def test_alibi_from_the_end():
     assert judge.same_function(got, LOGITS - SLOPES[:, None, None] * distance).ok
 
 
+@pytest.mark.nightly
 def test_gradients_reach_every_parameter():
     c = normal(2, B, N, T, S)
 
@@ -97,6 +99,7 @@ def test_equal_scores_do_not_trace_twice_and_their_arrays_are_leaves():
     assert len(jax.tree.leaves(Softcap(2.0) >> Alibi(SLOPES) >> Additive(BIAS))) == 2
 
 
+@pytest.mark.nightly
 def test_several_batch_axes():
     sizes, bias = Sizes((2, B), N, T, S), normal(6, B, 1, 1, S)
     logits = normal(7, 2, B, N, T, S)
@@ -105,6 +108,7 @@ def test_several_batch_axes():
     assert judge.same_function(got, logits + bias).ok
 
 
+@pytest.mark.nightly
 def test_an_additive_row_of_minus_infinity_is_a_row_that_sees_nothing():
     q, k = jnp.asarray(normal(3, T, N, 4)), jnp.asarray(normal(4, S, N, 4))
     o, lse = attend(
@@ -117,6 +121,7 @@ def test_an_additive_row_of_minus_infinity_is_a_row_that_sees_nothing():
     assert not o[2].any() and jnp.isneginf(lse[2]).all() and jnp.isfinite(o).all()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [

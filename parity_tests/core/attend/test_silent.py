@@ -36,6 +36,7 @@ def warned(call):
     return [(str(x.message), x.filename) for x in caught]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mask_that_may_be_padding_is_warned_of(kind):
     layer = KINDS[kind]()
@@ -44,6 +45,7 @@ def test_a_mask_that_may_be_padding_is_warned_of(kind):
     assert warned(lambda: layer(X, mask=jnp.asarray(PADDING))) == []  # once
 
 
+@pytest.mark.nightly(but=["four axes-torch's", "tril-entmax"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "mask",
@@ -67,6 +69,7 @@ def heads_first(tokens, heads, width=8):
     return np.ones((2, heads, tokens, width), np.float32)
 
 
+@pytest.mark.nightly(but=["64-8"])
 @pytest.mark.parametrize(("tokens", "heads"), [(64, 8), (32, 8), (512, 12), (4, 1)])
 def test_heads_first_is_warned_of_where_it_shows(tokens, heads):
     q = jnp.asarray(heads_first(tokens, heads))
@@ -75,12 +78,14 @@ def test_heads_first_is_warned_of_where_it_shows(tokens, heads):
     assert all("swap the axes" in text and name == __file__ for text, name in messages)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("shape", [(2, 64, 8, 16), (2, 1, 32, 16), (9, 12, 4), (1, 8, 31, 4)])
 def test_tokens_first_is_not(shape):
     q = jnp.ones(shape)
     assert warned(lambda: fa.attend(q, q, q)) == []
 
 
+@pytest.mark.nightly
 def test_neither_is_a_step_on_a_cache_nor_a_layer():
     q, kv = jnp.ones((2, 3, 32, 4)), jnp.ones((2, 50, 8, 4))
     assert warned(lambda: fa.attend(q, kv, kv)) == []

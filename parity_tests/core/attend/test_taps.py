@@ -27,6 +27,7 @@ TRANSFORMED = {
 }
 
 
+@pytest.mark.nightly(but=["False-jit-softmax"])
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("of", TRANSFORMED)
 @pytest.mark.parametrize("traced", [False, True])
@@ -42,6 +43,7 @@ def test_a_block_opened_outside_of_a_transformation_says_what_to_do(of, name, tr
         (jax.jit(outside) if traced else outside)(x)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("of", TRANSFORMED)
 def test_what_only_replaces_values_may_be_opened_outside(of):
     layer, x = LAYERS["softmax"](), jnp.ones((2, 3, D))
@@ -55,6 +57,7 @@ def weights_of(layer, x):
     return y, dict(heard)["weights"]
 
 
+@pytest.mark.nightly
 def test_a_block_inside_brings_the_values_out():
     layer, x = LAYERS["softmax"](), jax.random.normal(jax.random.key(0), (2, 3, D))
     first, second = weights_of(layer, x), weights_of(layer, layer(x))

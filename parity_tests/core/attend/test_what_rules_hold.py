@@ -30,6 +30,7 @@ from parity_tests.core.attend.test_hidden_numbers import BACKENDS, N, arrays, dr
 from parity_tests.tables import with_nightly
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [np.int64, np.int32, np.uint8, int])
 def test_whole_numbers_of_every_kind_are_offsets(number):
     """From 128 tokens on too, where blocks take over."""
@@ -40,6 +41,7 @@ def test_whole_numbers_of_every_kind_are_offsets(number):
         assert same(attend(q, q, q, mask=mask), attend(q, q, q, mask=want))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("far", [2**31 - 1, 2**31, 2**40, 10**30])
 def test_far_offsets_hide_or_show_all(far):
     sizes = Sizes((), 1, 5, 7)
@@ -71,6 +73,7 @@ ROWS = [*product(BACKENDS, MAKES)]
 AT_COMMIT = [("reference", "both"), ("reference", "alibi")]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("backend", "name"), with_nightly(ROWS, commit=AT_COMMIT))
 def test_offsets_for_each_entry(backend, name):
     q, offsets = drawn(0, 3, 140, 2, 4), np.asarray([-20, 0, 7])
@@ -79,6 +82,7 @@ def test_offsets_for_each_entry(backend, name):
         assert judge.allclose(got, by_entry(MAKES[name], offsets, q))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_slopes_for_each_entry(backend):
     q, slopes = drawn(0, 3, 9, 2, 4), drawn(6, 3, 2)
@@ -88,6 +92,7 @@ def test_slopes_for_each_entry(backend):
     assert judge.allclose(got, np.stack(want))
 
 
+@pytest.mark.nightly
 def test_none_leaves_everything_as_it_is():
     q, k, v = arrays()
     assert same(attend(q, k, v, mask=None, score=None), attend(q, k, v))

@@ -33,6 +33,8 @@ from parity_tests.core.backends.flash import check_same, normal, outcome
 from parity_tests.core.drawing import float64 as float64
 from parity_tests.tables import with_nightly
 
+pytestmark = pytest.mark.nightly
+
 B, H, h = 2, 4, 5
 # T, S, N, K, rows, cols: lengths that are a multiple of the block, shorter than it, one, neither.
 SHAPES = [(11, 13, 6, 3, 6, 5), (9, 6, 3, 3, 3, 3), (1, 14, 4, 1, 3, 8), (8, 1, 6, 2, 5, 3)]

@@ -45,6 +45,7 @@ from parity_tests.core.drawing import float64 as float64
 from parity_tests.tables import of_both_modes, with_nightly
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("poison", "walk"), with_nightly(product([np.nan, np.inf], WALKS), commit=3)
 )
@@ -62,6 +63,7 @@ def test_what_nobody_sees_reaches_nothing(walk, poison):
     assert all(jnp.isfinite(x).all() for x in (clean[0], *clean[2:]))
 
 
+@pytest.mark.nightly
 def test_a_row_of_additive_infinities_gives_zeros():
     T, S, N, K, rows, cols = SHAPES[0]
     bias = normal(3, N, T, S).at[1, 4].set(-jnp.inf)
@@ -72,6 +74,7 @@ def test_a_row_of_additive_infinities_gives_zeros():
     assert all(jnp.isfinite(x).all() for x in (got[0], *got[2:]))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "drop", [Dropout(0.5, jax.random.key(3)), DropoutMask(drawn(4, 6, 11, 13) < 0.5, 0.5)]
 )
@@ -88,6 +91,7 @@ def test_the_same_elements_are_dropped(drop):
         assert judge.exact(got, want).ok and 0.4 < got.mean() < 0.6
 
 
+@pytest.mark.nightly
 def test_a_rate_of_one_drops_all():
     T, S, N, K, rows, cols = SHAPES[0]
     rules = Rules(dropout=Dropout(1.0, jax.random.key(3)))
@@ -124,6 +128,7 @@ WRAPS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("wrap", with_nightly(WRAPS, commit=3))
 def test_functions_may_close_over_arrays(wrap):
     """Over arrays of any trace, differentiated ones too."""
@@ -145,6 +150,7 @@ def test_functions_may_close_over_arrays(wrap):
         assert judge.same_function(np.asarray(got), np.asarray(want)).ok
 
 
+@pytest.mark.nightly
 def test_one_function_over_other_arrays():
     """A function that is handed out again after what it closes over has changed."""
     T, S, N, K, *_ = SHAPES[0]
@@ -160,6 +166,7 @@ def test_one_function_over_other_arrays():
     assert (outs[0] != outs[1]).any()
 
 
+@pytest.mark.nightly
 @of_both_modes
 def test_under_vmap(mode):
     T, S, N, K, *_ = SHAPES[0]
@@ -178,6 +185,7 @@ def test_under_vmap(mode):
         assert judge.same_function(np.asarray(a), np.asarray(b)).ok
 
 
+@pytest.mark.nightly
 @of_both_modes
 def test_under_shard_map(mode):
     T, S, N, K, *_ = SHAPES[0]
@@ -218,6 +226,7 @@ def sizes_in(jaxpr):
 NARROW = ("documents", "causal", "window")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("mask", "walk"),
     with_nightly(product(NARROW, WALKS), commit=[*zip(NARROW, WALKS, strict=True)]),
@@ -260,6 +269,7 @@ def test_the_precision_asked_for_in_the_forward_pass_holds_in_the_backward_pass(
     assert len(found) >= 7 and set(found) == {(highest, highest)}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "window", with_nightly([Window(2, 1), Chunked(3), Window(0, 0, "end")], commit=3)
 )

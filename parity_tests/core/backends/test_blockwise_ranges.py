@@ -49,6 +49,7 @@ masks = st.recursive(
 )
 
 
+@pytest.mark.nightly
 @given(masks, st.integers(0, B - 1), st.integers(0, T - 1), st.integers(1, T))
 @settings(deadline=None, max_examples=150)
 def test_ranges(mask, b, start, rows):
@@ -61,6 +62,7 @@ def test_ranges(mask, b, start, rows):
     assert lo >= hi or (lo >= 0 and hi <= S and seen[:, lo:hi].all())
 
 
+@pytest.mark.nightly
 @given(masks, st.integers(0, B - 1), st.integers(0, T - 1), st.integers(1, T))
 @settings(deadline=None, max_examples=150)
 def test_traced_ranges_are_the_known_ones(mask, b, start, rows):
@@ -74,6 +76,7 @@ def test_traced_ranges_are_the_known_ones(mask, b, start, rows):
         assert all(isinstance(x, int) for x in known)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("length", [1024, 1025, 2047, 2049])
 def test_a_hidden_band_where_the_plan_changes(length):
     """`~` of a static mask, written out and in loops; against each row's own keys."""

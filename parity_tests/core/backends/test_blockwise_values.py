@@ -20,6 +20,8 @@ from parity_tests.core.backends.flash import normal
 from parity_tests.core.backends.test_blockwise import WALKS, B, H, h
 from parity_tests.tables import with_nightly
 
+pytestmark = pytest.mark.nightly
+
 T, S, N, K = 9, 14, 6, 3
 MASKS = {
     "lengths": lambda x: CAUSAL & Lengths(x["cols"], q=x["rows"]),

@@ -187,12 +187,14 @@ def test_it_is_told_once_and_at_the_callers_line(on_a_gpu):
     jax.jit(attend)(*arrays())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("call", [jax.jit(attend), jax.vmap(attend), dot_product_attention])
 def test_it_is_told_under_transformations_too(on_a_gpu, call):
     with slow():
         call(*(x[None] for x in arrays()))
 
 
+@pytest.mark.nightly
 def test_it_is_not_told_where_the_path_was_asked_for_or_is_right(on_a_gpu):
     attend(*arrays(), backend="reference")  # here a warning is an error
     attend(*arrays(256))

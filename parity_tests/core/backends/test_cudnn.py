@@ -73,6 +73,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.nightly(but=["few keys", "from the end", "no end", "other values", "wide"])
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_it_cannot_do_is_refused_by_name(name):
     shapes, rules, words = REFUSED[name]
@@ -84,6 +85,7 @@ def test_what_it_cannot_do_is_refused_by_name(name):
             attend(*given, backend="cudnn", **rules)
 
 
+@pytest.mark.nightly
 def test_the_machine_is_named():
     given = arrays()
     assert "needs an NVIDIA GPU; the platform is cpu" in str(verdict("cudnn", *given))
@@ -196,6 +198,7 @@ WANTED = [(True, False), (False, True), (True, True)]  # the output, the lse
 PAIRS = [(name, WANTED[i % 3]) for i, name in enumerate(COMPUTED)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "wanted"), [*PAIRS, *(("all", w) for w in WANTED)], ids=str)
 def test_it_is_the_reference(stand_in, name, wanted):
     """Output, lse and gradients, by what of both is wanted; sinks in turns."""
@@ -206,6 +209,7 @@ def test_it_is_the_reference(stand_in, name, wanted):
     check_same(outcome(cudnn.forward, q, k, v, rules, wanted), want)
 
 
+@pytest.mark.nightly
 def test_what_nobody_sees_reaches_nothing(stand_in):
     q, k, v = arrays(jnp.float64)
     rules = Rules(LENGTHS, sinks=normal(5, N))
@@ -216,6 +220,7 @@ def test_what_nobody_sees_reaches_nothing(stand_in):
     assert all(np.isfinite(x).all() for x in (want[0], *want[2:]))
 
 
+@pytest.mark.nightly
 def test_it_is_mapped(stand_in):
     q, k, v = arrays(jnp.float64)
     rules = Rules(CAUSAL).bind(flash.sizes_of(q, k), H)

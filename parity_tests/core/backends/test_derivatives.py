@@ -229,6 +229,7 @@ def test_memory_grows_as_the_tokens(kind, mask, monkeypatch):
     assert many <= 2.2 * few
 
 
+@pytest.mark.nightly
 def test_the_gradient_of_a_jvp_of_16384_tokens_needs_less_than_two_gigabytes(monkeypatch):
     monkeypatch.undo()
     assert temporary_bytes("grad of jvp", 16384, CAUSAL) < 2e9

@@ -22,6 +22,8 @@ from parity_tests.core.backends.law_cases import eager64, normal
 from parity_tests.core.drawing import float64 as float64
 from parity_tests.tables import with_nightly
 
+pytestmark = pytest.mark.nightly
+
 NEVER, ALWAYS = 2.0, 0.0  # the share of the keys from which on they are one block
 
 

@@ -48,6 +48,7 @@ def everything(rules: Rules, q, k, v, **how):
     return jax.tree.leaves((out, back(tuple(cotangents))))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("how", [{"lanes": 4}, {"lanes": 3, "unrolled": False}])
 @pytest.mark.parametrize("name", with_nightly(SCORES, commit=["bias"]))
 def test_several_loops_compute_what_one_does(name, how):
@@ -62,6 +63,7 @@ def test_several_loops_compute_what_one_does(name, how):
                 assert judge.same_function(b, a).ok
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", with_nightly(SCORES, commit=["cap"]))
 def test_the_gradient_of_a_gradient_is_that_of_one_loop(name):
     def twice(lanes: int):
@@ -86,6 +88,7 @@ def test_the_gradient_of_a_gradient_is_that_of_one_loop(name):
                 assert b.any() and judge.same_function(a, b).ok
 
 
+@pytest.mark.nightly
 def test_they_run_under_vmap():
     with jax.enable_x64(True):
         q, k, v = (jnp.stack([x, x + 1]).astype("float64") for x in arrays())
@@ -200,6 +203,7 @@ def places(memory: str) -> dict[str, tuple[str, int, int]]:
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", with_nightly(SCORES, commit=["none"]))
 def test_they_share_no_memory(name, tmp_path):
     program, memory = dumped(tmp_path, name)

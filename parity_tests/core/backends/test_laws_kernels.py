@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from flax_attn import reference
 from flax_attn._internal.types import Sizes, wide
@@ -156,6 +157,7 @@ def test_a_kernel_gives_what_the_plain_formula_gives():
                 check_kernel(kernel, kind, which)
 
 
+@pytest.mark.nightly
 @eager64
 def test_a_blind_kernel_finds_rows_that_see_nothing():
     for kind in ("dark", "dark, no sinks", "dark, lengths"):
@@ -165,6 +167,7 @@ def test_a_blind_kernel_finds_rows_that_see_nothing():
     check_kernel(Toy(fully_masked=True), "lengths, sinks", (True, True))
 
 
+@pytest.mark.nightly
 @eager64
 def test_narrow_outputs_stay_narrow():
     mask, seen, sinks = KINDS["lengths, sinks"]
@@ -184,6 +187,7 @@ def test_narrow_outputs_stay_narrow():
         assert judge.no_worse(got, plain[i], exact[i], "bfloat16").ok
 
 
+@pytest.mark.nightly
 def test_it_compiles_once_for_one_kernel():
     q, k, v, bias, *_ = (x.astype("float32") for x in arrays("plain"))
     rules = Rules().bind(SIZES, 4)
@@ -196,6 +200,7 @@ def test_it_compiles_once_for_one_kernel():
     assert len(hidden.eqns) > 1
 
 
+@pytest.mark.nightly
 def test_nothing_flows_into_what_has_no_gradient():
     for x in (jnp.ones((2, 3), bool), jnp.ones((2, 3), int)):
         found = zero_gradient(x)
@@ -204,6 +209,7 @@ def test_nothing_flows_into_what_has_no_gradient():
     assert found.dtype == jnp.bfloat16 and not found.any() and found.shape == (2, 3)
 
 
+@pytest.mark.nightly
 @eager64
 def test_a_gradient_of_the_lse_by_a_second_call():
     q, k, v, bias, do, dlse = arrays("plain")
@@ -227,6 +233,7 @@ def test_a_gradient_of_the_lse_by_a_second_call():
             assert given is None or calls[1].shape == do_.shape
 
 
+@pytest.mark.nightly
 @eager64
 def test_a_narrow_output_holds_all_bits_of_the_lse():
     dlse = jnp.asarray(normal(7, B, N, T), "float32")

@@ -159,6 +159,7 @@ def check(how, dtype="float32", blocks=BLOCKS, **sizes):
         assert verdict.ok, (name, verdict)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", with_nightly(REQUESTS, commit=COMMIT))
 def test_a_kernel_gives_what_the_formula_gives(name):
     check(REQUESTS[name])
@@ -171,12 +172,14 @@ def test_in_narrow_dtypes_too(name, dtype):
     check(REQUESTS[name], dtype)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("length", with_nightly([1, 63, 65, 129, 160], commit=[1]))
 def test_any_length_has_a_last_block_that_is_masked(length):
     check({"mask": CAUSAL | Prefix(3)}, T=length, S=160)
     check({"mask": ~CAUSAL}, T=160, S=length)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("width", with_nightly([8, 48, 80, 96, 112, 192, 256], commit=[48]))
 def test_any_width_is_padded_to_a_power_of_two(width):
     check({"mask": CAUSAL}, T=40, S=40, H=width, h=width // 2)
@@ -226,6 +229,7 @@ PASSES = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name", with_nightly(PASSES, commit=["documents and dropout", "arrays of a score"])
 )
@@ -242,6 +246,7 @@ BY_THE_KERNEL = ("functions", "arrays of a score", "buckets", "every index", "sl
 BY_BLOCKWISE = ("an array of all pairs", "its own derivative")
 
 
+@pytest.mark.nightly(but=["an array of all pairs", "arrays of a score", "buckets"])
 @pytest.mark.parametrize("name", [*BY_THE_KERNEL, *BY_BLOCKWISE])
 def test_which_gradients_are_those_of_blockwise(name, monkeypatch):
     """Traced alone: each request that the page gives to the kernel, and those that it does not."""
@@ -253,11 +258,13 @@ def test_which_gradients_are_those_of_blockwise(name, monkeypatch):
     assert bool(calls) == (name in BY_BLOCKWISE)
 
 
+@pytest.mark.nightly
 def test_two_runs_give_the_same_bits():
     for a, b in zip(*(gradients("pallas", PASSES["slopes"]) for _ in range(2)), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
+@pytest.mark.nightly
 def test_padding_may_hold_nan():
     q, k, v = arrays()
     k, v = (x.at[:, 50:].set(jnp.nan) for x in (k, v))
@@ -268,6 +275,7 @@ def test_padding_may_hold_nan():
     assert not hidden[0].any() and (hidden[1] == -np.inf).all()
 
 
+@pytest.mark.nightly
 def test_queries_that_see_nothing_may_hold_nan():
     """Those beyond the last one, which a block has too, see no key either."""
     q, k, v = (x.at[:, -3:].set(jnp.nan) for x in arrays(T=45, S=45))
@@ -293,6 +301,7 @@ class Near(Mask):
         return max(q[0] - self.reach, 0), min(q[1] + self.reach, sizes.S)
 
 
+@pytest.mark.nightly
 def test_a_static_mask_may_say_its_ranges_in_python():
     check({"mask": Near(9)})
 
@@ -337,6 +346,7 @@ def names(jaxpr):
     return (eqn.primitive.name for eqn in equations(jaxpr))
 
 
+@pytest.mark.nightly
 @each("dtype", ["float32", "bfloat16"])
 def test_every_product_says_its_precision(dtype):
     """On Triton a float32 product without one is TF32, which interpretation does not show."""

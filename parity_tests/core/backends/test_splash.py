@@ -74,6 +74,7 @@ COMPUTED = {
 }
 
 
+@pytest.mark.nightly(but=["window, segments and lengths"])
 @pytest.mark.parametrize("name", with_nightly(COMPUTED, commit=["packed documents", EVERYTHING]))
 def test_it_is_the_reference(name):
     shape, rules = COMPUTED[name]
@@ -153,6 +154,7 @@ def test_the_platform_and_the_version_are_named(monkeypatch):
         attend(*given, backend="splash")
 
 
+@pytest.mark.nightly
 def test_it_is_lowered_for_a_tpu_without_one():
     given = [jnp.zeros((1, 300, 4, 64), jnp.bfloat16)] * 3
 

@@ -69,6 +69,9 @@ REFUSED = {
 }
 
 
+@pytest.mark.nightly(
+    but=["alibi", "bias of one query", "cap", "dropout", "odd width", "or", "scale"]
+)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_it_cannot_do_is_refused_by_name(name):
     shapes, rules, text = REFUSED[name]
@@ -77,6 +80,7 @@ def test_what_it_cannot_do_is_refused_by_name(name):
     assert text in tokamax.unsupported_reason(*given, bound)
 
 
+@pytest.mark.nightly
 def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert says(*arrays()) == "refuses: tokamax is not installed: pip install flax-attn[tokamax]"

@@ -21,6 +21,7 @@ JITTED = [(case, False) for case in SUITE[12::12]]
 QKV = [jnp.asarray(np.random.RandomState(i).standard_normal((5, 2, 4))) for i in range(3)]
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not has_torch(), reason="a record names weights, which blocks never hold")
 @pytest.mark.parametrize(
     ("case", "eager"),
@@ -41,6 +42,7 @@ def heard(**options):
     return dict(points)
 
 
+@pytest.mark.nightly
 def test_it_holds_inside_alone():
     assert "weights" in heard()
     with use_backend("blockwise"):
@@ -50,6 +52,7 @@ def test_it_holds_inside_alone():
     assert explain(*QKV).chosen == "reference" and "weights" in heard()
 
 
+@pytest.mark.nightly
 def test_what_the_call_asks_for_goes_first():
     with use_backend("blockwise"):
         assert "weights" in heard(backend="reference")
@@ -84,6 +87,7 @@ def test_an_unknown_name_is_told():
 SAID = [("blockwise", "blockwise  chosen"), ("flash", "got 'flash'")]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "said"), with_nightly(SAID, commit=SAID[:1]))
 def test_the_environment_says_it_for_a_process(name, said):
     code = "import jax, flax_attn as f; x = jax.numpy.ones((3, 1, 2)); print(f.explain(x, x, x))"

@@ -141,6 +141,7 @@ def test_of_many_weights_some_rows_and_a_smaller_workload_are_proven():
     assert list(TINY.rows()) == [*range(6)] and TINY.cut() == TINY
 
 
+@pytest.mark.nightly
 def test_only_the_smaller_workload_is_wrong(monkeypatch):
     """A fault in a row that is not looked at on the real shape."""
     monkeypatch.setattr(workloads, "MAX_PROVEN_WEIGHTS", 2 * 3 * 6**2 - 1)
@@ -198,6 +199,7 @@ def test_calls_can_be_chained():
     assert len(calls) == 4
 
 
+@pytest.mark.nightly
 def test_on_an_accelerator_short_calls_are_chained_and_proven_at_highest_too(monkeypatch):
     heard = []
 
@@ -227,6 +229,7 @@ def test_a_short_call_that_is_repeated_is_told_the_time_of_one(platform, monkeyp
     assert row.seconds == [2.0, 2.0]
 
 
+@pytest.mark.nightly
 def test_every_backend_runs_or_refuses_by_name(monkeypatch):
     names = functions.names_of_backends()
     rows = run(*functions.flax_attn_competitors(names), which=FORWARD)

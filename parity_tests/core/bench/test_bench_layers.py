@@ -51,6 +51,15 @@ def of(competitors):
     return pytest.mark.parametrize("competitor", competitors, ids=lambda c: c.name)
 
 
+@pytest.mark.nightly(
+    but=[
+        "equinox.nn.MultiheadAttention",
+        "flax.nnx.MultiHeadAttention",
+        "flax_attn.MultiHeadAttentionWrapper",
+        "flax_attn.TransformerMultiHeadAttention",
+        "jax.nn.dot_product_attention",
+    ]
+)
 @of([c for c in layers.book() if c.name[0] not in "123456789"])
 def test_layers_in_jax_are_equal(competitor):
     if reason := competitor.absent():
@@ -90,6 +99,7 @@ def test_a_layer_with_two_weights_swapped_gets_no_time():
     assert row.status == "wrong" and not row.seconds
 
 
+@pytest.mark.nightly(but=["luong"])
 @pytest.mark.skipif(not has_torch(), reason="the twins are torch's")
 @pytest.mark.parametrize("variant", twins.variants())
 def test_every_variant_has_a_layer_and_a_twin_that_fit(variant):

@@ -153,6 +153,7 @@ def test_a_winner_is_bold_and_a_wrong_competitor_is_called_so():
     assert "\x1b" not in printed(rows) and "wrong" in printed(rows).splitlines()[4]
 
 
+@pytest.mark.nightly
 def test_the_command_shows_few_figures_and_writes_all(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr("sys.argv", ["flax-attn", "bench"])

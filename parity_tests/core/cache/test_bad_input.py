@@ -142,6 +142,7 @@ def test_a_traced_length_below_0_counts_as_overflow(make):
     assert cache.overflowed.tolist() == [False, True, False] and not cache.length.any()
 
 
+@pytest.mark.nightly
 def test_overflow_says_what_there_is_and_what_was_needed():
     sentence = r"holds 8 tokens a row; row 0 would need 10\. Make a longer one, or one with window="
     _, cache = ask(empty(length=8))
@@ -156,6 +157,7 @@ def test_overflow_says_what_there_is_and_what_was_needed():
         over.check()
 
 
+@pytest.mark.nightly
 def test_what_goes_by_slot_is_taken_with_as_many_as_a_static_cache_has():
     masks = [Dense(SEEN), Segments(q_ids=IDS[:, :T], kv_ids=IDS)]
     wanted = [Dense(SEEN[..., :T]), Segments(IDS[:, :T])]
@@ -206,6 +208,17 @@ ASKED = {
 }
 
 
+@pytest.mark.nightly(
+    but=[
+        "a memory in a lesson",
+        "a memory in latent",
+        "a memory twice",
+        "another dtype",
+        "pages and a window",
+        "the mask's window",
+        "the mean",
+    ]
+)
 @pytest.mark.parametrize("name", ASKED)
 def test_a_layer_refuses_it_in_a_sentence(name):
     call, sentence = ASKED[name]
@@ -213,6 +226,7 @@ def test_a_layer_refuses_it_in_a_sentence(name):
         call()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("layer", TEACHING, ids=lambda x: type(x).__name__)
 def test_a_lesson_decodes_without_dropout_and_within_its_length(layer):
     with pytest.raises(ValueError, match=r"dropout=0\.3 is for training.*layer\.eval\(\) before"):

@@ -81,6 +81,7 @@ def test_every_cut_is_the_whole_operation_by_operation(kind):
     assert cache.check().length.tolist() == [T] * 3
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("batch", [(), (2, 3)])
 def test_any_batch_axes(batch):
     x, mask = tokens(batch), CAUSAL & Window(4, 0)
@@ -119,6 +120,7 @@ def test_pages_in_any_order():
         assert cache.length.tolist() == [T] * 3
 
 
+@pytest.mark.nightly
 def test_values_that_are_a_part_of_the_keys():
     x = tokens()
     latent, q = x["k"][..., :1, :], x["q"]
@@ -131,6 +133,7 @@ def test_values_that_are_a_part_of_the_keys():
         assert done.values is None
 
 
+@pytest.mark.nightly
 def test_gradients_go_through_the_new_tokens_and_the_cache():
     x = tokens(length=14)
     weight = np.random.default_rng(5).normal(size=(3, 14, N, h))
@@ -149,6 +152,7 @@ def test_gradients_go_through_the_new_tokens_and_the_cache():
         assert same(one[name], two[name]), name
 
 
+@pytest.mark.nightly
 def test_without_a_mask_all_that_is_stored_is_seen():
     x = tokens()
     o, _ = stepped(x, empty(), (14, 14, 2, 1), mask=None)

@@ -92,6 +92,7 @@ def check_alike(got, want):
         assert judge.exact(np.asarray(a), np.asarray(b)).ok
 
 
+@pytest.mark.nightly(but=["latent", "paged", "paged in eight bits", "recurrent"])
 @pytest.mark.parametrize("name", CACHES)
 def test_a_step_is_the_same_from_a_file(name):
     layer, options = CACHES[name]()
@@ -114,6 +115,7 @@ def test_a_memory_is_read_from_a_file():
     check_alike(loaded.call(weights, x, cache=memory), step(weights, x, cache=memory))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", KINDS)
 def test_other_frozen_objects_are_arguments_too(name):
     node = KINDS[name]
@@ -122,6 +124,7 @@ def test_other_frozen_objects_are_arguments_too(name):
     assert loaded.in_tree == jax.tree.structure(((node,), {}))
 
 
+@pytest.mark.nightly
 def test_a_mask_decides_in_the_loaded_program():
     q = jax.random.normal(jax.random.key(0), (B, 4, 3, 8))
     run = jax.jit(lambda q, mask: attend(q, q, q, mask=mask))

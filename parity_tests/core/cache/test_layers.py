@@ -65,6 +65,7 @@ def a_step() -> Any:
     return nnx.jit(lambda layer, x, cache, **how: layer(x, cache=cache, **how))
 
 
+@pytest.mark.nightly(but=["indexed"])
 @pytest.mark.parametrize("name", with_nightly(LAYERS, commit=4))
 def test_steps_are_the_full_forward_pass(name):
     layer, how = made(name)
@@ -80,6 +81,7 @@ def test_steps_are_the_full_forward_pass(name):
 PADS = [name for name in LAYERS if LAYERS[name][0] not in (MultiHeadAttention, CausalAttention)]
 
 
+@pytest.mark.nightly(but=["three positions"])
 @pytest.mark.parametrize("name", with_nightly(PADS, commit=4))
 def test_padding_on_the_left_is_neither_seen_nor_stored(name):
     layer, how = made(name)
@@ -104,6 +106,7 @@ def test_a_latent_cache_keeps_the_latent_and_the_shared_key_alone(name):
     assert cache.keys.shape == (3, 1, T, 5 + 4)  # kv_rank + rotary_dim numbers a token
 
 
+@pytest.mark.nightly
 def test_values_of_the_first_layer_are_mixed_in_step_by_step():
     layer, _ = made("residual")
     x, first, cut = drawn(3, T, D), drawn(3, T, 3, 4, seed=1), CUTS[2]
@@ -116,6 +119,7 @@ def test_values_of_the_first_layer_are_mixed_in_step_by_step():
     assert same(joined(out, axis=1), whole)
 
 
+@pytest.mark.nightly
 def test_keys_and_values_of_an_earlier_layer_are_stored_step_by_step():
     layer = CrossLayerAttention(*HEADS, rotary=Rotary(), **HOW, rngs=nnx.Rngs(0))
     x, cut = drawn(3, T, D), CUTS[2]
@@ -128,6 +132,7 @@ def test_keys_and_values_of_an_earlier_layer_are_stored_step_by_step():
     assert same(joined(out, axis=1), step(layer, x, *pair))
 
 
+@pytest.mark.nightly(but=["T5Attention"])
 @pytest.mark.parametrize("kind", [CrossAttention, T5Attention])
 def test_a_memory_is_made_once(kind):
     arguments = (D, 3) if kind is CrossAttention else (D, 3, 5)
@@ -143,6 +148,7 @@ def test_a_memory_is_made_once(kind):
         assert same_memory.keys.shape == memory.keys.shape == (3, 3, 7, len(memory.keys[0, 0, 0]))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("heads", "kv_heads"), [(12, 4), (6, 2), (8, 8)])
 def test_a_mask_that_asks_for_the_pair_is_the_same_beside_a_cache(heads, kv_heads):
     layer = DifferentialAttention(

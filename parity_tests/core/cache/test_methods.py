@@ -31,6 +31,7 @@ def part(x, start, stop):
     return {name: y[:, start:stop] for name, y in x.items()}
 
 
+@pytest.mark.nightly
 @kinds
 @pytest.mark.parametrize("back", with_nightly([9, 7, 4], commit=4))
 def test_tokens_are_taken_back_and_others_follow(kind, back):
@@ -58,6 +59,7 @@ def test_rows_are_taken_back_to_lengths_of_their_own(kind):
     assert same(o[::2], whole(part(x, 0, 10), **how)[::2, -1:])
 
 
+@pytest.mark.nightly
 def test_a_ring_gives_back_no_more_than_it_has_spare():
     x = tokens(length=14)
     _, cache = stepped(x, empty(window=4, spare=2), (14,), mask=WINDOW)
@@ -73,6 +75,7 @@ def test_a_ring_gives_back_no_more_than_it_has_spare():
         twice.truncate(11)
 
 
+@pytest.mark.nightly
 def test_many_tokens_at_once_do_not_see_what_was_taken_back():
     make, how = CACHES["ring"]
     x, other = tokens(length=14), tokens(seed=7, length=8)  # more than spare, so read before
@@ -82,6 +85,7 @@ def test_many_tokens_at_once_do_not_see_what_was_taken_back():
     assert same(o, whole(both, **how)[:, 7:])
 
 
+@pytest.mark.nightly
 @kinds
 def test_rows_are_reordered_and_copied(kind):
     make, how = CACHES[kind]
@@ -114,6 +118,7 @@ def test_an_emptied_row_shows_nothing_of_before_where_no_mask_hides_it():
     assert same(o[::2], whole(part(x, 0, 11))[::2, 9:])
 
 
+@pytest.mark.nightly
 @kinds
 def test_a_prefilled_row_is_put_in(kind):
     make, how = CACHES[kind]
@@ -130,6 +135,7 @@ def test_a_prefilled_row_is_put_in(kind):
     assert same(o[::2], whole(part(x, 0, 10), **how)[::2, -1:])
 
 
+@pytest.mark.nightly
 def test_overflow_is_told_before_anything_is_written():
     x = tokens(length=14)
     valid = np.ones((3, 14), bool)
@@ -159,6 +165,7 @@ def test_overflow_under_jit_overwrites_nothing_and_is_nan_from_then_on():
     assert np.isnan(o[1:]).all()  # taking back mends no row that lost tokens
 
 
+@pytest.mark.nightly
 def test_overflow_in_a_scan():
     x = tokens(length=14)
 
@@ -173,6 +180,7 @@ def test_overflow_in_a_scan():
     assert same(cache.keys, np.swapaxes(x["k"][:, :11], 1, 2))
 
 
+@pytest.mark.nightly
 def test_a_prefill_and_any_number_of_steps_trace_twice():
     x, traces = tokens(), []
 
@@ -204,6 +212,7 @@ def test_a_compiled_step_writes_in_place_and_copies_nothing_of_the_caches_size(m
                 assert not op.startswith(("copy", "transpose", "convert", "select")), line
 
 
+@pytest.mark.nightly
 def test_as_data_of_a_module_and_as_a_variable():
     x = tokens(length=5)
     at_once = whole(x, mask=CAUSAL)
@@ -226,6 +235,7 @@ def test_as_data_of_a_module_and_as_a_variable():
     assert decoder.as_data.length.tolist() == [5, 5, 5]
 
 
+@pytest.mark.nightly
 def test_a_stack_of_layers_in_a_scan():
     layers = 2
     at_once = [whole(tokens(seed=i, length=5), mask=CAUSAL) for i in range(layers)]

@@ -119,6 +119,7 @@ def test_requests_of_a_seed_are_the_same_and_of_every_kind():
         assert all(np.array_equal(first[name], again[name]) for name in first)
 
 
+@pytest.mark.nightly
 def test_a_backend_that_is_off_is_called_different(monkeypatch):
     """And one that is right equal, in the same row of requests."""
     right = requests._computed

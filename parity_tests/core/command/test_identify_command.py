@@ -112,6 +112,7 @@ def made(name, config):
     return command._built(command._class_of(f"somebodys.{name}"), config)
 
 
+@pytest.mark.nightly
 def test_what_it_prints_builds_the_layer_and_loads_the_weights(main):
     status, out, err = main("somebodys.Grouped", config=CONFIG)
     assert (status, err) == (0, "")
@@ -132,6 +133,7 @@ def test_what_is_no_layer_is_told_with_the_reason(main):
     assert out.startswith("no layer: ") and "import" not in out
 
 
+@pytest.mark.nightly
 def test_a_config_is_of_the_class_that_its_module_has(main):
     status, out, _ = main("somebodys.SizedAttention", config={"width": 24, "layer_idx": 0})
     assert status == 0 and "# 6 query heads and 2 key heads of 4" in out

@@ -109,6 +109,7 @@ def refused(*_, **__):
     raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
+@pytest.mark.nightly
 def test_the_module_of_the_command_runs_it():
     command = [sys.executable, "-m", "flax_attn.command.cli", "parity", "nosuch"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -122,6 +123,7 @@ def test_at_most_ten_names_are_listed():
     assert did_you_mean("xyz", names, "they are").count("variant_") == 10
 
 
+@pytest.mark.nightly
 def test_an_unknown_variant_is_answered_by_ten_at_most(capsys):
     assert cli.main(["parity", "nosuch"]) == 2
     text = capsys.readouterr().err

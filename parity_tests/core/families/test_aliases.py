@@ -25,6 +25,7 @@ SERVED = [*FAMILIES, *ALIASES]
 ALONE = [name for name in ALIASES if name not in parts.MODELS]  # with one attention in a layer
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("alias", with_nightly(ALONE, commit=12))
 def test_an_alias_has_the_attention_of_its_family(alias, transformers):
     small = replace(next(x for x in CONFIGS if x.name == ALIASES[alias]), alias=alias)
@@ -34,6 +35,7 @@ def test_an_alias_has_the_attention_of_its_family(alias, transformers):
     assert judge.same_function(ours(given, small, layer), want).ok
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("alias", "part"),
     with_nightly(product(aliases.MODELS, ["encoder", "decoder", "cross"]), commit=7),
@@ -49,6 +51,7 @@ def test_an_alias_has_all_three_attentions_of_its_family(alias, part, transforme
     assert plain == full
 
 
+@pytest.mark.nightly(but=["granite_docling_text"])
 @pytest.mark.parametrize("alias", with_nightly(ALONE, commit=4))
 def test_an_alias_has_the_defaults_of_its_own_class(alias, transformers):
     whole = {**witness.found(alias, "Config")().to_dict(), "model_type": alias}
@@ -73,6 +76,7 @@ def refused(name):
     return str(caught.value)
 
 
+@pytest.mark.nightly
 def test_a_slip_of_typing_is_named():
     for name in SERVED:
         for slip in (name[0] + name, name[:2] + name[3:], name.upper()):
@@ -82,6 +86,7 @@ def test_a_slip_of_typing_is_named():
                 assert named == name or near[0] <= near[1], slip
 
 
+@pytest.mark.nightly
 def test_what_is_no_slip_is_not_named():
     for name in KNOWN:
         why = f": {WHY_NOT[name]}." if name in WHY_NOT else f".{SAME}"

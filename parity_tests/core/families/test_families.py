@@ -26,6 +26,7 @@ def built(given, index=0, **init):
 FIRST = [next(small for small in CONFIGS if small.name == name) for name in NAMES[::7]]
 
 
+@pytest.mark.nightly(but=["afmoe-0", "falcon_mamba-0", "swin-0", "xlnet-0"])
 @pytest.mark.parametrize("small", with_nightly(CONFIGS, commit=FIRST), ids=titled)
 def test_outputs_and_gradients_are_transformers(small, transformers):
     """In the spelling since transformers 5; below, the older one gives the same layer."""
@@ -51,6 +52,7 @@ def test_both_spellings_are_one_layer(small):
     assert new == old
 
 
+@pytest.mark.nightly(but=["gemma2", "granite", "granitemoehybrid", "minimax"])
 @pytest.mark.parametrize("name", with_nightly(NAMES, commit=4))
 def test_defaults_are_those_of_the_class(name, transformers):
     whole = witness.found(name, "Config")().to_dict()
@@ -89,6 +91,22 @@ TRAINED = {
 DROPPING = [name for name in NAMES if name not in NEVER]
 
 
+@pytest.mark.nightly(
+    but=[
+        "eurobert",
+        "glm4v_moe_text",
+        "glm_moe_dsa",
+        "gpt_bigcode",
+        "gpt_neo",
+        "hunyuan_v1_dense",
+        "minimax_m2",
+        "modernbert-decoder",
+        "olmo_hybrid",
+        "qwen2_moe",
+        "sam_hq_vision_model",
+        "smollm3",
+    ]
+)
 @pytest.mark.parametrize("name", with_nightly(DROPPING, commit=5))
 def test_attention_dropout_is_the_layers(name):
     small = [x for x in CONFIGS if x.name == name][-1]  # Falcon's has alibi
@@ -128,6 +146,7 @@ def test_falcon_drops_nothing_with_rotary_positions():
     assert built(given).dropout is None
 
 
+@pytest.mark.nightly(but=["bert", "falcon"])
 @pytest.mark.parametrize("name", with_nightly(TRAINED, commit=["llama", "falcon", "bert"]))
 def test_dropout_in_training_is_transformers(name, transformers):
     small = TRAINED[name]
@@ -139,6 +158,7 @@ def test_dropout_in_training_is_transformers(name, transformers):
     assert_parity(layer, built(given), X[..., : config.hidden_size], torch_call=call, **options)
 
 
+@pytest.mark.nightly
 def test_three_positions_a_token_turn_as_in_transformers(transformers):
     small = next(x for x in CONFIGS if x.name == "qwen2_5_vl_text")
     config = witness.config_of(small.spelt("new"), small.name)
@@ -418,6 +438,7 @@ def test_equal_spellings_may_stand_side_by_side():
     assert described(built(both)) == described(built(llama(rope_scaling=SCALED)))
 
 
+@pytest.mark.nightly
 def test_layers_of_gemma4_that_share_keys_read_those_of_their_type(transformers):
     small = next(x for x in CONFIGS if x.fields.get("num_kv_shared_layers"))
     config = witness.config_of(small.spelt("new"), small.name)

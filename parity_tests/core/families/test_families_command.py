@@ -21,6 +21,7 @@ def command(capsys, *options):
     return status, shown.out, shown.err
 
 
+@pytest.mark.nightly
 def test_a_row_names_the_class_the_layer_and_the_aliases(capsys, monkeypatch, transformers):
     few = [x for x in CONFIGS if x.name in ("mistral", "vit")][1:3]
     monkeypatch.setattr(families, "CONFIGS", few)
@@ -70,6 +71,7 @@ def test_options_that_say_something_else_are_refused(more, capsys):
     assert "takes names of model types, and no --all, --record, --replay, --real, --seed or" in err
 
 
+@pytest.mark.nightly
 def test_names_choose_model_types_and_their_aliases(capsys, transformers):
     status, out, _ = command(capsys, "granitemoe", "solar_open")
     assert status == 0 and "2 families, 4 cases, 0 different" in out

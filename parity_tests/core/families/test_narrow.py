@@ -15,6 +15,7 @@ EACH = {(small.name, small.part): small for small in reversed(PARTS)}
 EVEN = {"deepseek_v2": {"qk_nope_head_dim": 6, "kv_lora_rank": 8}}
 
 
+@pytest.mark.nightly(but=["granitemoe", "swin"])
 @pytest.mark.parametrize("name", with_nightly(NAMES, commit=18))
 def test_narrow_dtypes_are_as_precise_as_transformers(name, transformers):
     small = next(x for x in CONFIGS if x.name == name)
@@ -23,6 +24,7 @@ def test_narrow_dtypes_are_as_precise_as_transformers(name, transformers):
     assert report.certain, report
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("small", with_nightly(EACH.values(), commit=8), ids=map("-".join, EACH))
 def test_narrow_dtypes_of_a_part_are_as_precise_as_transformers(small, transformers):
     report = prove_part(small, dtypes=("float32", "bfloat16")).report

@@ -15,12 +15,14 @@ def titled(small):
     return f"{small.name}-{small.part}-{small.index}"
 
 
+@pytest.mark.nightly(but=["t5gemma-decoder-0"])
 @pytest.mark.parametrize("small", with_nightly(PARTS, commit=3), ids=titled)
 def test_each_part_is_transformers(small, transformers):
     report = prove_part(small).report
     assert report.certain, report
 
 
+@pytest.mark.nightly(but=["falcon_h1", "t5gemma"])
 @pytest.mark.parametrize("name", {small.name: None for small in PARTS})
 def test_defaults_are_those_of_the_class(name, transformers):
     whole = parts.config_of({}, name).to_dict()

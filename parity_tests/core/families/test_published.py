@@ -57,6 +57,21 @@ def kinds(config, part):
     return [*first.values()], [str(x.message) for x in caught]
 
 
+@pytest.mark.nightly(
+    but=[
+        "Kimi-Linear (small test, author's names)",
+        "LFM2-350M",
+        "Llama-4-Maverick (4 layers)",
+        "Qwen3-Coder-Next (int4)",
+        "SmolLM3-3B",
+        "gemma-2-9b",
+        "gemma-3-1b",
+        "granite-4.2 (no model_type, both spellings)",
+        "phi-1",
+        "phimoe (Phi-3.5-MoE's rope)",
+        "t5-small",
+    ]
+)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_config_is_built_without_a_warning_or_refused(name):
     try:
@@ -90,6 +105,7 @@ def compared(config, part):
 BUILT = [name for name in PUBLISHED if (name, None) not in REFUSED]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", with_nightly(BUILT, commit=COMMIT))
 def test_a_published_config_gives_the_same_numbers(name, transformers):
     with jax.enable_x64(True):

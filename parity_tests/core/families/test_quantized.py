@@ -35,6 +35,7 @@ LEFT_ALONE = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", LEFT_ALONE)
 @pytest.mark.parametrize("index", [0, 1])
 def test_what_leaves_the_attention_alone_is_built(name, index):
@@ -67,6 +68,7 @@ def test_what_does_not_is_refused_by_a_name(name):
 SMALL = [*CONFIGS, *PARTS]
 
 
+@pytest.mark.nightly(but=["320", "40"])
 @pytest.mark.parametrize("at", with_nightly(range(len(SMALL)), commit=40))
 def test_no_type_is_built_of_quantised_weights(at):
     small = SMALL[at]
@@ -76,6 +78,7 @@ def test_no_type_is_built_of_quantised_weights(at):
         nnx.eval_shape(lambda: families.attention(config, small.index, part=part, rngs=nnx.Rngs(0)))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name", ["vision_tower", "model.vision_tower", "re:vision_tower.*", "re:.*vision.*", "visual"]
 )

@@ -64,6 +64,7 @@ WAYS = [{"types": "own"}, {"types": "whole"}, {"types": "missing"}]
 WAYS += [{"types": "whole", "text": False}]
 
 
+@pytest.mark.nightly
 @each("name", WHOLES)
 def test_parts_are_told_from_a_whole(name):
     for way in WAYS:
@@ -79,6 +80,7 @@ def test_parts_are_told_from_a_whole(name):
             assert families.rules(config, 0, part=part) == families.rules(alone, 0)
 
 
+@pytest.mark.nightly
 @each("name", [name for name in WHOLES if name not in NAMED_APART])
 def test_a_part_by_itself_may_have_the_name_of_the_whole(name):
     for fields, kind in WHOLES[name].values():

@@ -138,6 +138,7 @@ ROWS = [(name, i) for name in TYPES for i in range(len(of_type(name)))]
 ROWS = [row for row in ROWS if row not in REFUSED_BY_CLASS]
 
 
+@pytest.mark.nightly(but=["dinov2-0", "t5-0"])
 @pytest.mark.parametrize(("name", "number"), with_nightly(ROWS, commit=[(x, 0) for x in COMMIT]))
 def test_every_kind_of_layer_is_filled_by_the_file(name, number, tmp_path, transformers):
     with jax.enable_x64(True):

@@ -74,6 +74,7 @@ def fills_all(given, model, paths, to=None, **how):
         alike(made[path], port(model.get_submodule(path), one, families.rules(given, i, **how)))
 
 
+@pytest.mark.nightly(but=["gemma2", "nanochat"])
 @pytest.mark.parametrize("name", with_nightly(SERVED, commit=9))
 def test_one_load_fills_every_attention(name, transformers):
     for small in smalls(name):
@@ -87,6 +88,7 @@ def test_one_load_fills_every_attention(name, transformers):
             fills_all(given, model, paths, to)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", with_nightly(parts.MODELS, commit=6))
 def test_one_load_fills_every_attention_of_all_parts(name, transformers):
     family = ALIASES.get(name, name)

@@ -54,6 +54,7 @@ def test_the_corpus_is_large_and_its_names_are_unique():
     assert all(subject.style for subject in SUBJECTS)
 
 
+@pytest.mark.nightly
 @of_all
 def test_modules_run_in_float64(name):
     for seed, length in itertools.product((0, 1), LENGTHS):
@@ -64,6 +65,7 @@ def test_modules_run_in_float64(name):
         assert torch.isfinite(y).all() and y.numel() >= args[0].shape[0] * length
 
 
+@pytest.mark.nightly
 @of_all
 def test_parameters_are_random(name):
     first, second = ([*made(name, seed)[0].parameters()] for seed in (0, 1))
@@ -79,6 +81,7 @@ def test_gains_stay_around_one():
     assert 0.9 < norm.weight.mean() < 1.1 and abs(norm.bias.mean()) < 0.1
 
 
+@pytest.mark.nightly
 @of_attention
 def test_options_differ_and_truths_have_all_keys(name):
     drawn = truths(name)
@@ -92,6 +95,7 @@ def test_options_differ_and_truths_have_all_keys(name):
         assert truth["gate"] in (None, "sigmoid")
 
 
+@pytest.mark.nightly
 @of_attention
 def test_sizes_are_unlike(name):
     for truth in truths(name):
@@ -116,6 +120,7 @@ def with_tokens(args, tokens):
     return tuple(tokens if x is args[0] else x for x in args)
 
 
+@pytest.mark.nightly
 @each("name", NAMES_OF_ATTENTION[::6])
 def test_masks_are_what_the_truth_says(name):
     check_mask(name)
@@ -163,6 +168,7 @@ def test_only_positions_break_the_symmetry_of_tokens(name):
         assert symmetric == (truth["rotary"] is None and truth["bias"] is None)
 
 
+@pytest.mark.nightly
 @of_attention
 def test_dropout_is_what_the_truth_says(name):
     for seed in range(2):
@@ -175,6 +181,7 @@ def test_dropout_is_what_the_truth_says(name):
         assert torch.equal(first, second) == (BY_NAME[name].truth(module)["dropout"] == 0)
 
 
+@pytest.mark.nightly
 @of_attention
 def test_rates_are_what_the_truth_says(name):
     for seed in SEEDS:

@@ -125,6 +125,7 @@ def test_slopes_times_positions_of_keys_are_alibi_under_a_causal_mask():
     assert fitted(rng, of_shape, full, {}) is None
 
 
+@pytest.mark.nightly
 @each("seed", range(4))
 def test_other_slopes_are_measured(seed):
     rng = np.random.RandomState(seed)
@@ -139,6 +140,7 @@ def test_other_slopes_are_measured(seed):
     assert_adds(bias, of_shape, full, LONGER)
 
 
+@pytest.mark.nightly
 @each(
     "buckets, max_distance, bidirectional, fitted_distance",
     [
@@ -174,6 +176,7 @@ def test_buckets_are_a_parameter(buckets, max_distance, bidirectional, fitted_di
     assert_adds(bias, of_shape, sees, LONGEST)
 
 
+@pytest.mark.nightly
 def test_a_longer_table_tells_the_longest_distance():
     rng = np.random.RandomState(0)
     table = rng.standard_normal((8, 3))
@@ -187,6 +190,7 @@ def test_a_longer_table_tells_the_longest_distance():
         assert_adds(bias, of_shape, full, LONGER)
 
 
+@pytest.mark.nightly
 @each("sign, reach", product([1, -1], [2, 4, 30]))
 def test_clipped_distances_are_rows_of_a_parameter(sign, reach):
     rng = np.random.RandomState(reach)
@@ -215,6 +219,7 @@ def test_distances_of_the_past_are_rows_of_a_parameter(kind, reverse):
     assert_adds(bias, of_shape, causal, LONGER)
 
 
+@pytest.mark.nightly
 def test_the_diagonal_of_cross_attention_is_read_from_the_tables():
     rng = np.random.RandomState(0)
     table, shapes = rng.standard_normal((8, 3)), ((5, 7), (6, 11))

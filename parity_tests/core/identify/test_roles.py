@@ -44,6 +44,7 @@ def module_and_roles(name, seed):
     return module, truth, roles_of(program, subject.BATCH, LENGTH, keys)
 
 
+@pytest.mark.nightly(but=["flex_alibi"])
 @pytest.mark.parametrize("name", with_nightly(CLEAR, commit=7))
 def test_heads_are_told_apart(name):
     # With a past, which seed 1 draws, keys of earlier tokens come from no projection.

@@ -71,6 +71,7 @@ def drawn_rotary(rng, head_dim):
     return Rotary(base, width=width, scaling=scaling, **direction), rates
 
 
+@pytest.mark.nightly
 @each("seed", range(24))
 def test_a_rotary_is_told_from_its_forms(seed):
     rng = np.random.RandomState(seed)

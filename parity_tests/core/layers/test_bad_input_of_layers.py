@@ -90,6 +90,7 @@ def test_every_layer_is_here():
     assert len(having("dropout")) >= 7 and len(having("context_length")) >= 6
 
 
+@pytest.mark.nightly(but=["BahdanauAttention"])
 @of_all
 def test_counts_are_whole_numbers_from_one(kind):
     for name in arguments(kind, int):
@@ -99,6 +100,7 @@ def test_counts_are_whole_numbers_from_one(kind):
                     build(kind, **{name: count})
 
 
+@pytest.mark.nightly
 @of_a_third
 @pytest.mark.parametrize("rate", with_nightly(RATES, commit=len(RATES)))
 def test_rates_lie_between_zero_and_one(kind, rate):
@@ -108,6 +110,7 @@ def test_rates_lie_between_zero_and_one(kind, rate):
                 outline(kind, **{name: rate})
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", having("context_length"))
 def test_a_context_has_its_end(kind):
     longest = GIVEN[kind].config["context_length"]
@@ -119,6 +122,7 @@ def test_a_context_has_its_end(kind):
         layer(np.ones((longest + 1, width), np.float32))
 
 
+@pytest.mark.nightly(but=["AxialAttention", "SpatialReductionAttention"])
 @of_all
 def test_inputs_have_their_width_and_rank(kind):
     whole = inputs(kind)
@@ -134,6 +138,15 @@ def test_inputs_have_their_width_and_rank(kind):
                 called(kind, {**whole, name: wrong})
 
 
+@pytest.mark.nightly(
+    but=[
+        "bool-DisentangledAttention",
+        "bool-RelativeShiftAttention",
+        "complex64-RelativeShiftAttention",
+        "int32-DisentangledAttention",
+        "int32-RelativeShiftAttention",
+    ]
+)
 @of_all
 @pytest.mark.parametrize("dtype", [np.int32, bool, np.complex64])
 def test_inputs_are_floating(kind, dtype):
@@ -194,6 +207,7 @@ def masked(kind):
     return layer, given
 
 
+@pytest.mark.nightly(but=["int32-TransformerMultiHeadAttention"])
 @pytest.mark.parametrize("kind", MASKED)
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 def test_masks_are_boolean(kind, dtype):
@@ -202,6 +216,7 @@ def test_masks_are_boolean(kind, dtype):
         layer(**given, mask=np.ones(MASKED[kind], dtype))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", MASKED)
 def test_masks_broadcast(kind):
     layer, given = masked(kind)

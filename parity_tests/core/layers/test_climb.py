@@ -124,6 +124,7 @@ def projections(layer, x):
     )
 
 
+@pytest.mark.nightly
 @of_all
 def test_numpy_agrees(kind):
     layer, found = standard(kind)
@@ -141,6 +142,7 @@ def test_numpy_agrees(kind):
         assert same(np.asarray(found)[at], want)
 
 
+@pytest.mark.nightly
 @of_all
 def test_a_batch_equals_each_sentence_alone(kind):
     layer, whole = standard(kind)
@@ -173,6 +175,7 @@ def test_every_row_of_weights_sums_to_one(kind):
         assert same(table.sum(-1), np.ones(table.shape[:-1]))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", WITH_DROPOUT)
 def test_in_eval_mode_dropout_is_not_there(kind):
     x, without = tokens(*SHAPE), np.asarray(standard(kind)[1])
@@ -191,6 +194,7 @@ def test_nothing_survives_a_rate_of_one(kind):
 of_few = pytest.mark.parametrize("shape", [(0, D), (2, 0, D), (0, 5, D), (1, D)])
 
 
+@pytest.mark.nightly
 @of_all
 @of_few
 def test_no_tokens_and_no_sentences(kind, shape):
@@ -240,6 +244,7 @@ def test_the_start_is_torchs(kind):
             assert low <= drawn.min() < drawn.max() < high
 
 
+@pytest.mark.nightly
 @of_all
 def test_runs_under_jit_vmap_and_grad(kind):
     layer, want = standard(kind)

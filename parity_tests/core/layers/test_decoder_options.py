@@ -59,6 +59,7 @@ def test_an_odd_count_of_heads_has_no_pairs():
         DifferentialAttention(11, 6, 3, 4, 1, rngs=nnx.Rngs(0))
 
 
+@pytest.mark.nightly
 def test_keys_and_values_come_from_one_place():
     first, later = grouped(SharedKeyValueAttention), grouped(CrossLayerAttention)
     k, v = first.keys_and_values_of(X)
@@ -75,6 +76,7 @@ def test_keys_and_values_come_from_one_place():
 OLD = r"^SharedKeyValueAttention\(across_layers=True\) is now called CrossLayerAttention"
 
 
+@pytest.mark.nightly
 def test_the_old_argument_makes_the_new_layer_and_says_so():
     with pytest.warns(DeprecationWarning, match=OLD) as caught:
         before = SharedKeyValueAttention(11, 6, 2, 4, across_layers=True, rngs=nnx.Rngs(0))
@@ -113,6 +115,7 @@ def test_of_equal_scores_the_earlier_keys_are_taken():
     assert not judge.allclose(found, call(plain, X, None))
 
 
+@pytest.mark.nightly
 def test_as_many_keys_as_there_are_is_latent_attention():
     layer, plain = sparse(top_k=9), LatentAttention(**LATENT, rngs=nnx.Rngs(0))
     assert judge.allclose(layer(X, mask=Window(2, 1)), plain(X, mask=Window(2, 1)))

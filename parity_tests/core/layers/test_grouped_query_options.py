@@ -42,6 +42,7 @@ def same(got, want):
     return judge.exact(np.asarray(got), np.asarray(want)).ok
 
 
+@pytest.mark.nightly
 def test_the_mask_of_a_call_replaces_the_layers():
     narrow, plain = build(mask=Window(2, 0)), build()
     assert plain.mask == CAUSAL and narrow.mask == Window(2, 0)
@@ -52,6 +53,7 @@ def test_the_mask_of_a_call_replaces_the_layers():
     assert same(both, run(plain, X, mask=Window(2, 0) & Lengths(4)))
 
 
+@pytest.mark.nightly
 def test_layers_hold_masks_and_scores_with_arrays():
     mask, score = CAUSAL & Lengths(jnp.asarray([7, 5])), Alibi(alibi_slopes(6))
     layer, plain = build(mask=mask, rules=Rules(score=score)), build()
@@ -80,6 +82,7 @@ def test_rules_of_a_layer_carry_score_and_scale_only(part):
     assert build(rules=Rules(score=Softcap(3.0), scale=0.5)).rules.scale == 0.5
 
 
+@pytest.mark.nightly
 def test_norms_after_the_rotary_are_its_twins():
     """Whose gains differ by number, so that they do not commute with the rotation."""
     (case,) = (case for case in test_grouped_query.CASES if case.name == "rotary,norm_after_rotary")
@@ -87,6 +90,7 @@ def test_norms_after_the_rotary_are_its_twins():
     assert report.ok, report
 
 
+@pytest.mark.nightly
 def test_what_would_be_ignored_is_refused():
     with refused(TypeError, "rules must be a flax_attn.Rules; got Softcap."):
         build(rules=Softcap(3.0))
@@ -105,6 +109,7 @@ def test_what_would_be_ignored_is_refused():
         layer(X, valid=np.ones((3, 7), bool))
 
 
+@pytest.mark.nightly
 def test_invalid_tokens_are_neither_read_nor_seen():
     """Outputs and gradients are those of the sentences alone, whatever stands in the padding."""
     layer = build(rotary=Rotary(), sinks=True, qkv_bias=True, out_bias=True, mask=Window(9, 9))
@@ -130,6 +135,7 @@ def test_invalid_tokens_are_neither_read_nor_seen():
         assert judge.allclose(a, b) and np.any(b)
 
 
+@pytest.mark.nightly
 def test_sinks_start_at_zero_and_train():
     layer = build(sinks=True, param_dtype=jnp.bfloat16)
     assert isinstance(layer.sinks, nnx.Param) and layer.sinks.dtype == jnp.bfloat16
@@ -140,6 +146,7 @@ def test_sinks_start_at_zero_and_train():
     assert np.all(gradient["sinks"][...])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "options",
     [

@@ -66,6 +66,7 @@ FORMULAS = {
 of_all_formulas = pytest.mark.parametrize("name", FORMULAS)
 
 
+@pytest.mark.nightly
 @of_all_formulas
 def test_norms_are_their_formulas(name, float64):
     function, want = FORMULAS[name]
@@ -73,6 +74,7 @@ def test_norms_are_their_formulas(name, float64):
     assert got.dtype == jnp.float64 and judge.same_function(got, want).ok
 
 
+@pytest.mark.nightly(but=["layer"])
 @of_all_formulas
 def test_narrow_inputs_are_normed_in_float32(name, float64):
     x = jnp.asarray(X, jnp.bfloat16)
@@ -83,12 +85,14 @@ def test_narrow_inputs_are_normed_in_float32(name, float64):
         assert judge.exact(got, wide.astype(jnp.bfloat16)).ok
 
 
+@pytest.mark.nightly
 def test_a_large_mean_costs_no_digits():
     x = jnp.asarray([4096.0, 4097.0, 4098.0, 4099.0], jnp.float32)
     want = centred(np.arange(4.0)) / np.sqrt(1.25)
     assert judge.same_precision(layer_norm(x, eps=0.0), want.astype("f4"), want, "float32").ok
 
 
+@pytest.mark.nightly
 def test_a_vector_of_zeros_has_gradients():
     for floor in (False, True):
         gradient = jax.grad(lambda x, floor=floor: l2_norm(x, eps=0.5, floor=floor).sum())
@@ -96,6 +100,7 @@ def test_a_vector_of_zeros_has_gradients():
         assert judge.exact(gradient(jnp.zeros(3)), np.full(3, 1 / scale, np.float32)).ok
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("plus_one", "gain"),
     [(False, [0.5703125, 2.203125, 1.0, 0.71484375]), (True, [0.8984375, 1.8125, 1.859375, 1.8])],
@@ -114,6 +119,7 @@ def test_the_gain_comes_after_or_before_the_cast(plus_one, gain):
         assert judge.exact(got, want).ok
 
 
+@pytest.mark.nightly
 def test_modules_start_from_a_gain_of_one_in_their_dtype():
     x = jnp.asarray(X, jnp.float32)
     made = RMSNorm(4, eps=0.3), RMSNorm(4, eps=0.3, plus_one=True), RMSNorm(None, eps=0.3)
@@ -157,6 +163,7 @@ MODULES = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", with_nightly(MODULES, commit=2))
 def test_modules_are_transformers(name):
     module, kind, arguments, ours = MODULES[name]
@@ -203,6 +210,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_with_norms_are_transformers(name):
     folder, prefix, fields, ours = LAYERS[name]

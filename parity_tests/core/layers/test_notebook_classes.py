@@ -240,12 +240,14 @@ def words(mine, rows=7):
 DROP = ("casual", "wrapper", "multi-head", "combined", "einsum")
 
 
+@pytest.mark.nightly
 def test_all_with_dropout_are_trained():
     for name, pair in PAIRS.items():
         parts = pair()[0].modules()
         assert (name in DROP) == any(isinstance(part, torch.nn.Dropout) for part in parts)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "train"),
     with_nightly([(name, False) for name in PAIRS] + [(name, True) for name in DROP], commit=4),
@@ -267,6 +269,7 @@ def test_registered_masks_are_constants(name):
     assert not found.skipped and not found.tied
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", PAIRS)
 def test_its_weights_give_its_outputs(name):
     """Carried by `port`, and back: the layer as a person would use it, in float64."""

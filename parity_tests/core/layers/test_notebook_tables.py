@@ -160,6 +160,7 @@ def ours():
     return {(g, n): np.asarray(x) for g, made in groups.items() for n, x in made.items()}
 
 
+@pytest.mark.nightly
 def test_no_table_is_forgotten(ours):
     assert set(ours) == set(NAMES)
     assert len(NAMES) == 44

@@ -110,6 +110,7 @@ def test_a_padded_row_is_what_it_is_alone(seed):
 OF_CACHES = [seed for seed in EVERY if program(seed).layer in (*CACHED, *RECURRENT)]
 
 
+@pytest.mark.nightly(but=["189"])
 @pytest.mark.parametrize("seed", with_nightly(OF_CACHES, commit=17))
 def test_a_padded_row_is_the_same_in_every_cut_of_a_cache(seed):
     drawn = program(seed)
@@ -167,6 +168,7 @@ def test_positions_never_change_whom_a_causal_mask_shows(kind):
     assert same(run(X, positions=drawn.places()), run(X))
 
 
+@pytest.mark.nightly(but=["mamba2"])
 @pytest.mark.parametrize("name", with_nightly(RECURRENT, commit=4))
 def test_a_recurrence_takes_what_the_other_layers_of_a_model_are_given(name):
     """And says what it takes, where it cannot show what a mask asks for."""
@@ -237,6 +239,7 @@ REQUESTS = [(mask, padding) for mask in BY_SLOT for padding in PADDINGS]
 REQUESTS += [(mask, padding) for mask in AT_ENDS for padding in ("left", "right", "none")]
 
 
+@pytest.mark.nightly
 def test_no_request_by_slot_loses_its_kernel():
     """Beside positions too, which documents of a packed row bring for the rotary."""
     layer, kernels = program(0)._replace(rotary="plain").build(), set()
@@ -248,6 +251,7 @@ def test_no_request_by_slot_loses_its_kernel():
     assert {"cudnn", "splash"} <= kernels
 
 
+@pytest.mark.nightly
 def test_each_side_of_cross_attention_is_numbered_by_its_own_padding():
     """Queries by the call's `valid`, a memory by that of `remember`; "end" is that of real ones."""
     layer = LAYERS["cross"](param_dtype=jnp.float64, rngs=nnx.Rngs(3))
@@ -271,6 +275,7 @@ def test_each_side_of_cross_attention_is_numbered_by_its_own_padding():
                 assert same(y[row][real], want), (mask, padding, "remembered")
 
 
+@pytest.mark.nightly
 def test_positions_that_do_not_fit_are_refused_where_they_are_read():
     layer = program(0)._replace(rotary="none", score="none").build()
     with told(ValueError, "positions must broadcast to (3, 9); got shape (4,)."):
@@ -283,6 +288,7 @@ def test_positions_that_do_not_fit_are_refused_where_they_are_read():
     assert same(layer(X, mask=Chunked(4), positions=[*range(T)]), layer(X, mask=Chunked(4)))
 
 
+@pytest.mark.nightly
 def test_positions_of_padding_spoil_no_gradient():
     """Such as -1, at which a temperature has no logarithm."""
     drawn = program(0)._replace(score="temperature", padding="between", rotary="plain")
@@ -316,6 +322,7 @@ def test_every_layer_that_is_told_of_padding_is_tried():
     assert names == tried | set(OTHERS)
 
 
+@pytest.mark.nightly
 def test_positions_that_a_cache_does_not_know_are_refused_beside_chunks():
     drawn = program(0)._replace(layer="grouped", mask="chunks", rotary="plain", score="none")
     layer, ids = drawn.build(), np.asarray([0, 1, 2, 0, 1])

@@ -94,6 +94,7 @@ def parameters(function):
     return set(signature_of(function.__wrapped__).names)
 
 
+@pytest.mark.nightly(but=["Mamba2"])
 @of_a_few
 def test_what_a_call_is_told_to_take_it_takes(kind):
     layer, inputs = build(kind), arguments(kind)
@@ -113,6 +114,7 @@ def test_what_a_call_is_told_to_take_it_takes(kind):
             jax.eval_shape(lambda more=more: layer(**inputs, **more))
 
 
+@pytest.mark.nightly
 @of_a_few
 def test_weights_are_heard_as_advised(kind):
     layer, inputs = build(kind), arguments(kind)
@@ -124,6 +126,7 @@ def test_weights_are_heard_as_advised(kind):
     )
 
 
+@pytest.mark.nightly(but=["Mamba2"])
 @of_a_few
 def test_what_a_constructor_is_told_to_take_it_takes(kind):
     for name in (RENAMED.keys() | CONSTRUCTORS.keys()) - parameters(kind.__init__):
@@ -147,6 +150,7 @@ def test_missing_arguments_are_named(kind):
     assert text.startswith(f"{kind.__name__}, when called, takes ") and "got 9 arguments" in text
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_what_a_function_is_told_to_take_it_takes(function):
     arrays = (Q, KV, KV)[: 2 if function is fa.attention_weights else 3]
@@ -159,6 +163,7 @@ def test_what_a_function_is_told_to_take_it_takes(function):
                 jax.eval_shape(lambda more=more: function(*arrays, **more))
 
 
+@pytest.mark.nightly
 def test_padding_by_the_advised_code_is_padding():
     """Outputs at real tokens do not depend on what padding holds."""
     layer, x = build(fa.GroupedQueryAttention), arguments(fa.GroupedQueryAttention)["x"]

@@ -62,6 +62,21 @@ def test_no_layer_is_missing():
     assert len(VARIANTS) >= 16 and len(DROPPING) >= 8
 
 
+@pytest.mark.nightly(
+    but=[
+        "differential",
+        "disentangled",
+        "exclusive",
+        "gated_query",
+        "latent",
+        "longformer",
+        "luong",
+        "mamba2",
+        "relative_shift",
+        "sigmoid",
+        "value_residual",
+    ]
+)
 @of_all_layers
 def test_a_layer_without_dropout_needs_no_dropout_stream(variant):
     case = first_cases()[variant]
@@ -73,6 +88,7 @@ def test_a_layer_without_dropout_needs_no_dropout_stream(variant):
     assert jax.eval_shape(run, inputs_of(case))
 
 
+@pytest.mark.nightly(but=["attention_pool", "linear", "mamba"])
 @of_a_third
 def test_a_linen_module_without_dropout_needs_one_key(variant):
     case = first_cases()[variant]
@@ -87,6 +103,17 @@ def test_a_linen_module_without_dropout_needs_one_key(variant):
     assert variables.keys() <= {"params"} and jax.tree.leaves(out)
 
 
+@pytest.mark.nightly(
+    but=[
+        "axial",
+        "cross_covariance",
+        "decomposed_relative",
+        "exclusive",
+        "relative_shift",
+        "spatial_reduction",
+        "window",
+    ]
+)
 @of_layers_that_drop
 def test_a_layer_that_drops_says_what_it_lacks(variant):
     case = first_cases()[variant]
@@ -101,6 +128,7 @@ def test_a_layer_that_drops_says_what_it_lacks(variant):
         jax.eval_shape(run, inputs_of(case))
 
 
+@pytest.mark.nightly
 @of_some_that_drop
 def test_a_linen_module_that_drops_starts_without_a_dropout_key(variant):
     """If it is told to be deterministic, as linen's own attention."""
@@ -119,6 +147,7 @@ def test_a_linen_module_that_drops_starts_without_a_dropout_key(variant):
         )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("kind", "config"),
     [

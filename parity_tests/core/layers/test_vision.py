@@ -50,6 +50,7 @@ def same(got, want):
     return judge.same_function(np.asarray(got), np.asarray(want)).ok
 
 
+@pytest.mark.nightly
 @of_two
 def test_jit_and_vmap_change_nothing(name):
     layer, x = build(name)
@@ -59,6 +60,7 @@ def test_jit_and_vmap_change_nothing(name):
     assert same(np.stack([compiled(layer, one) for one in x]), want)
 
 
+@pytest.mark.nightly
 @of_two
 def test_16_bits_stay_16_bits(name):
     layer, x = build(name, param_dtype=jnp.bfloat16)  # promotion is strict in tests
@@ -69,6 +71,7 @@ def test_16_bits_stay_16_bits(name):
     assert np.isfinite(np.asarray(gradient, np.float32)).all()
 
 
+@pytest.mark.nightly
 @of_two
 def test_one_token_is_enough(name):
     layer, x = build(name)
@@ -77,6 +80,7 @@ def test_one_token_is_enough(name):
     assert out.shape == one.shape and np.isfinite(out).all() and np.isfinite(gradient).all()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", with_nightly(PADDED, commit=2))
 def test_padding_is_as_if_it_were_not_there(name):
     layer, x = build(name)
@@ -120,6 +124,7 @@ def test_talking_heads_do_not_look_ahead():
     assert judge.exact(one, other).ok
 
 
+@pytest.mark.nightly
 def test_a_pool_of_no_tokens_gives_its_bias():
     layer = AttentionPool(12, 3, 2, rngs=nnx.Rngs(0))
     y = layer(jnp.zeros((4, 0, 12), jnp.float32))

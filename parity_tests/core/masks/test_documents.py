@@ -58,6 +58,7 @@ def both_ways(mask, **options):
     return [out, *back(jnp.cos(out))]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
 @pytest.mark.parametrize("name", BESIDE)
 def test_it_shows_what_ids_show(name, backend):
@@ -74,6 +75,7 @@ def test_it_shows_what_ids_show(name, backend):
     assert not np.asarray(want[0])[0, TOKENS[0] :].any()  # padding is zero
 
 
+@pytest.mark.nightly
 def test_nothing_of_the_padding_reaches_anything():
     k, v = (x.copy() for x in (KEYS, V))
     k[0, TOKENS[0] :] = v[0, TOKENS[0] :] = np.nan
@@ -83,6 +85,7 @@ def test_nothing_of_the_padding_reaches_anything():
         assert judge.exact(dirty, attend(Q, KEYS, V, mask=mask, backend=backend)).ok
 
 
+@pytest.mark.nightly
 def test_one_row_of_lengths_is_for_all():
     mask = CAUSAL & Documents(LENGTHS[0])
     assert same(attend(Q, KEYS, V, mask=mask)[0], both_ways(CAUSAL & BY_IDS)[0][0])
@@ -97,6 +100,7 @@ def test_the_steps_of_attention_take_it():
     assert same(attend_by_weights(Q, KEYS, V, mask=CAUSAL & Documents(LENGTHS)), want)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("cut", [(14,), (5, 1, 8), (1,) * 14])
 def test_a_cache_counts_its_tokens(cut):
     cache, out, at = Cache.empty(B, T, K, H, h, dtype=jnp.float64), [], 0
@@ -117,6 +121,7 @@ def layer():
     return GroupedQueryAttention(6, 4, 2, 4, rotary=rotary, rngs=nnx.Rngs(0), param_dtype=float)
 
 
+@pytest.mark.nightly
 def test_a_layer_counts_real_tokens():
     """Lengths go on behind padding on the left, and rates of a rotary by the documents' lengths."""
     module, x = layer(), normal(3, B, T, 6)
@@ -131,6 +136,7 @@ def test_a_layer_counts_real_tokens():
     assert same(out[:, 2:], want)
 
 
+@pytest.mark.nightly
 def test_what_a_kernel_is_told():
     """Each query's run, never an array of T x T, and ids by which padding is no document."""
     bound = Documents(LENGTHS).bind(Sizes((B,), N, T, T))
@@ -142,6 +148,7 @@ def test_what_a_kernel_is_told():
     assert ((q_ids[:, :, None] == kv_ids[:, None]) == table).all()
 
 
+@pytest.mark.nightly
 def test_ids_that_stand_together():
     ids = np.asarray([[3, 3, 5, 5, 5], [1, 2, 3, 4, 4]])
     packed = Documents.of(ids)
@@ -157,6 +164,7 @@ def test_ids_that_stand_together():
         Documents.of(np.ones(3))
 
 
+@pytest.mark.nightly
 def test_known_lengths_are_known_while_a_program_is_traced():
     packed = Documents([2, 1])
     ids, at = jax.jit(lambda: (packed.segments(), packed.positions()))()
@@ -181,6 +189,7 @@ BAD = {
 }
 
 
+@pytest.mark.nightly(but=["a number", "below zero", "other rows", "rows of a list", "too many"])
 @pytest.mark.parametrize("name", BAD)
 def test_bad_lengths_are_refused(name):
     """While a program is traced too: lengths that it closes over are known."""
@@ -199,6 +208,7 @@ def test_queries_and_keys_are_the_same_tokens():
         attend(Q[:, :4], KEYS, V, mask=Documents(LENGTHS))
 
 
+@pytest.mark.nightly
 def test_numbers_beyond_int32_hide_and_show_the_same():
     bound = Documents(np.asarray([3, 2**40, 5])).lengths
     rules = Rules(Documents(bound), positions=Positions(np.arange(T), np.arange(T)))

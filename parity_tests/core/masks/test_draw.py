@@ -37,6 +37,7 @@ def shown(picture):
     return {(int(q), int(k)): value for q, k, value in cells}
 
 
+@pytest.mark.nightly(but=["1"])
 @pytest.mark.parametrize("seed", range(12))
 def test_a_masks_drawing_is_its_table(seed):
     """Random masks, each against its meaning in numpy, for every entry and head."""
@@ -45,6 +46,7 @@ def test_a_masks_drawing_is_its_table(seed):
         assert (read(mask.draw(T, S, batch=b, head=n)) == table[b, n]).all()
 
 
+@pytest.mark.nightly
 def test_sizes_are_those_of_the_arrays():
     assert read(Dense(ANY).draw(batch=-1, head=1)).tolist() == ANY[-1, 1].tolist()
     assert read(Segments(jnp.asarray([0, 0, 1])).draw()).shape == (3, 3)
@@ -52,6 +54,7 @@ def test_sizes_are_those_of_the_arrays():
     assert read((Documents([2, 1]) & CAUSAL).draw(3)).tolist() == [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
 
 
+@pytest.mark.nightly
 def test_a_scores_drawing_is_what_it_makes_of_zero():
     table = DRAW.normal(size=(B, N, T, S)).round(2)
     text = Additive(jnp.asarray(table)).draw(batch=1, head=2)

@@ -84,6 +84,7 @@ def built(tree, T, S):
     return leaf(*tree, T, S)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("T", "S"), with_nightly(SHAPES, commit=[(7, 4)]))
 @QUICK
 @given(tree=TREES)
@@ -162,6 +163,7 @@ def test_equal_masks_are_equal_and_hash_alike():
         assert len({one, same, other}) == 2
 
 
+@pytest.mark.nightly
 def test_equal_masks_do_not_trace_twice():
     traces = []
 
@@ -186,6 +188,7 @@ def test_a_rebuilt_mask_keeps_its_structure_whatever_its_leaves():
     assert jax.tree.unflatten(structure, leaves) == mask
 
 
+@pytest.mark.nightly
 def test_arrays_may_stand_on_either_side():
     allowed = np.random.RandomState(0).rand(4, 7) < 0.5
     sizes = Sizes((), 1, 4, 7)
@@ -196,6 +199,7 @@ def test_arrays_may_stand_on_either_side():
             assert (mask.bind(sizes).grid(sizes)[0, 0] == (allowed | (np.tri(4, 7) > 0))).all()
 
 
+@pytest.mark.nightly
 def test_masks_are_pytrees_for_vmap():
     q = jnp.asarray(np.random.RandomState(0).standard_normal((2, 5, 1, 4)), jnp.float32)
     lengths = jnp.asarray([2, 4])
@@ -208,6 +212,7 @@ def test_masks_are_pytrees_for_vmap():
     assert (vmap_leading == batched).all()
 
 
+@pytest.mark.nightly
 def test_several_batch_axes():
     sizes = Sizes((2, 3), 1, 4, 5)
     kv = np.asarray([[1, 2, 3], [4, 5, 0]])

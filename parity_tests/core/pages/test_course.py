@@ -38,6 +38,7 @@ def rows() -> dict[str, list[str]]:
     return {re.match(r"\[(\d+)", cells[0])[1]: cells[1:] for cells in table}
 
 
+@pytest.mark.nightly
 @of_all_chapters
 def test_every_task_has_an_answer(path):
     text = text_in(path)
@@ -50,6 +51,7 @@ def test_every_task_has_an_answer(path):
         assert "```python" in answer[1] and len(words) > 5, f"{task[0]} has a thin answer."
 
 
+@pytest.mark.nightly
 @of_all_chapters
 def test_every_exercise_has_an_answer(path):
     exercises = re.split(r"^\*\*\d\.\*\* ", text_in(path), flags=re.MULTILINE)[1:]
@@ -57,6 +59,7 @@ def test_every_exercise_has_an_answer(path):
     assert all("<summary>Answer</summary>" in exercise for exercise in exercises)
 
 
+@pytest.mark.nightly
 @of_all_chapters
 def test_its_section_has_a_link_and_the_picture_of_the_chapter(path):
     title = jupytext.read(path).cells[0].source.splitlines()[0].lstrip("# ")
@@ -79,6 +82,7 @@ def test_no_other_picture_lies_there():
     assert {p.stem for p in (ROOT / "docs/course").iterdir()} == {p.stem for p in CHAPTERS}
 
 
+@pytest.mark.nightly
 def test_the_hours_are_those_of_the_chapters_and_add_up():
     table = rows()
     assert len(table) == len(CHAPTERS) == 13

@@ -31,6 +31,7 @@ CHOSEN = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", [None, "reference"])
 def test_the_page_is_what_the_generator_writes(backend):
     """Also where somebody asks for a backend: the page is about the automatic choice."""
@@ -45,6 +46,7 @@ def test_the_page_is_what_the_generator_writes(backend):
     )
 
 
+@pytest.mark.nightly(but=["CAUSAL & Segments(ids)", "Softcap(50.0)", "T = S = 64"])
 @pytest.mark.parametrize("code, wanted", CHOSEN, ids=[code for code, _ in CHOSEN])
 def test_it_names_the_backend_that_is_known_to_serve(code, wanted):
     with tokamax_is_there():
@@ -66,6 +68,7 @@ def test_a_chosen_kernel_gives_no_reason_against_itself():
                     assert said(request, kernel) == "serves", request
 
 
+@pytest.mark.nightly
 def test_no_two_requests_look_alike_and_no_cell_is_cut():
     rows = cells(matrix().partition("\n\n")[0])
     assert len(rows) == len(requests()) + 1 and {len(row) for row in rows[1:]} == {6}

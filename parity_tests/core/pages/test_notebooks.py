@@ -50,6 +50,7 @@ def test_every_chapter_has_both_halves():
     assert names == {path.stem for path in FOLDER.glob("[0-9]*.py")} and names
 
 
+@pytest.mark.nightly
 @of_all_chapters
 def test_both_halves_say_the_same(path):
     assert cells(path) == cells(path.with_suffix(".py"))
@@ -65,6 +66,7 @@ def test_it_was_run_from_top_to_bottom(path):
     assert not any(out.get("name") == "stderr" for _, out in outputs(path))
 
 
+@pytest.mark.nightly
 @of_all_chapters
 def test_it_stands_on_the_public_surface(path):
     code = "\n\n".join(source for kind, source in cells(path) if kind == "code")

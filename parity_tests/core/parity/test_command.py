@@ -209,6 +209,7 @@ def test_what_is_printed_runs_again_whatever_the_name(kind, tmp_path, shell):
     assert (tmp_path / "page.html").exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "text",
     [WAITS, pytest.param(SLOW, marks=[live, pytest.mark.nightly])],
@@ -236,6 +237,7 @@ def test_ctrl_c_stops_at_once_and_leaves_nobody_behind(text, tmp_path, monkeypat
         os.kill(worker, 0)
 
 
+@pytest.mark.nightly
 def test_constants_reach_the_comparison_and_the_golden(monkeypatch):
     from flax import nnx
 
@@ -434,6 +436,7 @@ def test_what_is_kept_of_a_result_sees_all_of_it(size):
         assert judge.exact(kept[0], kept[2]).ok
 
 
+@pytest.mark.nightly
 def test_our_own_goldens_stay_with_the_library():
     for case in collect("parity_tests"):
         path = golden.path_of(case)

@@ -140,6 +140,7 @@ def test_a_list_that_two_modules_have_is_proven_once(somewhere):
     assert len(titles("somebody")) == 3
 
 
+@pytest.mark.nightly
 def test_the_suite_reads_the_files_of_its_variants_alone():
     files = [name.removeprefix("parity_tests.test_") for name in modules("parity_tests")]
     assert {*files} == {case.variant for case in collect("parity_tests")}

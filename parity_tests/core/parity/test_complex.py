@@ -71,6 +71,7 @@ class WrongBackward(Mine):
         return jax.lax.stop_gradient(out - out.conj()) + out.conj()
 
 
+@pytest.mark.nightly
 def test_a_complex_linear_is_equal_in_all_dtypes():
     report = assert_parity(Theirs(), Mine(), Z, dtypes=("float64", "float32", "bfloat16"))
     assert {r.name for r in report.rows if r.kind == "gradient"} == {
@@ -79,6 +80,14 @@ def test_a_complex_linear_is_equal_in_all_dtypes():
     assert {r.name for r in report.rows if r.kind == "tap"} == {"linear"}
 
 
+@pytest.mark.nightly(
+    but=[
+        "Conjugated-float64",
+        "WeightConjugated-float64",
+        "WrongBackward-float32",
+        "WrongBackward-float64",
+    ]
+)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("fault", [Conjugated, WeightConjugated, WrongBackward])
 def test_a_conjugate_too_many_is_found(fault, dtype):
@@ -90,6 +99,7 @@ def test_a_conjugate_too_many_is_found(fault, dtype):
     assert kinds == ({"gradient"} if fault is WrongBackward else {"output", "gradient"})
 
 
+@pytest.mark.nightly
 def test_the_imaginary_part_alone_is_compared():
     class Real(Mine):
         def __call__(self, z):
@@ -99,6 +109,7 @@ def test_the_imaginary_part_alone_is_compared():
     assert not compare(Theirs(), Real(), Z, **ONCE).ok
 
 
+@pytest.mark.nightly
 def test_a_mixer_in_frequencies():
     class Mixer(torch.nn.Module):
         def __init__(self):
@@ -132,6 +143,7 @@ def test_a_mixer_in_frequencies():
     assert not compare(Mixer(), Turned(), X, **ONCE).ok
 
 
+@pytest.mark.nightly
 def test_a_complex_input_makes_a_real_output():
     class Absolute(torch.nn.Module):
         def forward(self, z, w):

@@ -153,6 +153,7 @@ def stepped(module, x, cache, **kwargs):
     return module.step(x, cache=cache, **kwargs)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("options", "padded", "ring"),
     with_nightly(product([{}, {"torch": stepped}], [False, True], [None, W]), commit=8),
@@ -165,6 +166,7 @@ def test_a_right_cache_is_equal(options, padded, ring):
     assert "decoded " in found.summary()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("step", with_nightly([with_drafts, with_beams], commit=2))
 def test_a_step_of_ones_own_is_equal(step):
     assert report(Mine(W), flax=step).ok
@@ -209,6 +211,7 @@ FAULTS = [
 EACH = (LengthOfSteps, NoWindowAtOne, KeptPlaces)  # in the second, cuts differ from other steps on
 
 
+@pytest.mark.nightly(but=["KeptPlaces"])
 @pytest.mark.parametrize(
     ("mine", "options", "place", "hint"),
     with_nightly(FAULTS, commit=lambda row: type(row[0]) in EACH),
@@ -256,6 +259,7 @@ def test_a_report_says_which_cuts_differ_and_draws_where(tmp_path):
     assert SECOND in page and "float64 decode" in page
 
 
+@pytest.mark.nightly
 def test_torchs_own_steps_are_the_witness_where_they_are_not_its_whole():
     """Each step doubled in both worlds: steps agree, and a sentence says what they are not."""
 
@@ -282,6 +286,7 @@ def test_narrow_dtypes_are_held_against_torchs_own_error():
     assert SECOND in found.first.tap and not found.first.hint
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("padded", "ring"),
     with_nightly(product([False, True], [None, W]), commit=[(False, W)]),
@@ -308,6 +313,7 @@ class InItself(Mine):
         return y
 
 
+@pytest.mark.nightly(but=["False"])
 @pytest.mark.parametrize("jit", [False, True])
 def test_a_cache_may_be_held_by_the_module(jit):
     decode = Decode(flax=lambda module, x, cache: (module.step(x), None))
@@ -376,6 +382,7 @@ def case_of(mine, **options):
     return Case(mine, {"window": W}, reference=theirs, x=X.shape, decode=Decode(**options), **calls)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "options",
     with_nightly([{}, {"torch": stepped}], commit=[{"torch": stepped}]),
@@ -397,6 +404,7 @@ def test_a_golden_replays_the_steps(options, tmp_path, monkeypatch):
         case.report(live=False)
 
 
+@pytest.mark.nightly
 def test_the_table_has_a_column_if_a_line_was_decoded():
     decoded, plain = report(Mine(W)), compare(Theirs(W), Mine(W), X, dtypes=("float64",), jit=False)
     without = certificate.columns(certificate.lines([("a", "b", plain)]))

@@ -70,6 +70,7 @@ def narrow_softmax(scores):
     return jax.nn.softmax(scores.astype(jnp.float32)).astype(scores.dtype)
 
 
+@pytest.mark.nightly
 def test_a_faithful_port_needs_no_diagnosis():
     report = compare(Original(), Port(), X, **QUICK)
     assert report.ok and not report.local and not report.divergences and not report.maps
@@ -84,6 +85,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("place", with_nightly(FAULTS, commit=["weights", "context", "q"]))
 def test_a_fault_is_placed_and_named(place):
     parts, kind, words = FAULTS[place]
@@ -96,6 +98,7 @@ def test_a_fault_is_placed_and_named(place):
     assert f"DIFFERENT at {place}" in str(report) and said in str(report)
 
 
+@pytest.mark.nightly
 def test_an_innocent_step_is_not_blamed_and_two_faults_are_told_apart():
     report = compare(Original(), port(scale=lambda s: s, contexts=lambda c: 2 * c), X, **QUICK)
     assert [d.tap for d in report.divergences] == ["scores", "context"]
@@ -107,12 +110,14 @@ def test_an_innocent_step_is_not_blamed_and_two_faults_are_told_apart():
     assert report.maps["context"].shape == (3, 5, 4)
 
 
+@pytest.mark.nightly
 def test_the_cast_is_told_with_its_line():
     report = compare(Original(), port(softmax=narrow_softmax), X, dtypes=("float64",), eager=False)
     line = narrow_softmax.__code__.co_firstlineno + 1
     assert any(f"test_diagnosis.py:{line} (narrow_softmax)" in note for note in report.notes)
 
 
+@pytest.mark.nightly
 def test_a_product_below_the_asked_precision_is_found():
     def low(context):
         eye = jnp.eye(4, dtype=context.dtype)
@@ -123,6 +128,7 @@ def test_a_product_below_the_asked_precision_is_found():
     assert report.first.kind == "exact" and "test_diagnosis.py" in str(report)
 
 
+@pytest.mark.nightly
 def test_lost_precision_is_placed_in_narrow_dtypes():
     def rounded(softmax):
         return lambda s: softmax(s.astype(jnp.bfloat16)).astype(s.dtype)
@@ -167,6 +173,7 @@ class NormedPort(nnx.Module):
         return self.out(self.norm(x))
 
 
+@pytest.mark.nightly
 def test_running_statistics_agree_after_training():
     report = compare(Normed(), NormedPort(), X[:, 0], train=True, **QUICK)
     assert report.ok, report
@@ -176,6 +183,7 @@ def test_running_statistics_agree_after_training():
     assert {row.name for row in wrong.failed} == {"norm.mean", "norm.var"}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", with_nightly(["sgd", "adamw"], commit=["adamw"]))
 def test_steps_of_an_optimizer_agree(name):
     options = {"sgd": dict(lr=0.1, momentum=0.9), "adamw": dict(lr=1e-2, weight_decay=1e-2)}
@@ -282,6 +290,7 @@ def test_submodules_in_another_mode_are_told():
     assert "v of torch came in another mode than the rest: all ran in eval mode" in report.notes
 
 
+@pytest.mark.nightly
 def test_a_dropout_that_ignores_eval_mode_is_told():
     class Always(Port):
         def __init__(self):

@@ -85,6 +85,7 @@ def told(report):
 RATES = [(0.1, True), (0.75, False)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("rate", "jit"), with_nightly(product([0.1, 0.5, 0.75], [True, False]), commit=RATES)
 )
@@ -95,6 +96,7 @@ def test_masks_that_are_drawn_as_torch_draws_pass(rate, jit):
         assert [row.name for row in report.rows if row.kind == "exact"].count("dropout") == 1
 
 
+@pytest.mark.nightly
 def test_in_float32_alone_too():
     options = {"train": True, "dtypes": ("float32",)}
     assert_parity(Theirs(0.1), Mine(nnx.Dropout, 0.1), X, **options)
@@ -114,6 +116,7 @@ def test_a_mask_from_a_fixed_key_is_found(kind, jit):
     assert report.first.tap == "dropout" and "same for every random key" in str(report)
 
 
+@pytest.mark.nightly
 def test_a_keep_rate_that_is_inverted_is_told():
     report = compare(Theirs(0.1), Mine(Dropout, 0.1, 0.9), X, train=True, **ONCE)
     (said,) = told(report)
@@ -123,6 +126,7 @@ def test_a_keep_rate_that_is_inverted_is_told():
     assert "keeps 0.8" in said and "inverted" not in said
 
 
+@pytest.mark.nightly
 def test_a_share_is_told_where_no_rate_was_asked_for():
     class Uniform(Dropout):
         def mask(self, shape):
@@ -155,6 +159,7 @@ def test_a_mask_that_repeats_itself_along_an_axis_is_told(axis):
     assert f"the same all along its axis {axis} of [8, 9, 4]" in said
 
 
+@pytest.mark.nightly
 def test_a_mask_too_small_to_tell_is_told():
     x = np.ones((1, 6))
     report = compare(Theirs(0.5), Mine(nnx.Dropout, 0.5), x[:, :6], train=True, **ONCE)
@@ -176,6 +181,7 @@ def test_a_mask_too_small_to_tell_is_told():
     assert any("too few to tell" in note for note in report.notes), report
 
 
+@pytest.mark.nightly
 def test_keys_that_the_call_makes_are_others_in_the_second_call():
     class Port(nnx.Module):
         def __init__(self):
@@ -196,6 +202,7 @@ def test_keys_that_the_call_makes_are_others_in_the_second_call():
         assert_parity(Theirs(0.5), Port(), X, train=True, flax_call=call, **ONCE)
 
 
+@pytest.mark.nightly
 def test_functions_of_torch_that_draw_by_bernoulli_repeat_too():
     class Path(torch.nn.Module):
         def forward(self, x):
@@ -230,6 +237,7 @@ def frozen(theirs):
     return theirs
 
 
+@pytest.mark.nightly
 def test_what_is_not_trained_in_torch_is_not_trained_in_flax():
     class Port(nnx.Module):
         def __init__(self):
@@ -289,6 +297,7 @@ class CountsToo(nnx.Module):
         return x - self.mean[...][None, None]
 
 
+@pytest.mark.nightly
 def test_state_that_both_sides_have_is_compared_in_eval_mode_too():
     class Twice(CountsToo):
         step = 2
@@ -406,6 +415,7 @@ def test_sentences_say_what_to_do():
     assert "pass torch_call" not in str(caught.value)
 
 
+@pytest.mark.nightly
 def test_products_wider_than_the_run_are_noted_in_a_persons_own_lines():
     class Wide(nnx.Module):
         def __init__(self):

@@ -96,6 +96,7 @@ def test_a_file_without_a_digest_is_read_but_never_a_number_that_is_none(at, val
         case.report(live=False)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("digest", [True, False], ids=["with a digest", "without one"])
 def test_what_was_recorded_is_replayed(digest, written):
     (case, *_), path = written
@@ -134,6 +135,7 @@ def test_a_recording_holds_numbers_alone_however_large_the_results(worst, size):
     assert judge.exact(kept, again).ok and not judge.same_function(off, kept).ok
 
 
+@pytest.mark.nightly
 def test_a_case_of_a_notebook_reads_the_librarys_golden():
     asked = {"config": {"in_features": 11, "num_heads": 6, "num_kv_heads": 3, "head_dim": 4}}
     cell = "made = Case(layer, lambda: {**config, 'rotary': r}, name=name, x=(2, 34, 11))"

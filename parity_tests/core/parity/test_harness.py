@@ -172,6 +172,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("train", with_nightly([False, True], commit=[True]))
 def test_a_faithful_port_is_equal(train):
     dtypes = ("float64", "float32", "bfloat16")
@@ -183,6 +184,7 @@ def test_a_faithful_port_is_equal(train):
     assert {("tap", "float64", "jit"), ("exact", "", "")} <= kinds
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "port", with_nightly([ScaleOnQueries, SoftmaxLessConstant], commit=[SoftmaxLessConstant])
 )
@@ -191,6 +193,7 @@ def test_a_faithful_rewrite_is_not_flagged(port):
     assert report.ok, report
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("port", with_nightly(FAULTS, commit=[OtherEpsilon, Flat, WrongBackward]))
 def test_a_planted_fault_is_found_and_placed(port):
     report = compare(Original(), port(), X, **QUICK)
@@ -199,6 +202,7 @@ def test_a_planted_fault_is_found_and_placed(port):
     assert FAULTS[port] in str(report) and "limit" in str(report)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("port", [NoDropout, OtherRate])
 def test_dropout_that_differs_is_found(port):
     assert compare(Original(), port(), X, **QUICK).ok
@@ -209,6 +213,7 @@ def test_dropout_that_differs_is_found(port):
         assert compare(Original(), port(), X, train=True, **QUICK).first.tap == "dropout"
 
 
+@pytest.mark.nightly
 def test_assert_parity_raises_with_the_report():
     assert assert_parity(Original(), Faithful(), X, **QUICK).ok
     with pytest.raises(ParityError, match="DIFFERENT at scores") as caught:
@@ -254,6 +259,7 @@ def test_compare_leaves_everything_as_it_was(port):
     assert unchanged(before, state_of(one, two))
 
 
+@pytest.mark.nightly
 def test_weights_given_and_as_is():
     one, two = Original(), Faithful()
     assert compare(one, two, X, weights="given", **QUICK).ok
@@ -264,11 +270,13 @@ def test_weights_given_and_as_is():
     assert compare(one, two, X, weights="as_is", **QUICK).first.tap == "q"
 
 
+@pytest.mark.nightly
 def test_a_square_weight_that_a_rule_leaves_untransposed_is_found():
     wrong = Rule("v.weight -> v.kernel", "o i -> o i")
     assert compare(Original(), Faithful(), X, rules=[wrong], **QUICK).first.tap == "v"
 
 
+@pytest.mark.nightly
 def test_rules_rename_taps_too():
     class Renamed(Original):
         def __init__(self):
@@ -289,6 +297,7 @@ def test_a_report_of_nothing_proves_nothing():
     assert not report.ok and report.first is None and "nothing is proven" in str(report)
 
 
+@pytest.mark.nightly
 def test_json_holds_everything(tmp_path):
     report = compare(Original(), OneNaN(), X, **QUICK)
     report.to_json(tmp_path / "report.json")
@@ -320,6 +329,7 @@ def recorded(port, name="", **inputs):
     )
 
 
+@pytest.mark.nightly
 def test_a_golden_is_replayed_without_torch(tmp_path, monkeypatch):
     monkeypatch.setattr(golden, "path_of", lambda case: tmp_path / f"{case.variant}.npz")
     case = recorded(Faithful)

@@ -40,6 +40,7 @@ RIGHT = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "taps"), with_nightly(product(RIGHT, [False, True]), commit=11))
 def test_what_is_right_needs_no_hint(name, taps):
     report = compare(*pairs.pair(RIGHT[name], taps=taps), X, **QUICK)
@@ -140,6 +141,7 @@ NAMED = [  # one of each kind of mistake
 ]
 
 
+@pytest.mark.nightly(but=["Flax averages-True", "another scale-True", "base-True", "gate-True"])
 @pytest.mark.parametrize(
     ("name", "taps"), with_nightly(product(WRONG, [False, True]), commit=NAMED)
 )
@@ -169,6 +171,7 @@ NEAR = {  # with words that would be untrue
 UNTRUE = [(name, True) for name in ("components reversed", "slower by a half", "one place more")]
 
 
+@pytest.mark.nightly(but=["slower by a half-True"])
 @pytest.mark.parametrize(
     ("name", "taps"), with_nightly(product(NEAR, [False, True]), commit=UNTRUE)
 )

@@ -256,6 +256,7 @@ def compared(name, wrong=True, theirs=None):
         return compare(theirs, mine, X, rules=rules, **QUICK)
 
 
+@pytest.mark.nightly(but=["a causal convolution", "a causal mask", "a residual", "square kernels"])
 @pytest.mark.parametrize("name", PAIRS)
 def test_what_torch_would_give_with_the_mistake(name):
     assert compared(name, wrong=False).ok
@@ -276,6 +277,7 @@ def test_a_parameter_that_a_rule_skips():
     assert report.first is not None and report.first.hint == said
 
 
+@pytest.mark.nightly
 def test_two_mistakes_are_none_of_them():
     """Nothing is said that holds in part alone."""
     pair = PAIRS["a sign"]

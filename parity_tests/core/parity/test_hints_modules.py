@@ -117,6 +117,7 @@ NORMS = {
 }
 
 
+@pytest.mark.nightly(but=["w, centred"])
 @pytest.mark.parametrize("name", NORMS)
 def test_a_norm_is_named(name):
     options, wrong, words = NORMS[name]
@@ -132,6 +133,7 @@ NEAR_NORMS = {
 }
 
 
+@pytest.mark.nightly(but=["another gate before"])
 @pytest.mark.parametrize("name", NEAR_NORMS)
 def test_a_norm_that_is_near_is_not_taken_for_another(name):
     options, wrong, words = NEAR_NORMS[name]
@@ -194,6 +196,7 @@ class MixesPort(nnx.Module):
 KEPT = [(0.1, 1 / 0.1, True), (0.3, 1 / 0.3, True), (0.3, 1 / 0.4, False), (0.3, 1.0, False)]
 
 
+@pytest.mark.nightly(but=["kept5-True"])
 @pytest.mark.parametrize(
     ("kept", "module"),
     with_nightly(
@@ -239,6 +242,7 @@ class DownPort(nnx.Module):
         return jax.nn.relu(self.down(x))
 
 
+@pytest.mark.nightly(but=["1.0-1.000000001-False"])
 @pytest.mark.parametrize(
     ("near", "factor", "cannot"),
     [(1e-8, 1.0, True), (1e-6, 1.0, True), (1.0, 1 + 1e-9, False), (1e-8, 1.5, False)],
@@ -271,6 +275,7 @@ class ScoredPort(nnx.Module):
         return tap("weights", jax.nn.softmax(tap("scores", scores))) @ k
 
 
+@pytest.mark.nightly(but=["1100000.0"])
 @pytest.mark.parametrize("scale", [1e6, 1.1e6])
 def test_scores_that_only_rounding_tells_apart_are_told(scale):
     q = np.concatenate([SCORE, SCORE], -1)
@@ -354,6 +359,7 @@ def by_hand(names, centred, eps, wrong):
     return report.first.hint
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("names", "centred"), with_nightly(product(NAMED, [False, True]), commit=3)
 )

@@ -74,6 +74,7 @@ def to_last(length, keys):
 FIRST, LAST = "the first key (top left)", "the last key (bottom right)"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("keys", "taps"), with_nightly(product([6, 7, 11], [True, False]), commit=3)
 )
@@ -84,6 +85,7 @@ def test_a_causal_mask_aligned_to_the_other_end_is_named(keys, taps):
         assert f"mask aligned to {other}, torch's to {one}: shifted by {keys - 5}" in told
 
 
+@pytest.mark.nightly
 def test_with_fewer_keys_too():
     told = said(dict(seen=to_first), dict(seen=to_last), 3)
     assert f"aligned to {LAST}, torch's to {FIRST}: shifted by 2" in told
@@ -101,6 +103,7 @@ def test_a_causal_mask_shifted_by_another_number_is_not_aligned_to_the_other_end
     assert "aligned" not in said(dict(seen=to_first), dict(seen=lambda t, s: tril(t, s, 1)))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("scale", [-0.5, -1.0, 0.3])
 def test_a_scale_with_the_other_sign_is_named(scale):
     assert said(dict(scale=scale), dict(scale=-scale)) == "another scale: the other sign"
@@ -109,6 +112,7 @@ def test_a_scale_with_the_other_sign_is_named(scale):
 AXES = {"keys": -1, "queries": -2}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("one", "other"), [("keys", "queries"), ("queries", "keys")])
 def test_a_softmax_over_another_axis_is_named(one, other):
     told = said(dict(axis=AXES[one]), dict(axis=AXES[other]))
@@ -125,6 +129,7 @@ def window(keys):
     return lambda t, s: tril(t, s) & ~tril(t, s, -keys)
 
 
+@pytest.mark.nightly
 def test_a_mask_behind_the_tap_of_scores_is_named_too():
     told = said(dict(seen=window(4)), dict(seen=window(3), later=True), 5)
     assert told == "a window 1 narrower back: 3 keys, torch 4, itself included"
@@ -174,6 +179,7 @@ class Uniform(nnx.Module):
         return jnp.where(keep, self.up(x) / 0.9, 0.0)
 
 
+@pytest.mark.nightly
 def test_a_missing_dropout_may_be_one_that_is_not_heard():
     theirs = torch.nn.Sequential()
     theirs.up, theirs.drop = torch.nn.Linear(D, D), torch.nn.Dropout(0.1)
@@ -216,6 +222,7 @@ BESIDE = {
 TURNS = [(name, HUGE[i % len(HUGE)]) for i, name in enumerate(BESIDE)]  # each once
 
 
+@pytest.mark.nightly(but=["sign--3.4e+38"])
 @pytest.mark.parametrize(("name", "fill"), with_nightly(product(BESIDE, HUGE), commit=TURNS))
 def test_huge_numbers_hide_no_hint_and_make_none(name, fill):
     wrong, words = BESIDE[name]
@@ -266,6 +273,7 @@ def blind_row(fill, taps, zeros=False):
 FILLS = {-1e30: "averages", -1e9: "averages", -1e4: "averages", -jnp.inf: "gives NaN"}
 
 
+@pytest.mark.nightly(but=["-10000.0-False"])
 @pytest.mark.parametrize(
     ("fill", "taps"),
     with_nightly(
@@ -323,6 +331,7 @@ BACKWARD = {
 }
 
 
+@pytest.mark.nightly(but=["y"])
 @pytest.mark.parametrize("wrong", BACKWARD)
 def test_a_call_that_is_not_used_is_not_blamed(wrong):
     x, y = R(1).standard_normal((2, 3, D))
@@ -358,6 +367,7 @@ DROPS = {
 }
 
 
+@pytest.mark.nightly(but=["1 / 3 for 0.1", "not scaled up"])
 @pytest.mark.parametrize("name", DROPS)
 def test_another_dropout_rate_is_named_where_it_was_heard(name):
     rate, ours, words = DROPS[name]

@@ -81,6 +81,7 @@ LAYERS = {
 MIRRORED = (Rule("layer.weight -> layer.kernel", "i o k -> k i o"),)
 
 
+@pytest.mark.nightly(but=["dilation-True", "groups-True", "mirrored-True", "stride-True"])
 @pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
 def test_settings_of_a_layer(name, recorded, tmp_path):
@@ -98,6 +99,7 @@ def test_settings_of_a_layer(name, recorded, tmp_path):
     assert said_there.startswith(said), report.first
 
 
+@pytest.mark.nightly
 def test_momentum_is_the_share_of_the_new():
     def port(momentum):
         return Port(nnx.BatchNorm(4, momentum=momentum, epsilon=1e-5, rngs=nnx.Rngs(0)))
@@ -137,6 +139,7 @@ def test_indices_that_are_shifted():
     assert "2 higher than torch's in all; [0, 0] is 5, torch 3" in report.first.hint
 
 
+@pytest.mark.nightly
 def test_a_row_of_padding_that_is_trained():
     assert compare(Looks(3), LooksUp(1, stops=True), IDS, **GRADED).ok
     report = compare(Looks(3), LooksUp(1), IDS, **GRADED)
@@ -144,6 +147,7 @@ def test_a_row_of_padding_that_is_trained():
     assert report.first is not None and report.first.hint == said, report
 
 
+@pytest.mark.nightly
 def test_a_mask_of_another_place_names_both():
     class Drops(torch.nn.Module):
         def __init__(self):
@@ -168,6 +172,7 @@ def test_a_mask_of_another_place_names_both():
         compare(Drops(), DropsBefore(), X, train=True, **QUICK)
 
 
+@pytest.mark.nightly(but=["-1-drop not taken away"])
 @pytest.mark.parametrize(("sign", "said"), [(-1, "drop not taken away"), (1, "drop not added")])
 def test_a_part_that_is_taken_away_is_told_as_such(sign, said):
     class Less(torch.nn.Module):

@@ -108,6 +108,7 @@ def places(report):
     return [place.tap for place in report.divergences]
 
 
+@pytest.mark.nightly
 def test_scale_on_queries_is_a_factor_that_fits():
     report = report_of(query=lambda q: q / H**0.5, scale=lambda s: s)
     assert report.ok and not report.rewritten, report
@@ -116,6 +117,7 @@ def test_scale_on_queries_is_a_factor_that_fits():
 FACTORS = [lambda q: 1.9 * q, lambda q: 1.9 * q + 0.3, lambda q: 3 * q]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("wrong", with_nightly(FACTORS, commit=3))
 def test_a_factor_that_does_not_fit_is_not_put_on(wrong):
     """Nearly the root of the width: the number shown is torch's own, the next step innocent."""
@@ -125,6 +127,7 @@ def test_a_factor_that_does_not_fit_is_not_put_on(wrong):
     assert {r.name: r.verdict.ok for r in report.local if r.kind == "local"}["scores"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("axes", with_nightly(["btnh", "bnth", "nbth", "bthn", "tbnh"], commit=2))
 def test_any_order_of_axes_is_laid_out(axes):
     report = report_of(axes=axes)
@@ -132,6 +135,7 @@ def test_any_order_of_axes_is_laid_out(axes):
     assert {"query", "key", "context"} <= {row.name for row in report.rows if row.kind == "tap"}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("place", "axes"),
     with_nightly(
@@ -149,6 +153,7 @@ def test_a_fault_is_placed_in_any_order_of_axes(axes, place):
     assert places(report) == [place], report
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("axes", with_nightly(["btnh", "bnth", "nbth", "bthn"], commit=["nbth"]))
 def test_a_submodule_with_other_axes_does_not_vanish(axes, monkeypatch):
     monkeypatch.setattr(Heads, "axes", axes)
@@ -160,6 +165,7 @@ def test_a_submodule_with_other_axes_does_not_vanish(axes, monkeypatch):
     assert places(report) == ["v"], report
 
 
+@pytest.mark.nightly
 def test_what_cannot_be_laid_out_is_listed_with_both_shapes():
     for outputs, ok in ((lambda y: y, True), (lambda y: 2 * y, False)):
         report = report_of(last=Twice, outputs=outputs)
@@ -205,6 +211,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", OTHER_WAYS)
 def test_another_way_is_no_fault(way):
     parts, names = OTHER_WAYS[way]
@@ -212,6 +219,7 @@ def test_another_way_is_no_fault(way):
     assert report.ok and {*report.rewritten} == names, report
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("place", "way"), with_nightly(product(FAULTS, OTHER_WAYS), commit=7))
 def test_another_way_stays_excused_when_something_else_is_wrong(way, place):
     parts, names = OTHER_WAYS[way]
@@ -221,17 +229,20 @@ def test_another_way_stays_excused_when_something_else_is_wrong(way, place):
     assert told in report.notes and not names & {row.name for row in report.local}
 
 
+@pytest.mark.nightly
 def test_a_fault_before_another_way_is_placed():
     parts, _ = OTHER_WAYS["unscaled scores"]
     report = report_of(**parts, query=lambda q: q[:, ::-1])
     assert places(report) == ["query"], report
 
 
+@pytest.mark.nightly
 def test_two_faults_that_feed_one_step_are_both_told():
     report = report_of(query=lambda q: q[:, ::-1], key=lambda k: 2 * k + 1)
     assert places(report) == ["query", "key"], report
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("act", "looks"),
     with_nightly(
@@ -252,12 +263,14 @@ def test_a_fault_between_two_taps_is_put_there(act, looks):
     assert len(told) == 3 and told[-1] < 7  # of what down is given
 
 
+@pytest.mark.nightly
 def test_the_tap_that_is_advised_tells():
     report = report_of(act=lambda y: tap("act", jax.nn.relu(y)))
     assert (report.first.tap, report.first.kind) == ("act", "value"), report
     assert report_of(act=lambda y: tap("act", jax.nn.gelu(y, approximate=False))).ok
 
 
+@pytest.mark.nightly
 def test_a_fault_behind_agreeing_inputs_is_the_steps_own():
     report = report_of(rules=[Rule("up.weight -> up.kernel", "(a o) i -> i (o a)", a=7)])
     assert report.ok
@@ -274,6 +287,7 @@ def tripled_backward(x):
 tripled_backward.defvjp(lambda x: (x, None), lambda _, g: (3 * g,))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("way", with_nightly([None, *OTHER_WAYS], commit=[None, "unscaled scores"]))
 def test_gradients_head_the_report_if_no_output_differs(way):
     parts, names = OTHER_WAYS[way] if way else ({}, set())
@@ -309,6 +323,7 @@ class Inside(Port):
 RULES = [Rule("scores -> attend.scores"), Rule("weights -> attend.weights")]
 
 
+@pytest.mark.nightly
 def test_a_rule_pairs_taps_under_another_prefix():
     report = compare(Original(), Inside(), X, rules=RULES, **QUICK)
     assert report.ok and {"attend.scores", "attend.weights"} <= {row.name for row in report.rows}
@@ -371,6 +386,7 @@ class Repeated(nnx.Module):
         return self.o(x + self.shift)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("told", with_nightly([{0, 1}, {0}, {1}], commit=[{1}]))
 def test_points_heard_in_other_numbers_are_told_apart_by_their_values(told):
     report = compare(Once(2), Repeated(told), X, **QUICK)

@@ -30,6 +30,7 @@ def judged(first, second, given, **options) -> Report:
     return validated(compare(first, second, *given, eager=False, **options))
 
 
+@pytest.mark.nightly
 @each("name", MISTAKES)
 def test_a_mistake_is_seen(name):
     mistake = MISTAKES[name]
@@ -39,6 +40,7 @@ def test_a_mistake_is_seen(name):
     assert "torch" not in str(report) and "Flax" not in str(report), str(report)
 
 
+@pytest.mark.nightly
 @each("name", REWRITES)
 def test_a_rewrite_is_let_pass(name):
     first, second, given, grads = REWRITES[name]
@@ -59,6 +61,7 @@ def not_numbers(x):
     return jnp.sqrt(-1 - x * x)
 
 
+@pytest.mark.nightly
 @each("alike", [nothing, one_number, not_numbers])
 def test_what_is_alike_whatever_was_computed_proves_nothing(alike):
     report = compare(alike, lambda x: alike(x), np.arange(6.0).reshape(2, 3), eager=False)
@@ -73,6 +76,7 @@ def test_one_constant_among_outputs_hides_no_difference():
     assert not compare(first, second, X[0], **QUICK).ok
 
 
+@pytest.mark.nightly
 def test_weights_go_by_path_between_modules_of_one_tree():
     report = judged(block(), block(Rewritten), TOKENS, dtypes=("float64",))
     assert report.ok and report.params == 6, str(report)
@@ -82,6 +86,7 @@ def test_weights_go_by_path_between_modules_of_one_tree():
         compare(block(), wrong, *TOKENS)
 
 
+@pytest.mark.nightly
 def test_as_is_compares_each_module_with_its_own_weights():
     other = Block(rngs=nnx.Rngs(5))
     assert not compare(block(), other, *TOKENS, weights="as_is", **QUICK).ok
@@ -97,6 +102,7 @@ def test_a_function_has_no_weights_to_carry():
     assert compare(module, function, *TOKENS, **QUICK).ok
 
 
+@pytest.mark.nightly
 def test_a_random_function_is_compared_on_one_draw_and_the_report_says_so():
     def otherwise(q, k, v, seen, bias, key):
         return dropped(q, k, v, seen, bias, jax.random.fold_in(key, 1))
@@ -114,6 +120,7 @@ def test_a_random_function_is_compared_on_one_draw_and_the_report_says_so():
     assert same.ok and any("draws random numbers" in x for x in same.notes), str(same)
 
 
+@pytest.mark.nightly
 def test_modules_in_train_mode_drop_the_same_places():
     report = judged(
         block(rate=0.3), Block(rate=0.3, rngs=nnx.Rngs(9)), TOKENS, dtypes=("float64",), train=True
@@ -132,6 +139,7 @@ class Shifted(Block):
         self.norm.epsilon = 1e-4
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("train", [False, True])
 def test_a_wrong_step_of_a_module_is_placed(train):
     first, wrong = block(rate=0.3), Shifted(rate=0.3, rngs=nnx.Rngs(9))
@@ -142,6 +150,7 @@ def test_a_wrong_step_of_a_module_is_placed(train):
     assert right.certain, str(right)
 
 
+@pytest.mark.nightly
 def test_functions_draw_by_themselves_also_in_train_mode():
     def otherwise(q, k, v, seen, bias, key):
         return dropped(q, k, v, seen, bias, jax.random.fold_in(key, 1))
@@ -169,6 +178,7 @@ def scaled(function, *given):
     return 2 * function(*given)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["module", "function"])
 def test_a_record_stands_for_the_first_side(kind, tmp_path):
     first, second, given = formula, online, X
@@ -181,6 +191,7 @@ def test_a_record_stands_for_the_first_side(kind, tmp_path):
     assert not report.ok and "2 times" in str(report), str(report)
 
 
+@pytest.mark.nightly
 def test_sides_are_called_by_their_names():
     report = compare(formula, online, X[0], *(2 * x for x in X[1:3]), *X[3:], **QUICK)
     assert report.title == "online against formula" and report.sides == ("formula", "online")
@@ -222,6 +233,7 @@ def test_options_of_torch_are_refused():
         compare(block(), block(), *TOKENS, rules=[Rule("a -> b")])
 
 
+@pytest.mark.nightly
 def test_assert_parity_raises_with_the_report():
     assert assert_parity(formula, online, *X, **QUICK).ok
     with pytest.raises(ParityError) as caught:
@@ -229,6 +241,7 @@ def test_assert_parity_raises_with_the_report():
     assert isinstance(caught.value.report, Report)
 
 
+@pytest.mark.nightly
 def test_jax_arrays_and_containers_are_inputs():
     def of_dict(parts, seen, scale):
         return {"out": formula(*parts["qkv"], seen, parts["bias"]) * scale, "n": parts["n"] + 1}
@@ -239,6 +252,7 @@ def test_jax_arrays_and_containers_are_inputs():
     assert report.ok and {"output.out", "output.n", "input 0.qkv[1]"} <= names, sorted(names)
 
 
+@pytest.mark.nightly
 def test_noise_is_that_of_the_first_side():
     report = compare(formula, online, *X, dtypes=("float64",), eager=False, noise=True)
     noises = [row.verdict.noise for row in report.rows if row.kind in ("output", "gradient")]

@@ -26,6 +26,7 @@ def call(module, *args, **kwargs):
     return module(*args, **kwargs)
 
 
+@pytest.mark.nightly
 def test_inputs_of_submodules_are_recorded_on_both_sides():
     class Twice(torch.nn.Module):
         def __init__(self):
@@ -142,6 +143,15 @@ WRAPPED = {
 TURNS = [(how, i % 2 == 1) for i, how in enumerate(WRAPPED)]  # each once
 
 
+@pytest.mark.nightly(
+    but=[
+        "a namespace-False",
+        "a number where torch has a tensor-True",
+        "a string-False",
+        "an int beside-False",
+        "an nnx.Variable-True",
+    ]
+)
 @pytest.mark.parametrize(
     ("how", "jit"), with_nightly(product(WRAPPED, [False, True]), commit=TURNS)
 )
@@ -153,6 +163,7 @@ def test_every_leaf_of_an_output_is_compared(how, jit):
     assert not compare(Theirs(theirs), Mine(lambda y: mine(y, -7)), X, **options).ok
 
 
+@pytest.mark.nightly
 def test_in_narrow_dtypes_too():
     for how in ("a Python number", "an int beside", "a numpy array", "flax.struct"):
         theirs, mine = WRAPPED[how]
@@ -163,6 +174,7 @@ def test_in_narrow_dtypes_too():
             assert not wrong.ok, how
 
 
+@pytest.mark.nightly
 def test_a_model_output_of_transformers_is_a_container():
     pytest.importorskip("transformers", reason="its outputs are the example")
     from transformers.modeling_outputs import BaseModelOutput
@@ -220,6 +232,7 @@ def test_leaves_of_submodules_are_taps():
     assert differs == {"inner.y", "inner.more"}, report
 
 
+@pytest.mark.nightly(but=["7"])
 @pytest.mark.parametrize("factor", [1, 7])
 def test_nested_inputs_are_inputs(factor):
     class Nested(torch.nn.Module):
@@ -264,6 +277,7 @@ def test_constants_are_not_differentiated():
         compare(Masked(), Port(), X, kwargs=kwargs, constants="mask", **ONCE)
 
 
+@pytest.mark.nightly
 def test_integers_of_the_width_that_jax_has_are_compared_by_value():
     def theirs(y):
         return {"y": y, "best": y.argmax(-1), "sorted": y.argsort(-1)}

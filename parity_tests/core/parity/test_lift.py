@@ -290,6 +290,7 @@ def alibi_port(rounds):
     return Port()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 def test_a_port_that_rounds_as_torch_does_is_right_and_one_that_does_not_is_wrong(dtype):
     x = np.random.RandomState(3).standard_normal((2, 5, 6))

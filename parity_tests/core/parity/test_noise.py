@@ -72,6 +72,7 @@ def test_a_right_port_that_the_input_cannot_tell_from_another_is_equal_as_far_as
     assert "equal as far as this input can tell" in str(report)
 
 
+@pytest.mark.nightly
 def test_a_wrong_port_of_an_ill_conditioned_function_is_different():
     wrong = [
         lambda x: 1.001 * variance_by_sums(x),
@@ -90,6 +91,7 @@ def test_what_is_well_conditioned_is_certain_and_asks_for_no_noise():
     assert compared(saturated, saturated_too, X).ok
 
 
+@pytest.mark.nightly
 def test_noise_is_told_beside_every_error_in_every_dtype():
     dtypes = ("float64", "float32", "bfloat16")
     linear, mine = torch.nn.Linear(40, 7), nnx.Linear(40, 7, rngs=nnx.Rngs(0))
@@ -175,6 +177,7 @@ def test_what_is_nothing_but_noise_proves_nothing():
     assert both.verdict == "equal"
 
 
+@pytest.mark.nightly
 def test_a_module_that_forgets_to_return_itself_from_train_is_compared():
     class Forgets(Torch):
         def train(self, mode=True):

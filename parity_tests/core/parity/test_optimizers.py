@@ -89,6 +89,9 @@ def by_optax(optimizer, start, gradients) -> list[dict[str, np.ndarray]]:
     return seen
 
 
+@pytest.mark.nightly(
+    but=["adagrad-options18", "radam-options24", "rmsprop-options14", "sgd-options3"]
+)
 @pytest.mark.parametrize(("name", "options"), EACH, ids=lambda x: x if isinstance(x, str) else None)
 def test_steps_equal_torch(name, options):
     optimizer = make(name, options)
@@ -134,6 +137,7 @@ NAIVE = {  # what one would write, and what differs then
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", NAIVE)
 def test_the_naive_call_differs(name):
     options, naive = NAIVE[name]
@@ -151,6 +155,7 @@ REFUSED_OPTAX = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", REFUSED_OPTAX)
 def test_those_refused_do_differ(name, monkeypatch):
     torch = pytest.importorskip("torch", reason="torch steps beside")

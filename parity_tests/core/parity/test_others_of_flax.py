@@ -44,6 +44,7 @@ class Port(nnx.Module):
 SEEN = np.tril(np.ones((5, 5), bool))[None, None]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("by", ["attribute", "name"])
 def test_jax_attention_is_lifted_to_float64_and_the_report_says_so(by):
     report = compare(Attention(), Port(by), X, SEEN, **QUICK)
@@ -57,6 +58,7 @@ def test_a_wrong_scale_is_seen_through_the_lift():
     assert not report.ok and report.first.error > 1e-3
 
 
+@pytest.mark.nightly
 def test_flax_attention_is_lifted_with_its_gradients():
     theirs = torch.nn.MultiheadAttention(D, 3, batch_first=True)
     mine = nnx.MultiHeadAttention(3, D, decode=False, rngs=nnx.Rngs(0))

@@ -209,6 +209,7 @@ def test_a_failure_is_told_whole(write):
     assert all(row.name in text for row in (*report.rows, *report.local))
 
 
+@pytest.mark.nightly(but=["pages"])
 @pytest.mark.parametrize("write", [page, lambda report: pages([report])], ids=["page", "pages"])
 def test_a_failure_says_what_it_does_as_the_text_does(write):
     for report in (different(), UNPLACED, NO_ELEMENTS):
@@ -429,6 +430,7 @@ def test_names_are_read_as_cases_write_them(title, pair, details):
     assert in_words(title, "L") == (pair, details)
 
 
+@pytest.mark.nightly
 def test_every_case_of_the_library_has_words():
     for case in every_case()[::7]:
         pair, details = in_words(str(case), case.flax_class.__name__)

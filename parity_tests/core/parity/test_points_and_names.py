@@ -105,6 +105,7 @@ def compared(report):
 LINEARS = {"query", "key", "value"}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("points", [True, False])
 def test_projections_named_like_points_are_compared_as_what_they_are(points):
     report = report_of(points=points)
@@ -129,6 +130,7 @@ BIASES = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("on", PLACES)
 def test_a_factor_of_each_head_has_its_own_place(on):
     report = report_of(on=PLACES[on])
@@ -136,12 +138,14 @@ def test_a_factor_of_each_head_has_its_own_place(on):
     assert {*report.rewritten} == {f"{x}#2" for x in PLACES[on] if x != "scores"}
 
 
+@pytest.mark.nightly(but=["its root on both-none"])
 @pytest.mark.parametrize(("on", "bias"), with_nightly(product(PLACES, BIASES), commit=9))
 def test_a_factor_of_each_head_stays_excused_where_the_bias_is_wrong(on, bias):
     report = report_of(on=PLACES[on], biased=BIASES[bias])
     assert places(report) == ["scores"], report
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("bias", "on"), with_nightly(product([None, *BIASES], ["on scores", "on queries"]), commit=5)
 )
@@ -152,6 +156,7 @@ def test_a_factor_that_torch_does_not_have_is_a_fault(on, bias):
     assert places(report)[0] == "query#2", report
 
 
+@pytest.mark.nightly(but=["last"])
 @pytest.mark.parametrize("at", [0, 1], ids=["first", "last"])
 def test_a_sink_is_a_column_of_the_scores(at):
     report = report_of(at, cap=CAP, sinks=1.0)
@@ -192,6 +197,7 @@ def image(before=lambda x: x, epsilon=1e-5):
     return Other()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("length", with_nightly([2, 3, 5], commit=[2]))
 def test_a_norm_behind_a_wrong_image_is_innocent(length):
     """Of 6 channels at 2 or 3 places a mere reshape is no nearer than channels last for first."""
@@ -225,6 +231,7 @@ def test_a_gradient_of_another_shape_is_left_out():
     assert force["query"].gradient is None
 
 
+@pytest.mark.nightly
 def test_the_verdict_stands_if_the_diagnosis_fails(monkeypatch):
     def fails(*_):
         raise ValueError("no such shape")
@@ -263,6 +270,7 @@ class TwicePort(nnx.Module):
         return jax.nn.softmax(self.up(jnp.sin(once)))
 
 
+@pytest.mark.nightly
 def test_float64_tells_narrow_dtypes_what_belongs_together():
     report = compare(Twice(), TwicePort(), X, dtypes=("float64", "float32"), eager=False)
     assert report.ok and "up (torch)" in report.unpaired, report
@@ -297,6 +305,7 @@ def renamed(rules, wrong=1.0):
     return compare(theirs, Whole(wrong), X, rules=rules, torch_call=call, **QUICK)
 
 
+@pytest.mark.nightly
 def test_a_rule_pairs_modules_that_hold_nothing():
     report = renamed([Rule("attend -> mha")])
     assert report.ok and not report.unpaired, report
@@ -336,6 +345,7 @@ class NormedPort(nnx.Module):
         return self.norm(self.act(self.up(x)))
 
 
+@pytest.mark.nightly(but=["0.1"])
 @pytest.mark.parametrize("epsilon", [1e-5, 0.1])
 def test_a_layer_that_is_given_something_wrong_may_be_wrong_itself(epsilon):
     report = compare(Normed(), NormedPort(jax.nn.relu, epsilon), X, **QUICK)

@@ -30,6 +30,7 @@ def test_the_list_of_mistakes():
     assert not unchanged, unchanged
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "block",
     with_nightly(ported.BLOCKS, commit=lambda block: block.name in RIGHT),
@@ -46,6 +47,16 @@ def _called(name):
     return mistake
 
 
+@pytest.mark.nightly(
+    but=[
+        "Phi3MLP: gate and up interleaved",
+        "Phi3MLP: up as the first half, where torch has the gate",
+        "ResNetBottleNeckLayer: running statistics used in train mode",
+        "RobertaEmbeddings: padding tokens counted as positions",
+        "RobertaEmbeddings: the padding's row is trained",
+        "T5LayerFF: the MLP's dropout after its last projection",
+    ]
+)
 @pytest.mark.parametrize("mistake", ported.MISTAKES, ids=str)
 def test_a_mistake_is_found_placed_and_named(mistake):
     """And docs/mistakes.md says of it what the report says."""
@@ -59,6 +70,7 @@ def test_a_mistake_is_found_placed_and_named(mistake):
     )
 
 
+@pytest.mark.nightly
 def test_what_the_table_counts_against_the_harness():
     """A right port is not found; a place and a word that were not said are missed."""
     mistake = _called(JUDGED)

@@ -132,6 +132,7 @@ def test_casts_that_lose_digits_are_told_from_those_that_do_not(f, dtype, said):
     assert [found.what for found in casts(traced(f, dtype=dtype))] == said
 
 
+@pytest.mark.nightly
 def test_a_cast_in_flax_names_the_line_that_called_it():
     with jax.enable_x64(True):
         attention = nnx.MultiHeadAttention(

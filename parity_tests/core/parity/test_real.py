@@ -22,6 +22,7 @@ LLAMA = next(layer for layer in KEPT if layer.name == "real_smollm2")
 every = pytest.mark.parametrize("kept", KEPT, ids=lambda kept: kept.name)
 
 
+@pytest.mark.nightly
 @every
 def test_a_kept_layer_is_equal_in_both_dtypes_eagerly_and_under_jit(kept):
     report = golden.replay_golden(kept)
@@ -100,6 +101,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", with_nightly(FAULTS, commit=["one part in a billion"]))
 def test_a_fault_in_the_call_is_seen(fault):
     report = golden.replay_golden(ENCODER, call=FAULTS[fault])
@@ -131,6 +133,7 @@ NUMBERS = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("kept", "name"), with_nightly(NUMBERS, commit=[NUMBERS[2], NUMBERS[3]]))
 def test_one_changed_number_in_the_file_is_seen(kept, name, tmp_path):
     with np.load(kept.path, allow_pickle=False) as stored:

@@ -79,6 +79,7 @@ def test_a_recording_says_what_torch_says(kept, mine):
     assert {row.kind for row in replayed.rows} == {"exact", "tap", "output", "gradient", "step"}
 
 
+@pytest.mark.nightly
 def test_a_report_says_who_recorded(kept):
     report = compare(Recording(kept), Faithful(), dtypes=("float64",), **JIT)
     assert report.versions["torch"] == f"{torch.__version__} (recorded)"
@@ -86,6 +87,7 @@ def test_a_report_says_who_recorded(kept):
     assert report.title == "Faithful against Original"
 
 
+@pytest.mark.nightly
 def test_jax_repeats_the_masks_that_torch_drew(trained):
     report = compare(Recording(trained), Faithful())
     assert report.ok and {row.mode for row in report.rows} == {"", "eager", "jit"}
@@ -106,6 +108,7 @@ class Fixed(Faithful):
         self.dropout = FixedKey(0.6, 0.6, rngs=nnx.Rngs(0))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("mine", "said"),
     [
@@ -142,6 +145,7 @@ def test_masks_of_other_shapes_are_told_and_merged_batches_are_none(folder):
     assert said in str(report)
 
 
+@pytest.mark.nightly
 def test_attention_in_blocks_repeats_them_too(folder):
     case = next(case for case in collect("parity_tests.test_cross") if case.train)
     case.dtypes = ("float64",)
@@ -164,6 +168,7 @@ def test_without_float64_the_same_precision_is_all_that_is_judged(narrow):
         assert not report.ok and report.first.tap == place
 
 
+@pytest.mark.nightly
 def test_a_cast_is_found_in_another_width(folder):
     file = record(Original(), (X,), folder / "cast.safetensors", dtypes=("float64",))
     assert compare(Recording(file), HiddenCast(), **JIT).first.tap == "weights"
@@ -318,6 +323,7 @@ from flax_attn.taps import tap
 """
 
 
+@pytest.mark.nightly
 def test_a_port_is_proven_where_torch_is_not(folder, kept):
     classes = "\n\n".join(inspect.getsource(kind) for kind in (Faithful, NoScale))
     (folder / "port_alone.py").write_text(PORT_ALONE.format(classes=classes))

@@ -34,6 +34,7 @@ def test_weights_that_are_float32_are_written_so(folder):
     assert shapes.count((40, 50)) == 1  # though each call of the layer was given it as well
 
 
+@pytest.mark.nightly
 def test_what_was_left_out_is_said(folder):
     file = folder / "least.safetensors"
     once = {"dtypes": ("float64",), "noise": False, "taps": False, "grads": False}

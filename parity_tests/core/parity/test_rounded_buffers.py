@@ -86,6 +86,7 @@ def noted(report, name):
     return [note for note in report.notes if note.startswith(f"{name} of torch is rounded to")]
 
 
+@pytest.mark.nightly(but=["500000.0"])
 @pytest.mark.parametrize("base", with_nightly([10000.0, 500.0, 500000.0], commit=2))
 def test_a_port_that_computes_a_rounded_buffer_is_equal(base):
     report = compare(Theirs(base), Mine(base), X)
@@ -93,6 +94,7 @@ def test_a_port_that_computes_a_rounded_buffer_is_equal(base):
     assert len(noted(report, "inv_freq")) == 1, report.notes
 
 
+@pytest.mark.nightly
 def test_a_table_is_unrounded_too():
     report = compare(Theirs(table=True), Mine(), X)
     assert report.verdict == "equal", str(report)
@@ -106,6 +108,7 @@ WRONG = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("table", [False, True])
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_port_is_different(wrong, table):
@@ -113,6 +116,7 @@ def test_a_wrong_port_is_different(wrong, table):
     assert report.verdict == "DIFFERENT", report
 
 
+@pytest.mark.nightly
 def test_a_fault_behind_a_rounded_buffer_is_placed():
     report = compare(Theirs(), Mine(factor=1.5), X, **ONCE)
     assert [place.tap for place in report.divergences] == ["output"], report
@@ -121,11 +125,13 @@ def test_a_fault_behind_a_rounded_buffer_is_placed():
     assert [place.tap for place in report.divergences] == ["norm"], report
 
 
+@pytest.mark.nightly
 def test_other_steps_follow():
     report = compare(Theirs(), Mine(), X, **ONCE, optimizer=("sgd", {"lr": 0.1}), steps=2)
     assert report.verdict == "equal", str(report)
 
 
+@pytest.mark.nightly
 def test_a_buffer_that_torch_computes_in_float64_is_not_noted():
     theirs = Theirs()
     theirs.inv_freq = frequencies(10000.0, torch, dtype=torch.float64)

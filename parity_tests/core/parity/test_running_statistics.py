@@ -47,6 +47,7 @@ CALLS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("calls", CALLS)
 def test_the_factor_of_a_variance_is_allowed_for_each_call(calls):
     report = compare(Theirs(CALLS[calls]), Mine(CALLS[calls]), X, **ONCE)
@@ -54,6 +55,7 @@ def test_the_factor_of_a_variance_is_allowed_for_each_call(calls):
     assert BIASED.format("norm.var") in report.notes, report
 
 
+@pytest.mark.nightly
 def test_a_norm_alone_and_a_comparison_without_taps():
     norm = nnx.BatchNorm(C, momentum=0.7, use_fast_variance=False, rngs=nnx.Rngs(0))
     report = compare(torch.nn.BatchNorm1d(C, momentum=0.3), norm, X[..., 0], **ONCE)
@@ -62,6 +64,7 @@ def test_a_norm_alone_and_a_comparison_without_taps():
     assert report.certain, str(report)
 
 
+@pytest.mark.nightly(but=["once"])
 @pytest.mark.parametrize("calls", ["once", "three times"])
 def test_a_recording_of_an_earlier_version_allows_the_factor(calls, tmp_path, monkeypatch):
     """It has no `bessel`."""
@@ -73,6 +76,7 @@ def test_a_recording_of_an_earlier_version_allows_the_factor(calls, tmp_path, mo
     assert report.certain, str(report)
 
 
+@pytest.mark.nightly(but=["once"])
 @pytest.mark.parametrize("calls", CALLS)
 def test_another_momentum_or_number_of_calls_is_told(calls):
     report = compare(Theirs(CALLS[calls]), Mine(CALLS[calls], momentum=0.6), X, **ONCE)

@@ -42,6 +42,7 @@ def report(epsilon=1e-5, x=X, **options):
     return compare(Theirs(), Mine(epsilon, nnx.Rngs(0)), x, **{"eager": False} | options)
 
 
+@pytest.mark.nightly
 def test_a_difference_has_both_values_and_what_to_try():
     read = as_read(report(1e-3))
     assert read["schema"] == 1 and not read["ok"] and read["verdict"] == "DIFFERENT"
@@ -52,6 +53,7 @@ def test_a_difference_has_both_values_and_what_to_try():
     )
 
 
+@pytest.mark.nightly(but=["nan"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -78,6 +80,7 @@ def test_one_of_nothing_fits_and_one_with_another_field_does_not():
             jsonschema.validate(broken, report_schema())
 
 
+@pytest.mark.nightly
 def test_the_command_writes_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(proving, "Workers", Here)
     path = tmp_path / "reports.json"

@@ -113,6 +113,7 @@ PATHS = {"fused": lambda attend: attend, "math": math}
 TURNS = [(way, ("fused", "math")[i % 2]) for i, way in enumerate(WAYS)]  # each way once
 
 
+@pytest.mark.nightly(but=["causal, held by name-math"])
 @pytest.mark.parametrize(("way", "path"), with_nightly(product(WAYS, PATHS), commit=TURNS))
 def test_every_point_of_a_fused_call_is_compared(way, path):
     attend, parts = WAYS[way]
@@ -156,6 +157,7 @@ NOW = [
 ]
 
 
+@pytest.mark.nightly(but=["no causality-math"])
 @pytest.mark.parametrize(("fault", "path"), with_nightly(product(WRONG, PATHS), commit=NOW))
 def test_a_fault_beside_a_fused_call_is_placed_and_named(fault, path):
     way, wrong, place, words = WRONG[fault]
@@ -181,6 +183,7 @@ BACKWARD = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("place", "path"),
     with_nightly(product(BACKWARD, PATHS), commit=[("weights", "fused"), ("scores", "math")]),
@@ -192,6 +195,7 @@ def test_gradients_of_the_points_are_known(place, path):
     assert [d.tap for d in report.divergences] == [place]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("wrong", [False, True])
 def test_dropout_inside_a_fused_call(wrong):
     class Dropped(Port):
@@ -219,6 +223,7 @@ def test_scores_are_compared_up_to_a_constant_a_row(attend):
     assert report.ok and not report.rewritten, report
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("attend", with_nightly(ATTENDS, commit=["fused"]))
 def test_scores_are_not_compared_up_to_more_than_a_constant_a_row(attend):
     rows = np.arange(float(T))[:, None] * np.ones((N, T, T))
@@ -226,6 +231,7 @@ def test_scores_are_not_compared_up_to_more_than_a_constant_a_row(attend):
     assert report.first.tap == "scores", report
 
 
+@pytest.mark.nightly
 def test_torchs_own_attention_module_is_seen_inside():
     class Whole(torch.nn.Module):
         def __init__(self):
@@ -290,6 +296,7 @@ NORMALISERS = ["sigmoid", "relu", "relu in place", "softmax by hand", "sparsemax
 NORMALISERS += ["softplus", "relu over its sum"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", with_nightly(NORMALISERS, commit=["relu in place"]))
 def test_other_normalisers_are_points_too(name):
     theirs, ours = normaliser(name)
@@ -308,6 +315,7 @@ def test_other_normalisers_are_points_too(name):
         assert [d.tap for d in report.divergences] == [place]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name", with_nightly(["sigmoid", "relu", "tanh", "softplus"], commit=["sigmoid"])
 )
@@ -336,6 +344,7 @@ def test_dropout_behind_another_normaliser():
     assert report.ok and not report.rewritten, report
 
 
+@pytest.mark.nightly
 def test_a_perceptron_is_no_attention():
     class Perceptron(torch.nn.Module):
         def __init__(self):

@@ -194,12 +194,14 @@ def test_a_change_is_named_and_holds_on_other_numbers(said):
     assert judge.same_function(made.numpy(), expected).ok
 
 
+@pytest.mark.nightly
 def test_what_nothing_explains_says_how_much_was_tried():
     _, outcome = searched(np.random.RandomState(2).standard_normal(X.shape))
     assert outcome.cause is None and outcome.tried > 500, outcome
     assert str(outcome).endswith("operations tried, none explains it"), outcome
 
 
+@pytest.mark.nightly
 def test_a_constant_that_depends_on_the_data_is_no_cause():
     x = torch.from_numpy(X)
     _, outcome = searched((right(x) / (1 + x.abs().max())).numpy())
@@ -283,6 +285,13 @@ def cause_of(theirs, ours):
     return explained(tape, Target(number, got, want), frozenset(), tape.names).cause
 
 
+@pytest.mark.nightly(
+    but=[
+        "a power inside a norm",
+        "another gate of a gated unit",
+        "several operations by one function",
+    ]
+)
 @pytest.mark.parametrize("row", ROWS)
 def test_changes_of_several_operations_and_of_other_operands(row):
     theirs, ours, said = ROWS[row]

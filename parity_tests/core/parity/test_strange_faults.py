@@ -26,6 +26,7 @@ AT_LEAST = {
 SLICES = [(False, 48), (False, 1), (True, 1)]  # whether at low amplitude, and one fault of so many
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("low", "step"), with_nightly(SLICES, commit=SLICES[:1]))
 def test_the_strange_table(low, step):
     """Every fault is found at each of its amplitudes, and nearly every one placed and named."""
@@ -38,6 +39,7 @@ def test_the_strange_table(low, step):
         assert right >= least * asked, "\n".join(table.missed(rows))
 
 
+@pytest.mark.nightly
 def test_what_two_taps_make_together_lies_after_the_later_of_them():
     (fault,) = (fault for fault in strange.FAULTS if fault.name == "the gate without its sigmoid")
     row = table.judged(fault, False)
@@ -62,6 +64,7 @@ NOW = (
 )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "fault",
     with_nightly(
@@ -74,6 +77,7 @@ def test_a_pair_is_equal_without_its_fault(fault):
     assert report.ok, str(report)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("rewrite", with_nightly(strange.REWRITES, commit=9), ids=str)
 def test_no_strange_rewrite_is_flagged(rewrite):
     report = rewrite.pair.report()

@@ -47,6 +47,7 @@ def told(report):
     return [note for note in report.notes if "somebody rounds" in note]
 
 
+@pytest.mark.nightly(but=["True-False"])
 @pytest.mark.parametrize("grads", [False, True])
 @pytest.mark.parametrize("always", [False, True])
 def test_torch_that_rounds_where_flax_does_not_is_told(always, grads):
@@ -56,6 +57,7 @@ def test_torch_that_rounds_where_flax_does_not_is_told(always, grads):
     assert note.startswith("somebody rounds in float32: in output ")
 
 
+@pytest.mark.nightly
 def test_a_faithful_port_is_told_nothing():
     report = compare(Plain(), Port(), X, dtypes=("float32", "bfloat16", "float16"), eager=False)
     assert report.ok and not told(report), report.notes

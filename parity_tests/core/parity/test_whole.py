@@ -108,6 +108,7 @@ def test_layers_that_torch_counts_fill_a_stack_and_come_back():
     )
 
 
+@pytest.mark.nightly
 def test_a_fused_weight_of_counted_layers_fills_stacked_parts():
     theirs = torch.nn.Module()
     theirs.h = torch.nn.ModuleList(torch.nn.Linear(5, 9, bias=False) for _ in range(3))
@@ -156,6 +157,7 @@ def test_braces_without_a_layout_rename_modules_in_pairs():
         Rule("qkv -> {q,k}")
 
 
+@pytest.mark.nightly
 def test_repeated_layers_are_one_line_and_a_fault_is_placed_in_its_layer():
     equal = compare(Model(), Counted(), IDS, rules=RULES, **QUICK)
     assert equal.ok and "layers.0 ... layers.3: equal, worst layers." in str(equal)
@@ -164,6 +166,7 @@ def test_repeated_layers_are_one_line_and_a_fault_is_placed_in_its_layer():
     assert "layers.0 ... layers.3: equal but for layers.2, worst of the others" in str(report)
 
 
+@pytest.mark.nightly
 def test_a_large_comparison_tells_what_it_is_at_and_a_small_one_is_silent(capsys, monkeypatch):
     compare(Model(), Counted(), IDS, rules=RULES, **QUICK)
     assert capsys.readouterr().err == ""
@@ -190,6 +193,7 @@ def test_what_torch_records_is_no_second_copy_of_its_weights():
             assert np.shares_memory(x, held), (name, role)
 
 
+@pytest.mark.nightly
 def test_nothing_of_torch_is_held_when_a_comparison_is_done(monkeypatch):
     copies = []
     module = import_module("flax_attn.parity.sides.torch")
@@ -206,6 +210,7 @@ def test_nothing_of_torch_is_held_when_a_comparison_is_done(monkeypatch):
     assert copies and not any(copy() is not None for copy in copies)
 
 
+@pytest.mark.nightly(but=["1e-30-3"])
 @pytest.mark.parametrize(("times", "runs"), [(2.0, 1), (1e-30, 3)])
 def test_noise_is_asked_once_of_what_is_wrong_by_far_and_thrice_of_what_is_near(
     monkeypatch, times, runs
@@ -253,6 +258,7 @@ def test_layers_that_no_name_tells_apart_are_paired_in_the_order_of_their_defini
     assert paired_in_order(alike, ["k", "q"], ["query", "key"]) == {}
 
 
+@pytest.mark.nightly
 def test_a_rule_for_one_tensor_pairs_its_two_modules():
     class Theirs(torch.nn.Module):
         def __init__(self):
@@ -285,6 +291,7 @@ def test_an_error_of_a_module_is_told_whole():
     assert "shapes differ:\n  3 rows\n  4 rows.\nCall it" in str(caught.value)
 
 
+@pytest.mark.nightly
 def test_the_advised_tap_halves_what_lies_between():
     class Theirs(torch.nn.Module):
         def __init__(self):
@@ -311,6 +318,7 @@ def test_the_advised_tap_halves_what_lies_between():
     )
 
 
+@pytest.mark.nightly
 def test_a_run_is_let_go_before_the_next_is_made():
     request = Request((X,), {}, 0, False, True, True)
     original = Live(Block(), plain_call, request)

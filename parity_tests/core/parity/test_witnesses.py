@@ -61,6 +61,7 @@ def kept(makers, tmp_path, monkeypatch):
     return path
 
 
+@pytest.mark.nightly
 @live
 def test_a_function_makes_the_witness_of_its_arguments(makers):
     report = case().report(live=True)

@@ -46,6 +46,7 @@ AXES = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize("name", AXES)
 def test_pairs_are_turned_by_their_axes(name, layout):
@@ -61,6 +62,7 @@ def test_pairs_are_turned_by_their_axes(name, layout):
     assert judge.same_function(scaled(jnp.asarray(x), 3 * positions), want).ok
 
 
+@pytest.mark.nightly
 def test_without_positions_sections_turn_as_text():
     x = jnp.asarray(RANDOM.standard_normal((2, 5, 3, 16)))
     for interleaved in (False, True):
@@ -68,6 +70,7 @@ def test_without_positions_sections_turn_as_text():
         assert judge.exact(rotary(x), Rotary(scaling=Yarn(4.0, 64))(x)).ok
 
 
+@pytest.mark.nightly
 def test_positions_of_one_row_serve_every_entry():
     x = jnp.asarray(RANDOM.standard_normal((3, 2, 5, 1, 16)))
     rotary = jax.jit(Rotary(axes=Sections((4, 2, 2))))
@@ -78,6 +81,7 @@ def test_positions_of_one_row_serve_every_entry():
         assert judge.exact(rotary(x, given), want).ok
 
 
+@pytest.mark.nightly
 def test_a_layer_hands_axes_on():
     layer = GroupedQueryAttention(
         7, 4, 2, 8, rotary=Rotary(axes=Sections((2, 1, 1))), rngs=nnx.Rngs(0)
@@ -130,6 +134,7 @@ TEXTS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", TEXTS)
 def test_text_of_a_vision_model_is_transformers(name):
     module, kind, rope, axes, scaling = TEXTS[name]
@@ -145,6 +150,7 @@ def test_text_of_a_vision_model_is_transformers(name):
     assert judge.same_function(gradient, want[1]).ok
 
 
+@pytest.mark.nightly
 def test_the_tower_of_qwen2_vl():
     config = config_of("Qwen2VLConfig").vision_config
     config.embed_dim, config.num_heads = 32, 2

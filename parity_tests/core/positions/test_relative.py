@@ -50,6 +50,7 @@ def t5_by_hand(distance, buckets, longest, both):
 T5 = [(32, 128), (32, 256), (64, 128), (128, 512), (16, 64), (8, 20), (4, 16), (6, 9), (7, 30)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("both", [True, False])
 @pytest.mark.parametrize(("buckets", "longest"), T5)
 def test_t5s_buckets(buckets, longest, both):
@@ -82,6 +83,7 @@ def deberta_by_hand(distance, buckets, longest):
     return math.copysign(min(math.ceil(grown - 1e-9) + mid, buckets), distance)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("buckets", "longest"), DEBERTA)
 def test_debertas_buckets(buckets, longest):
     sizes = dict(buckets=buckets, max_distance=longest)
@@ -91,6 +93,7 @@ def test_debertas_buckets(buckets, longest):
     assert jax.jit(lambda d: deberta_buckets(d, **sizes))(narrow).tolist() == [*got]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("buckets", "longest"), DEBERTA)
 def test_debertas_rows_are_transformers(buckets, longest):
     deberta = published("deberta_v2.modeling_deberta_v2")
@@ -161,6 +164,7 @@ def sam(table_h, table_w, x, queries, keys):
     return out.detach().numpy(), [g.numpy() for g in gradients]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("rows", [7, 5, 12])  # as many as distances, and tables of other sizes
 @pytest.mark.parametrize(
     ("queries", "keys"), [((4, 3), (4, 3)), ((4, 3), (2, 6)), ((3, 1), (4, 5))]
@@ -187,6 +191,7 @@ def test_decomposed_terms_are_sams(rows, queries, keys):
         assert judge.same_function(found, of).ok
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("queries", [1, 2, 5, 9])
 @pytest.mark.parametrize("keys", [1, 3, 5, 7])
 def test_rows_of_sides_that_differ_are_sams(queries, keys):
@@ -198,6 +203,7 @@ def test_rows_of_sides_that_differ_are_sams(queries, keys):
     assert judge.same_function(got, want.numpy()).ok
 
 
+@pytest.mark.nightly
 def test_a_table_is_read_linearly_between_rows():
     table = jnp.asarray(RANDOM.standard_normal((7, 2)))
     assert judge.exact(resized_rows(table, 4, 4)[0], table[3::-1]).ok
@@ -209,6 +215,7 @@ def test_a_table_is_read_linearly_between_rows():
     assert judge.same_function(grown[0, 5], (1 - place) * table[0] + place * table[1]).ok
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_sinusoids(layout):
     positions = np.asarray([[5, 0, -3], [1, 2, 700]])
@@ -220,6 +227,7 @@ def test_sinusoids(layout):
         assert judge.same_function(got[..., two], np.cos(angle)).ok
 
 
+@pytest.mark.nightly
 def test_sinusoids_and_the_shift_are_xlnets():
     xlnet, torch = published("xlnet.modeling_xlnet"), pytest.importorskip("torch", reason="torch")
     config = published("xlnet.configuration_xlnet").XLNetConfig(d_model=8, n_head=2, n_layer=1)
@@ -232,6 +240,7 @@ def test_sinusoids_and_the_shift_are_xlnets():
     assert judge.exact(relative_shift(jnp.asarray(scores), 5), want.numpy()).ok
 
 
+@pytest.mark.nightly
 def test_the_padded_shift_is_the_conformers():
     module = published("wav2vec2_conformer.modeling_wav2vec2_conformer")
     torch = pytest.importorskip("torch", reason="the witness is torch's")
@@ -248,6 +257,7 @@ def test_the_padded_shift_is_the_conformers():
     assert judge.same_function(shifted * layer.scaling, want.numpy()).ok
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("pad", [False, True])
 def test_the_shift_puts_distances_at_their_keys(pad):
     scores = RANDOM.standard_normal((2, 3, 7))

@@ -25,6 +25,7 @@ def by_complex_numbers(x, positions, base, layout, width):
     return out
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize("width", [None, 4])
 @pytest.mark.parametrize("far", [False, True])
@@ -37,6 +38,7 @@ def test_pairs_are_turned(layout, width, far):
     assert got.dtype == jnp.float64 and judge.same_function(got, want).ok
 
 
+@pytest.mark.nightly
 def test_products_depend_on_the_distance_alone():
     x = jnp.asarray(np.random.RandomState(1).standard_normal((2, 1, 6)))
     near, far = (Rotary()(x, jnp.asarray([at, at + 3])) for at in (0, 1000))
@@ -44,6 +46,7 @@ def test_products_depend_on_the_distance_alone():
     assert judge.same_function(*products).ok
 
 
+@pytest.mark.nightly
 def test_each_entry_has_its_own_positions():
     x = jnp.asarray(np.random.RandomState(2).standard_normal((2, 5, 3, 4)))
     positions = jnp.asarray([[0, 1, 2, 3, 4], [9, 8, 7, 6, 5]])
@@ -52,6 +55,7 @@ def test_each_entry_has_its_own_positions():
         assert judge.same_function(both[i], Rotary()(x[i], positions[i])).ok
 
 
+@pytest.mark.nightly
 def test_positions_of_one_row_serve_every_entry():
     x = jnp.asarray(np.random.RandomState(3).standard_normal((2, 3, 5, 1, 6)))
     row = jnp.asarray([4, 0, 9, 1, 1])
@@ -60,12 +64,14 @@ def test_positions_of_one_row_serve_every_entry():
         assert judge.exact(Rotary()(x, jnp.broadcast_to(row, shape)), want).ok
 
 
+@pytest.mark.nightly
 def test_nothing_to_turn_and_nobody_to_turn():
     x = jnp.asarray(np.random.RandomState(4).standard_normal((2, 5, 1, 6)))
     assert judge.exact(Rotary(width=0)(x), x).ok
     assert Rotary()(x[:, :0]).shape == (2, 0, 1, 6)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_narrow_inputs_are_turned_in_float32(dtype):
     x = jnp.asarray(np.random.RandomState(5).standard_normal((5, 3, 8)), dtype)
@@ -75,6 +81,7 @@ def test_narrow_inputs_are_turned_in_float32(dtype):
     assert judge.exact(got, Rotary()(x.astype(jnp.float32), far).astype(dtype)).ok
 
 
+@pytest.mark.nightly
 def test_a_rotation_keeps_lengths_and_its_gradient_turns_back():
     x, c = (jnp.asarray(np.random.RandomState(s).standard_normal((5, 3, 8))) for s in (6, 7))
     out, back = jax.vjp(Rotary(layout="interleaved"), x)

@@ -265,6 +265,7 @@ AT_COMMIT = [(*kind, 90) for kind in KINDS]  # beyond what dynamic and longrope 
 AT_COMMIT += [("dynamic", False, 0), ("longrope", False, 0)]
 
 
+@pytest.mark.nightly(but=["dynamic-False-0"])
 @pytest.mark.parametrize(("name", "partial", "far"), with_nightly(ROWS, commit=AT_COMMIT))
 def test_heads_and_gradients_are_llamas(name, partial, far):
     pytest.importorskip("torch", reason="the witness is torch's")
@@ -286,6 +287,7 @@ def test_heads_and_gradients_are_llamas(name, partial, far):
         assert judge.same_function(gradient, want[1]).ok
 
 
+@pytest.mark.nightly
 def test_a_length_may_be_known_traced_or_fixed():
     x = np.random.RandomState(1).standard_normal((2, 9, 3, WIDTH))
 
@@ -316,6 +318,7 @@ def test_rates_are_computed_in_float64_and_then_cast():
     assert judge.same_function(traced[0], exact).ok
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("name", TURNED)
 def test_narrow_inputs_are_turned_in_float32(name, dtype):
@@ -326,6 +329,7 @@ def test_narrow_inputs_are_turned_in_float32(name, dtype):
     assert judge.exact(got, rotary(x.astype(jnp.float32), far).astype(dtype)).ok
 
 
+@pytest.mark.nightly
 @of_all_cases
 def test_scalings_are_equal_by_value_and_known_to_a_program(name):
     scaling = SCALINGS[name][0]
@@ -339,6 +343,7 @@ def test_scalings_are_equal_by_value_and_known_to_a_program(name):
     assert judge.same_function(inside, rotary(x)).ok
 
 
+@pytest.mark.nightly
 def test_given_frequencies_say_the_width_and_serve_an_odd_one():
     pytest.importorskip("torch", reason="the witness is torch's")
     x, weights = (np.random.RandomState(7).standard_normal((2, 5, 3, 10)) for _ in range(2))
@@ -349,6 +354,7 @@ def test_given_frequencies_say_the_width_and_serve_an_odd_one():
     assert judge.same_function(rotary(jnp.asarray(x), positions), want).ok
 
 
+@pytest.mark.nightly
 def test_given_frequencies_have_gradients():
     x = np.random.RandomState(8).standard_normal((4, 2, 6))
 
@@ -362,6 +368,7 @@ def test_given_frequencies_have_gradients():
     assert judge.same_function(jax.grad(total)(jnp.asarray(values)), slope.sum((0, 1))).ok
 
 
+@pytest.mark.nightly
 def test_a_factor_turns_only_what_is_turned():
     x = jnp.asarray(np.random.RandomState(9).standard_normal((4, 2, 6)))
     plain, factor = Rotary(width=4), Rotary(width=4, scaling=Yarn(1.0, 64, attention_factor=0.5))
@@ -369,6 +376,7 @@ def test_a_factor_turns_only_what_is_turned():
     assert judge.same_function(factor(x), want).ok
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_a_reversed_sign_is_a_negative_position(layout):
     x = jnp.asarray(np.random.RandomState(10).standard_normal((4, 2, 6)))
@@ -377,6 +385,7 @@ def test_a_reversed_sign_is_a_negative_position(layout):
     assert judge.same_function(back(Rotary(layout=layout)(x)), x).ok
 
 
+@pytest.mark.nightly
 def test_a_reversed_sign_is_nanochats():
     torch = pytest.importorskip("torch", reason="the witness is torch's")
     nanochat = pytest.importorskip(

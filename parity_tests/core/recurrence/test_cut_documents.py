@@ -44,12 +44,14 @@ def in_pieces(name, ids, valid, state):
     return np.concatenate(outputs, axis=1), state
 
 
+@pytest.mark.nightly
 def test_every_recurrent_layer_is_here():
     exported = {getattr(flax_attn, name) for name in flax_attn.__all__ if name[0].isupper()}
     layers = {x for x in exported if isinstance(x, type) and issubclass(x, Recurrent)}
     assert {type(make(rngs=nnx.Rngs(0))) for make in LAYERS.values()} == layers
 
 
+@pytest.mark.nightly
 @of_layers
 def test_a_cut_changes_nothing(name):
     draw = np.random.RandomState(0)
@@ -65,6 +67,7 @@ def test_a_cut_changes_nothing(name):
             assert after.segment.tolist() == there and after.has_segment.all()
 
 
+@pytest.mark.nightly
 @of_two_layers
 def test_without_ids_the_document_goes_on(name):
     with jax.enable_x64(True):
@@ -76,6 +79,7 @@ def test_without_ids_the_document_goes_on(name):
             assert state.has_segment.all() == (first is not None or then is not None)
 
 
+@pytest.mark.nightly(but=["mamba2"])
 @of_two_layers
 def test_a_state_of_an_earlier_version_goes_on_and_learns_the_document(name):
     with jax.enable_x64(True):
@@ -87,6 +91,7 @@ def test_a_state_of_an_earlier_version_goes_on_and_learns_the_document(name):
         assert state.segment.tolist() == [3, 3] and state.has_segment.all()
 
 
+@pytest.mark.nightly
 def test_rows_carry_their_document():
     state = drawn_state()
     state = State(*jax.tree.leaves(state)[:3], jnp.asarray([5, 0, -1]), jnp.asarray([True] * 3))
@@ -111,6 +116,7 @@ def test_no_gradient_passes_a_border_between_calls():
     assert gradient[0] == 0 < gradient[1]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["rg_lru"])
 def test_a_document_that_begins_a_call_is_as_the_first_of_a_row(name):
     """This layer gives the first token of a document another weight."""

@@ -86,6 +86,7 @@ def ids_of(*lengths):
     return np.repeat(np.arange(len(lengths)) % 2, lengths)
 
 
+@pytest.mark.nightly
 @of_modes
 def test_documents_and_decays_from_nothing_to_all(decay, delta):
     """One program: several documents, none, borders at chunks, empty memories and full ones."""
@@ -104,6 +105,7 @@ def test_documents_and_decays_from_nothing_to_all(decay, delta):
         agree(got(decay, delta, 16, other), wanted(delta, other))
 
 
+@pytest.mark.nightly(but=["head-True-1", "head-True-9"])
 @pytest.mark.parametrize("T", with_nightly([1, 2, 9, 16, 32], commit=[1, 9, 32]))
 @pytest.mark.parametrize(("decay", "delta"), [("head", True), ("channel", False)])
 def test_lengths_below_at_and_beyond_a_chunk(T, decay, delta):
@@ -111,6 +113,7 @@ def test_lengths_below_at_and_beyond_a_chunk(T, decay, delta):
     agree(got(decay, delta, 16, x), wanted(delta, x))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("chunk", with_nightly([None, 7, 16, 64, 128], commit=[None, 7]))
 @pytest.mark.parametrize(("decay", "delta"), [("head", True), ("channel", True), ("none", False)])
 def test_chunks_of_any_size_are_the_same(chunk, decay, delta):
@@ -149,6 +152,7 @@ def _like(valid, x):
     return valid.reshape(*valid.shape, *[1] * (x.ndim - 2))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("decay", "delta"), [("head", True), ("channel", False)])
 def test_pieces_with_the_state_passed_on_are_the_whole(decay, delta):
     x = drawn(37, decay, delta)
@@ -173,6 +177,7 @@ def kept(x, **more):
     return sorted((a.shape, str(a.dtype)) for a in jax.tree.leaves(pull))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("delta", [False, True])
 def test_the_backward_pass_keeps_its_inputs_and_the_states_at_borders_alone(delta):
     q = jnp.ones((2, 48, 3, 5), jnp.bfloat16)
@@ -184,6 +189,7 @@ def test_the_backward_pass_keeps_its_inputs_and_the_states_at_borders_alone(delt
     assert kept((q, q, v, g), delta=delta, chunk=8)[-1] != borders
 
 
+@pytest.mark.nightly
 def test_any_batch_axes_and_transformations():
     x = drawn(9, "head", True)
 
@@ -207,6 +213,7 @@ def test_any_batch_axes_and_transformations():
         assert judge.same_function(found, right).ok
 
 
+@pytest.mark.nightly
 def test_the_step_form_has_forward_mode_derivatives():
     x = drawn(5, "head", True)
     q, k, v = (jnp.asarray(a, jnp.float32) for a in x[:3])

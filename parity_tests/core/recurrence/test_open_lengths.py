@@ -51,6 +51,7 @@ def both_ways(function):
     return jax.jit(run)
 
 
+@pytest.mark.nightly(but=["channels-True"])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_an_open_length(name, padded):

@@ -70,6 +70,7 @@ def test_any_cut_into_calls_equals_the_whole(name):
         assert last.length.tolist() == [T, T]
 
 
+@pytest.mark.nightly
 @of_two_layers
 def test_packed_documents_are_the_documents_one_by_one_with_their_gradients(name):
     ends = (5, 6, T)
@@ -91,6 +92,7 @@ def test_packed_documents_are_the_documents_one_by_one_with_their_gradients(name
     agree(found, want)
 
 
+@pytest.mark.nightly(but=["gated_delta"])
 @of_two_layers
 def test_padding_anywhere_changes_no_gradient_and_is_not_kept(name):
     valid = np.random.RandomState(3).rand(2, T) < 0.6
@@ -120,6 +122,7 @@ def test_padding_anywhere_changes_no_gradient_and_is_not_kept(name):
         agree(gradients, total)
 
 
+@pytest.mark.nightly(but=["kimi_delta", "lightning", "mamba", "mamba2"])
 @of_layers
 def test_a_state_is_carried_by_a_scan_and_keeps_shapes_and_dtypes(name):
     layer = LAYERS[name](rngs=nnx.Rngs(0), dtype=jnp.bfloat16)
@@ -149,6 +152,7 @@ def drawn_state():
     return State(recurrent, near, jnp.asarray([1, 2, 3], jnp.int32))
 
 
+@pytest.mark.nightly
 def test_rows_of_a_state_are_taken_reset_and_inserted():
     state = drawn_state()
     agree(
@@ -164,6 +168,7 @@ def test_rows_of_a_state_are_taken_reset_and_inserted():
     agree(state.check(), state)
 
 
+@pytest.mark.nightly
 def test_a_state_that_held_nan_is_clean_after_reset():
     nan = jnp.full((3, 2), jnp.nan)
     state = State(nan, nan, jnp.ones(3, jnp.int32)).reset(jnp.ones(3, bool))

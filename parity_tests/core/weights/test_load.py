@@ -38,6 +38,7 @@ def matrices(attention):
     return {name: getattr(attention, name).weight.detach().float().numpy() for name in names}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_layer_of_a_sharded_llama_of_transformers(dtype, tmp_path):
     torch = pytest.importorskip("torch", reason="writes the checkpoint")
@@ -207,6 +208,7 @@ CASTS = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("cast", ["exact", "widen", "narrow"])
 @pytest.mark.parametrize("have, want, allowed", CASTS)
 def test_dtypes_are_cast_only_if_asked(have, want, allowed, cast, tmp_path):
@@ -257,6 +259,7 @@ def test_a_packed_torch_attention_goes_to_three_projections(tmp_path):
     assert alike(one, port(theirs, other))
 
 
+@pytest.mark.nightly
 def test_an_abstract_layer_is_filled(tmp_path):
     one, other = gqa(0), nnx.eval_shape(lambda: gqa(1))
     save(one, tmp_path / "m.safetensors")

@@ -98,6 +98,7 @@ def by_gguf(path: Path) -> dict[str, np.ndarray]:
     return {x.name: x.data.reshape(tuple(map(int, x.shape[::-1]))) for x in tensors}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seeds", SEEDS, ids=str)
 def test_safetensors(seeds, tmp_path):
     pytest.importorskip("safetensors", reason="reads what is not refused")
@@ -108,6 +109,7 @@ def test_safetensors(seeds, tmp_path):
     assert any(passed) and not all(passed)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("packed", [False, True], ids=["stored", "deflated"])
 @pytest.mark.parametrize("seeds", SEEDS, ids=str)
 def test_npz(seeds, packed, tmp_path):
@@ -118,6 +120,7 @@ def test_npz(seeds, packed, tmp_path):
     assert not all(passed)  # a zip has checksums: next to nothing passes
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seeds", SEEDS, ids=str)
 def test_gguf(seeds, tmp_path):
     pytest.importorskip("gguf", reason="writes the files")

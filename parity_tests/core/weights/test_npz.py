@@ -164,6 +164,7 @@ def broken(folder, seed):
     return found is not None
 
 
+@pytest.mark.nightly
 def test_flipped_and_missing_bytes(tmp_path):
     passed = [broken(fresh(tmp_path, seed), seed) for seed in range(SHORT)]
     assert any(passed) and not all(passed) and not any(passed[::4])

@@ -85,6 +85,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", PAIRS)
 def test_there_and_back_is_bit_exact(name):
     source, flax, rules = PAIRS[name]()
@@ -218,6 +219,7 @@ def test_skip_leaves_out_and_says_so():
     assert "extra.weight: skipped by rule" in str(found)
 
 
+@pytest.mark.nightly
 def test_a_registered_mask_is_a_constant():
     from torch_ref.multi_head import MultiHeadAttention as Twin
 

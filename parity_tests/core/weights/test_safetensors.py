@@ -92,6 +92,20 @@ ODD = {
 }
 
 
+@pytest.mark.nightly(
+    but=[
+        "NaN",
+        "a byte order mark",
+        "a dtype in small letters",
+        "a gap between two",
+        "an entry that is no object",
+        "an offset beyond the file",
+        "another shape than bytes",
+        "lists in lists",
+        "metadata that are no strings",
+        "offsets that are no list",
+    ]
+)
 @pytest.mark.parametrize("name", ODD)
 def test_an_odd_file_is_refused(name, tmp_path):
     content, told = ODD[name]

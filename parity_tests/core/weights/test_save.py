@@ -19,6 +19,7 @@ def read_names(path):
     return Checkpoint(path, None, True).entries.keys()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16, jnp.float64])
 @pytest.mark.parametrize("form", ["file", "folder"])
 def test_a_layer_that_was_saved_is_loaded_bit_for_bit(form, dtype, tmp_path):

@@ -137,6 +137,7 @@ def test_a_huge_index_is_refused_before_it_is_read(tmp_path, monkeypatch):
         Checkpoint(sharded(tmp_path / "model"), None, False)
 
 
+@pytest.mark.nightly
 def test_too_many_tensors_are_refused(tmp_path):
     listed = {f"t{i}": ONE for i in range(100_001)}
     with pytest.raises(CheckpointError, match="100001 tensors"):

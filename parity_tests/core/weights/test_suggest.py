@@ -117,6 +117,7 @@ PROPOSED = {
 }
 
 
+@pytest.mark.nightly(but=["tied"])
 @pytest.mark.parametrize("build", PROPOSED)
 def test_what_is_proposed_solves_the_mapping(build):
     source, flax = build()
@@ -143,6 +144,7 @@ def test_a_proposal_can_be_read_back_as_it_is_printed():
     assert again == rule and plan(source, flax, [*suggest(source, flax, [again]), again])
 
 
+@pytest.mark.nightly
 def test_nothing_is_proposed_where_nothing_fits_or_nothing_is_missing():
     assert suggest(Torch(a=T.Linear(3, 5)), Flax(b=linear(7, 2))) == []
     with pytest.raises(ParityError) as caught:
@@ -160,6 +162,7 @@ def test_of_two_that_fit_the_nearer_name_is_meant():
     assert found == {"first -> first_layer", "second -> second_layer"}
 
 
+@pytest.mark.nightly
 def test_proposals_stay_few_and_quick():
     source = Torch(**{f"a_{chr(97 + i)}": T.Linear(2, 3) for i in range(20)})
     flax = Flax(**{f"b_{chr(97 + i)}": linear(2, 3) for i in range(20)})
@@ -192,6 +195,7 @@ def test_what_a_weight_is_computed_from_goes_to_its_own_name_alone():
     assert suggest(source, flax) == []
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(6))
 def test_pointwise_convolutions_become_linear_layers_with_their_own_biases(seed):
     """Names say nothing, and the sizes are such that a kernel left as it is would fit too."""

@@ -53,6 +53,7 @@ NAMES = {
 FUSED = ("qkv", "in_proj", "c_attn", "query_key_value", "Wqkv", "qkv_proj", "to_qkv", "fused")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", NAMES)
 @pytest.mark.parametrize("whole", FUSED[:2])
 def test_query_key_and_value_stand_in_this_order_however_they_are_called(kind, whole):
@@ -66,6 +67,7 @@ def test_query_key_and_value_stand_in_this_order_however_they_are_called(kind, w
     assert rules == [f'Rule("{{{",".join(names)}}}.weight -> {whole}.kernel", "n o i -> i (n o)")']
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("whole", FUSED)
 @pytest.mark.parametrize("more", ["dense", "gate", "g", "out", "o_proj", "Dense_0"])
 def test_nothing_else_stands_among_them(whole, more):
@@ -167,6 +169,7 @@ UNEQUAL = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", UNEQUAL)
 def test_unequal_parts_are_told_with_their_sizes(name):
     source, build, want = UNEQUAL[name]

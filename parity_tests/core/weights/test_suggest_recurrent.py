@@ -52,6 +52,7 @@ NAMES = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("kind", "names"), [(kind, n) for kind in NAMES for n in NAMES[kind]])
 @pytest.mark.parametrize("sizes", [(3, H), (H, H)])
 def test_gates_stand_in_torchs_order_and_biases_beside_their_weights(kind, names, sizes):
@@ -90,6 +91,7 @@ FLAT = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", FLAT)
 @pytest.mark.parametrize("sides", SIDES)
 def test_gates_of_both_sides_may_lie_beside_each_other(kind, sides):
@@ -171,6 +173,7 @@ def test_gates_that_are_told_twice_or_not_all_are_not_told():
             plan(Torch(net=T.GRU(3, H)), flax)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["GRU", "LSTM", "RNN"])
 @pytest.mark.parametrize("sides", ["xh", ("inputs", "hidden"), ("ih", "hh"), ("W", "U")])
 def test_all_gates_in_one_linear(kind, sides):
@@ -191,6 +194,7 @@ def test_a_bias_that_flax_has_not_is_not_put_on_the_other_side():
     assert printed(Torch(net=T.GRU(H, H)), Flax(net=Flax(**nameless))) == [*want[:2], want[3]]
 
 
+@pytest.mark.nightly
 def test_layers_follow_each_other_and_networks_their_names():
     cells = nnx.List([Flax(**layers(GRU, (size, H))) for size in (3, H)])
     found = [

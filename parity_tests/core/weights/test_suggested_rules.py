@@ -11,6 +11,8 @@ from flax_attn.parity.torch_module import describe
 from flax_attn.weights.mapping import Draft
 from parity_tests.tables import with_nightly
 
+pytestmark = pytest.mark.nightly
+
 torch = pytest.importorskip("torch", reason="rules are from torch")
 
 RNGS = nnx.Rngs(0)

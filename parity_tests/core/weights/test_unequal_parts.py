@@ -147,6 +147,7 @@ def cuts(draw):
     return parts, before, after, order
 
 
+@pytest.mark.nightly
 @given(cuts())
 @settings(max_examples=60, deadline=None)
 def test_every_cut_is_the_one_that_is_written_and_can_be_undone(drawn_cut):
