@@ -86,11 +86,12 @@ def _spare_rows(items: list[pytest.Item], picked: bool) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leaves out files of which every test is nightly, where none of these runs."""
-    is_test = collection_path.suffix == ".py" and collection_path.name.startswith("test_")
-    if is_test and "not nightly" in config.option.markexpr:
-        return ALL_NIGHTLY in collection_path.read_text("utf-8") or None
-    return None
+    """Leaves out files of which every test is nightly, or for other machines, if none runs."""
+    if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+        return None
+    for_others = "not aot" in config.option.markexpr and collection_path.parent.name == "aot"
+    at_night = "not nightly" in config.option.markexpr
+    return for_others or (at_night and ALL_NIGHTLY in collection_path.read_text("utf-8")) or None
 
 
 def pytest_collection_finish() -> None:

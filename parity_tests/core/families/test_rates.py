@@ -5,12 +5,6 @@ import warnings
 import numpy as np
 import pytest
 
-pytest.importorskip("transformers", reason="transformers is not installed")
-
-import torch
-from transformers import LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
 from flax_attn._internal.caller import warn_once
 from flax_attn.families._config import Config
 from flax_attn.families._published import facts_of
@@ -64,9 +58,12 @@ def ours(rope: dict) -> tuple[np.ndarray, float]:
 
 
 @pytest.mark.parametrize("seed", with_nightly(range(200), commit=40))
-def test_they_are_those_of_transformers(seed):
+def test_they_are_those_of_transformers(seed, transformers):
+    import torch
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     rope = drawn(seed)
-    config = LlamaConfig(**HEADS, rope_parameters=dict(rope))
+    config = transformers.LlamaConfig(**HEADS, rope_parameters=dict(rope))
     rates, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
