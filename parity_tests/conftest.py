@@ -1,10 +1,9 @@
 """Strict in tests: promotion of ranks and dtypes raises.
 
-Cases run under jit, and eagerly at night and by the command: an eager run compiles every operation
-by itself, and its function is the same. What a layer does eagerly, its docstring shows. Programs
-are compiled with little effort, since most run once, and with XLA 0.10 without its slower way to
-make fusions, here and in the processes that tests start; `flax-attn parity` compiles them as users
-do.
+Cases run under jit, and eagerly by the command alone, which the night calls: an eager run compiles
+every operation by itself, and its function is the same. Programs are compiled with little effort,
+since most run once, and with XLA 0.10 without its slower way to make fusions, here and in the
+processes that tests start; `flax-attn parity` compiles them as users do.
 """
 
 import gc
@@ -50,15 +49,11 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The first case of each variant runs at each commit, under jit; the others nightly."""
-    variants = set()
-    at_night = "not nightly" not in config.option.markexpr
     for item in items:
         case = case_of(item) if item.path.parent == HERE else None  # not where core uses one
         if case is not None:
-            is_first = case.variant not in variants
-            case.eager = is_first and at_night
-            variants.add(case.variant)
-            if not (is_first or at_night):
+            case.eager = False
+            if getattr(item, "callspec").indices["case"]:  # noqa: B009 - only functions have one
                 item.add_marker(pytest.mark.nightly)
     _spare_rows(items, picked=any("[" in argument for argument in config.args))
 
