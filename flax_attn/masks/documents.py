@@ -171,7 +171,8 @@ class Documents(Mask):
                 f"Documents.lengths must have shape ({', '.join(map(str, (*batch, 'G')))}), for at "
                 f"most G documents in a row, or broadcast to it; got {ends.shape}."
             )
-        if _is_known(ends) and (most := int(np.asarray(ends).max(initial=0))) > sizes.T:
+        most = int(np.asarray(ends).max(initial=0)) if _is_known(ends) else 0
+        if isinstance(sizes.T, int) and most > sizes.T:
             raise ValueError(
                 f"Documents.lengths add up to {most} tokens; queries and keys are {sizes.T}. Of "
                 "cumulative lengths (cu_seqlens) give the differences, np.diff(cu_seqlens)."
