@@ -46,6 +46,11 @@ def eager64(law):
     return eager
 
 
+def draws(count: int) -> int:
+    """How many are drawn where mutants get `count`."""
+    return count if "MUTANTS" in os.environ else -(-count // 3)
+
+
 class Drawn(NamedTuple):
     """A bound mask and who sees what, B N T S."""
 
@@ -56,9 +61,12 @@ class Drawn(NamedTuple):
 
 @cache
 def drawn_masks(count: int, *shapes: tuple[int, int], seed: int = 0) -> list[Drawn]:
-    """Random masks with offsets of their own for every batch entry, in these T and S by turns."""
+    """Random masks with offsets of their own for every batch entry, in these T and S by turns.
+
+    A third of the count, but among mutants.
+    """
     drawn = []
-    for i in range(count):
+    for i in range(draws(count)):
         sizes = Sizes((2,), 2, *shapes[i % len(shapes)])
         mask, seen = random_masks.masks(seed + i, sizes)
         drawn.append(Drawn(mask.bind(sizes), seen, sizes))

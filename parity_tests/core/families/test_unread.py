@@ -138,6 +138,7 @@ def test_a_config_that_is_refused_warns_of_nothing():
         said({**LLAMA, "num_attention_heads": 7, "use_qk_norm": True})
 
 
+@pytest.mark.nightly
 def test_the_defaults_of_every_class_warn_of_nothing(transformers):
     from parity_tests.families.facts import config_class
 
@@ -156,6 +157,7 @@ def test_the_types_of_transformers_are_known(transformers):
     assert KNOWN == {*others()} and len({*KNOWN, *SERVED}) > 800
 
 
+@pytest.mark.nightly
 def test_what_a_family_reads_is_known_to_it(monkeypatch):
     """No field that a layer is built from can warn."""
     asked = set()
@@ -181,6 +183,7 @@ def test_what_a_family_reads_is_known_to_it(monkeypatch):
             assert asked & {*_READ_BY_ANY}
 
 
+@pytest.mark.nightly
 def test_fields_that_the_class_of_an_alias_lacks_do_what_they_do_there(float64, transformers):
     from .aliases import lacking, tried_lacking
 

@@ -26,6 +26,8 @@ pytest.importorskip("mkdocs", reason='the site is built with the extra "docs"')
 pytest.importorskip("quickjs", reason="the theme's search runs in quickjs-ng")
 from parity_tests.core.pages.typed import Search
 
+pytestmark = pytest.mark.nightly
+
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 READ = ("", "docs/recipes/", "docs/certificate/", "notebooks/03_looking_back_only/")
 READ += ("reference/attend/", "reference/layers/", "reference/layers/state-space/")
@@ -167,7 +169,6 @@ def pages(site) -> dict[Path, Page]:
     return found
 
 
-@pytest.mark.nightly
 def test_every_link_arrives_at_a_page_and_a_place_on_it(pages):
     lost, tried = [], 0
     for path, page in pages.items():
@@ -251,7 +252,6 @@ def test_a_family_of_layers_is_a_short_page_and_the_first_page_names_each_layer(
     assert sorted(f"flax_attn.{name}" for name in named) == sorted(layers)
 
 
-@pytest.mark.nightly
 def test_a_layers_page_shows_its_whole_constructor_and_its_call(site):
     pages = "".join(x.read_text() for x in (site / "reference/layers").glob("*/index.html"))
     text = re.sub(r"<[^>]+>", "", pages)
@@ -294,7 +294,6 @@ def test_the_search_finds_a_class_by_its_other_names(site):
         assert f'id="{place}"' in (site / page / "index.html").read_text()
 
 
-@pytest.mark.nightly
 def test_what_people_type_leads_to_the_right_page_first(search):
     first = {words: search.pages(words)[:1] for words in TYPED}
     wrong = {w: p for w, p in first.items() if not p or not p[0].startswith((*TYPED[w].split(),))}
