@@ -19,6 +19,7 @@ TINY = Workload(70, 4, 3, layer=DELTA)
 pytestmark = pytest.mark.usefixtures("promotion")
 
 
+@pytest.mark.nightly
 def test_the_preset_runs_and_prints(tmp_path, capsys):
     path = tmp_path / "linear.json"
     given = ["--seq", "70", "--heads", "3", "--width", "4", "--rounds", "2", "--seconds", "0.01"]
@@ -40,6 +41,7 @@ def form(change):
     return partial(linear._jax, lambda held: call(change(*held)))
 
 
+@pytest.mark.nightly(but=["decay", "no gradient of the decay"])
 @pytest.mark.parametrize(
     "change",
     [

@@ -48,6 +48,7 @@ def test_the_preset_runs_and_prints(tmp_path, capsys):
     assert rows[SWIN, "flax_attn"].workload.length == 49 and rows[SWIN, "flax_attn"].proof
 
 
+@pytest.mark.nightly(but=["many tokens"])
 @live
 @pytest.mark.parametrize("axis, size", [(1, 12), (2, 20)], ids=["many tokens", "their own width"])
 def test_a_wrong_layer_gets_no_time(axis, size, monkeypatch):

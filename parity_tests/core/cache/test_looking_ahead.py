@@ -25,6 +25,7 @@ def refused(layer, **call):
         layer(X, cache=cache, **call)
 
 
+@pytest.mark.nightly
 @each("name", ENCODERS)
 def test_an_encoder_refuses_a_cache(name):
     config = {"model_type": name, **SIZES, "encoder_attention_heads": 4}
@@ -37,12 +38,14 @@ def test_so_does_any_layer_that_looks_ahead(mask):
     refused(CrossAttention(24, 4, mask=mask, rngs=nnx.Rngs(0)))
 
 
+@pytest.mark.nightly
 @each("mask", [CAUSAL, Window(3, 0), CAUSAL & Window(2, 2), CAUSAL | Window(1, 0)])
 def test_others_take_one(mask):
     layer = GroupedQueryAttention(24, 4, 2, 6, mask=mask, rngs=nnx.Rngs(0))
     layer(X, cache=layer.init_cache(2, 8))
 
 
+@pytest.mark.nightly
 def test_the_mask_of_a_call_counts_where_it_has_one():
     layer = GroupedQueryAttention(24, 4, 2, 6, mask=FULL, rngs=nnx.Rngs(0))
     y, _ = layer(X, cache=layer.init_cache(2, 8), mask=CAUSAL)

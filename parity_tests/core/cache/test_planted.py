@@ -232,6 +232,7 @@ EACH = [  # of every way to make a cache
 ]
 
 
+@pytest.mark.nightly(but=["insert into the wrong row", "page off by one"])
 @pytest.mark.parametrize("name", with_nightly(FAULTS, commit=EACH))
 def test_a_planted_fault_is_found_placed_and_named(name, monkeypatch):
     where, part, wrong, pair, flax, padded, place, hint = FAULTS[name]
@@ -243,6 +244,7 @@ def test_a_planted_fault_is_found_placed_and_named(name, monkeypatch):
     assert hint in found.first.hint, found.first.hint
 
 
+@pytest.mark.nightly
 def test_the_cache_of_another_layer_is_found_placed_and_named():
     found = report(two(shared=True))
     print(found)

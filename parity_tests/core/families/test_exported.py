@@ -21,6 +21,7 @@ NAMES = [name for name in OF_TOKENS if name not in OTHER]
 AT_COMMIT = ["gpt_oss", "modernbert", "gemma2", "bloom", "phi3", "deepseek_v3", "recurrent_gemma"]
 
 
+@pytest.mark.nightly(but=["gemma2"])
 @pytest.mark.parametrize("name", with_nightly(NAMES, commit=AT_COMMIT))
 def test_one_program_serves_every_batch_and_length(name, transformers):
     small = OF_TOKENS[name]

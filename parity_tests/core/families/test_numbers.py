@@ -71,6 +71,7 @@ def compared(key, at, flax_call):
     )
 
 
+@pytest.mark.nightly(but=["bloom 0", "gemma3_text 0", "mistral4 0"])
 @pytest.mark.parametrize(
     "key", with_nightly([x for x in SMALL if x not in OTHERWISE], commit=[x for x in COMMIT])
 )
@@ -78,11 +79,13 @@ def test_padded_rows_are_those_that_generate_prepares(key, transformers):
     compared(key, COUNTED, lambda layer, x, present, at: layer(x, valid=present != 0))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("key", ["ministral3 0", "llama4_text 1"])
 def test_slots_as_positions_give_what_forward_gives(key, transformers):
     compared(key, SLOTS, lambda layer, x, present, at: layer(x, valid=present != 0, positions=at))
 
 
+@pytest.mark.nightly
 def test_a_row_of_llama_4_is_what_it_is_alone(transformers):
     """Where its temperature ignores position_ids, a row alone is the witness."""
     small = SMALL["llama4_text 1"]

@@ -13,6 +13,8 @@ from parity_tests.families.configs import CONFIGS, NAMES
 from parity_tests.families.parts import PARTS
 from parity_tests.tables import with_nightly
 
+pytestmark = pytest.mark.nightly
+
 # Three tokens of padding, nothing else, and none. Decoders have empty rows in the first of them.
 PRESENT = np.asarray([[0, 0, 0, 1, 1, 1, 1], [0] * 7, [1] * 7])
 X = np.random.RandomState(0).standard_normal((*PRESENT.shape, 48))

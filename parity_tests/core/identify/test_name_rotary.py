@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pytest
 
 import flax_attn
 from flax_attn import (
@@ -78,6 +79,7 @@ def drawn(rng, kind):
 KINDS = ["plain", "linear", "llama3", "yarn", "yarn by numbers", "proportional", "frequencies"]
 
 
+@pytest.mark.nightly
 @each("kind, seed", [(kind, seed) for kind in KINDS for seed in range(6)])
 def test_a_rotary_is_named_from_its_forms(kind, seed):
     rng = np.random.RandomState(seed)

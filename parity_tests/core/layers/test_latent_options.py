@@ -33,6 +33,7 @@ def gradients(layer, x, valid):
     return nnx.value_and_grad(loss, argnums=(0, 1), has_aux=True)(layer, x)
 
 
+@pytest.mark.nightly
 def test_absorbed_is_expanded_in_values_and_gradients(float64):
     both = [
         build(rotary=Rotary(), mask=Window(3, 1), absorbed=x, param_dtype=jnp.float64)
@@ -60,6 +61,7 @@ def test_the_absorbed_form_has_one_key_a_token(absorbed, monkeypatch):
     assert shapes == [one_key if absorbed else expanded]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("absorbed", [False, True])
 def test_padding_may_hold_nan(absorbed):
     layer = build(rotary=Rotary(), absorbed=absorbed)
@@ -70,6 +72,7 @@ def test_padding_may_hold_nan(absorbed):
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(grads))
 
 
+@pytest.mark.nightly
 def test_what_would_be_ignored_is_refused():
     layer = build()
     with refused(ValueError, "kv_rank must be a whole number of at least 1; got 0."):

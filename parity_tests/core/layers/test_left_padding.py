@@ -12,6 +12,8 @@ from flax_attn.parity import assert_parity, judge
 from parity_tests.core.backends.refusal import refused
 from parity_tests.tables import with_nightly
 
+pytestmark = pytest.mark.nightly
+
 REAL = np.asarray([[True] * 7, [False] * 3 + [True] * 4])
 SEEN = np.tri(7, dtype=bool) & REAL[:, None, None]  # B 1 T S
 X = np.random.RandomState(0).standard_normal((2, 7, 24))

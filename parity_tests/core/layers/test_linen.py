@@ -56,6 +56,7 @@ def in_linen(kind):
     return module, module.init(KEYS, X)
 
 
+@pytest.mark.nightly
 @both
 def test_apply_gives_the_same(kind, config):
     module, variables = in_linen(kind)
@@ -64,6 +65,7 @@ def test_apply_gives_the_same(kind, config):
     assert exactly(module.apply(variables, X, **EVAL.get(kind, {})), layer(X))
 
 
+@pytest.mark.nightly
 @both
 def test_gradients_are_the_same(kind, config):
     module, variables = in_linen(kind)
@@ -93,6 +95,7 @@ def test_dropout_follows_linens_keys():
     assert not exactly(one, other) and not exactly(one, plain)
 
 
+@pytest.mark.nightly
 def test_inside_a_linen_model():
     model = Block()
     variables = model.init(KEYS, X, deterministic=True)

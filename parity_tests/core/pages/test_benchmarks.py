@@ -101,6 +101,7 @@ def test_no_heading_is_empty():
         assert stands, f"nothing stands under {title!r}"
 
 
+@pytest.mark.nightly
 def test_its_charts_are_drawn_from_its_tables(tmp_path, monkeypatch):
     if absent := missing(CHARTS):
         pytest.skip(f"the charts need {', '.join(absent)}")

@@ -45,6 +45,7 @@ class Mine(nnx.Module):
         return jnp.where(y > self.threshold, 2 * y, y)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("settings", "names"),
     [

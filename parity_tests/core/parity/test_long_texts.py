@@ -22,6 +22,7 @@ def pair(count):
     return theirs, mine
 
 
+@pytest.mark.nightly
 def test_a_long_refusal_gives_its_rules_first():
     with pytest.raises(ParityError) as caught:
         plan(*pair(30))
@@ -82,6 +83,7 @@ def test_no_sentence_shows_the_end_of_an_open_slice():
     assert "9223372036854775807" not in str(report)
 
 
+@pytest.mark.nightly
 def test_a_short_report_is_whole():
     report = compare(torch.nn.Tanh(), nnx.Sequential(nnx.tanh), X, dtypes=("float64",))
     assert str(report) == report.text(full=True)

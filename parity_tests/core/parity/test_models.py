@@ -169,6 +169,7 @@ MODELS = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", with_nightly(MODELS, commit=4))
 def test_loss_logits_gradients_and_three_steps_of_adamw_are_the_originals(name):
     report = MODELS[name].compared(optimizer=STEPS, steps=3)
@@ -178,6 +179,7 @@ def test_loss_logits_gradients_and_three_steps_of_adamw_are_the_originals(name):
     assert {"output.loss", "output.logits"} <= {row.name for row in report.rows}
 
 
+@pytest.mark.nightly
 def test_float32_is_as_near_to_the_truth_as_the_original():
     report = MODELS["llama"].compared(dtypes=("float32",), taps=False)
     assert report.ok, str(report)
@@ -238,6 +240,7 @@ def test_a_fault_is_found_in_its_module(fault, name, place):
     assert report.first.tap.startswith(place)
 
 
+@pytest.mark.nightly
 def test_a_padding_word_that_is_taught_is_found_though_all_values_agree():
     model = MODELS["bert"].flax_module()
     model.embeddings.word_embeddings.padding = None
@@ -253,6 +256,7 @@ class Untied(gpt2.GPT2LMHeadModel):
         self.lm_head = nnx.Linear(c.n_embd, c.vocab_size, use_bias=False, rngs=rngs)
 
 
+@pytest.mark.nightly
 def test_a_head_that_is_no_longer_tied_is_refused():
     model = MODELS["gpt2"]
     rules = model.rules[:1]

@@ -149,6 +149,7 @@ def run(request):
     return request.getfixturevalue(request.param)
 
 
+@pytest.mark.nightly
 @needs_torch
 def test_cases_run_and_what_fails_is_reported_at_the_end(run):
     result = run(pairs=PAIRS, test_cases=SUITE)

@@ -47,6 +47,7 @@ def drawn(T):
     return [draw.standard_normal(shape) for shape in shapes]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("T", [1, 2, 11])
 def test_outputs_and_state_are_numpys(T):
     x, weight, start, dy, dlast = drawn(T)
@@ -66,6 +67,7 @@ def test_outputs_and_state_are_numpys(T):
                     assert verdict.ok or verdict.note in (judge.ZEROS, judge.EMPTY), verdict
 
 
+@pytest.mark.nightly
 def test_gradients_are_those_of_a_linear_map():
     """`<dy, J dx> = <J' dy, dx>`, for x, the weight and the state, with documents and padding."""
     x, weight, start, dy, dlast = drawn(11)
@@ -86,6 +88,7 @@ def test_gradients_are_those_of_a_linear_map():
     assert judge.same_function(np.asarray(left), np.asarray(right)).ok
 
 
+@pytest.mark.nightly
 def test_it_is_torchs():
     torch = pytest.importorskip("torch", reason="the witness is torch's")
     x, weight, _, _, _ = drawn(11)
@@ -100,6 +103,7 @@ def test_it_is_torchs():
     assert judge.same_function(y, want).ok
 
 
+@pytest.mark.nightly
 def test_pieces_with_the_state_passed_on_are_the_whole():
     x, weight, state, _, _ = drawn(11)
     with jax.enable_x64(True):

@@ -48,6 +48,7 @@ def found(x, ids, valid):
         return [np.asarray(a) for a in results(ids, valid, *x)]
 
 
+@pytest.mark.nightly(but=["1"])
 @pytest.mark.parametrize("T", [1, 2, 37])
 def test_outputs_state_and_gradients_are_numpys(T):
     x, all_there = drawn(T), np.ones((B, T), bool)
@@ -79,6 +80,7 @@ def test_padding_is_as_if_it_was_not_there_and_may_hold_anything():
     assert not any(a[~valid].any() for a in (h, dx, dg))
 
 
+@pytest.mark.nightly
 def test_the_backward_pass_keeps_outputs_decays_and_the_first_state():
     x = jnp.zeros((2, 64, 3))
     _, pull = jax.vjp(jax.jit(elementwise_recurrence), x, x)

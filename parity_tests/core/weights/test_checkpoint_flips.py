@@ -115,18 +115,21 @@ def fresh(tmp_path, name):
     return folder
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", FORMATS)
 def test_without_a_flip_everything_is_loaded(kind, tmp_path):
     found = loaded(model(kind, tmp_path)[0])
     assert all(same(found[name], value) for name, value in VALUES.items())
 
 
+@pytest.mark.nightly(but=["manifest"])
 @pytest.mark.parametrize("kind", FORMATS)
 def test_flipped_bytes(kind, tmp_path):
     passed = [flipped(kind, fresh(tmp_path, seed), seed) for seed in range(SHORT)]
     assert not all(passed) and (any(passed) or kind == "manifest")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", FORMATS)
 def test_truncated_files(kind, tmp_path):
     assert not any(truncated(kind, fresh(tmp_path, seed), seed) for seed in range(SHORT))

@@ -25,6 +25,7 @@ def stack(count=3):
     return nnx.vmap(plain)(jax.random.split(jax.random.key(0), count))
 
 
+@pytest.mark.nightly(but=["a layer more", "a layer of another dtype"])
 @pytest.mark.parametrize("fault", STACK)
 def test_stacked_layers_must_be_alike(fault, tmp_path):
     change, told = STACK[fault]
@@ -37,6 +38,7 @@ def test_stacked_layers_must_be_alike(fault, tmp_path):
     assert all(same(before[name], value) for name, value in values(layers).items())
 
 
+@pytest.mark.nightly
 def test_some_of_the_layers_are_stacked(tmp_path):
     there = {f"layers.{i}.{n}": v for i in range(7) for n, v in torch_values(i).items()}
     write_file(tmp_path / "m.safetensors", there)
@@ -103,6 +105,7 @@ def sharded(tmp_path_factory):
     return subprocess.run(line, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.nightly
 def test_each_device_gets_its_own_slice(sharded):
     assert sharded.returncode == 0, sharded.stderr
 
