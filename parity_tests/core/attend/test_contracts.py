@@ -300,6 +300,7 @@ INT32_MAX = {"float32": 2.0**36, "bfloat16": 2.0**36, "float64": 2.0**64}  # the
 ENDS = {"no score": None, "a product": ScoreFn(lambda x, b, n, q, k: x * 0.37)}
 
 
+@pytest.mark.nightly(but=[f"{dtype}-a product-reference" for dtype in INT32_MAX])
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
 @pytest.mark.parametrize("score", ENDS)
 @pytest.mark.parametrize("dtype", INT32_MAX)

@@ -24,11 +24,10 @@ PADDED[1, :2] = PADDED[2, 4] = PADDED[2, 6] = False
 
 
 def report(mine, padded=False, window=W, **options):
-    """Eagerly, since each operation of these shapes is compiled once for all tests."""
     kwargs = {"valid": PADDED} if padded else {}
     axes = {"0": -2, "valid": -1} if padded else {"0": -2}
     decode = Decode(**{"axes": axes, **options})
-    quick = {"dtypes": ("float64",), "jit": False, "grads": False}
+    quick = {"dtypes": ("float64",), "eager": False, "grads": False}
     return compare(Theirs(window), mine, X, kwargs=kwargs, decode=decode, **quick)
 
 
@@ -313,7 +312,7 @@ class InItself(Mine):
         return y
 
 
-@pytest.mark.nightly(but=["False"])
+@pytest.mark.nightly(but=["True"])
 @pytest.mark.parametrize("jit", [False, True])
 def test_a_cache_may_be_held_by_the_module(jit):
     decode = Decode(flax=lambda module, x, cache: (module.step(x), None))

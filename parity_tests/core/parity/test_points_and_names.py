@@ -138,8 +138,8 @@ def test_a_factor_of_each_head_has_its_own_place(on):
     assert {*report.rewritten} == {f"{x}#2" for x in PLACES[on] if x != "scores"}
 
 
-@pytest.mark.nightly(but=["its root on both-none"])
-@pytest.mark.parametrize(("on", "bias"), with_nightly(product(PLACES, BIASES), commit=9))
+@pytest.mark.nightly
+@pytest.mark.parametrize(("on", "bias"), product(PLACES, BIASES))
 def test_a_factor_of_each_head_stays_excused_where_the_bias_is_wrong(on, bias):
     report = report_of(on=PLACES[on], biased=BIASES[bias])
     assert places(report) == ["scores"], report

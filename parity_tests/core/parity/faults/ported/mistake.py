@@ -39,11 +39,11 @@ class Block:
     def report(
         self, port: Callable[..., nnx.Module] | None = None, rules: Rules | None = None
     ) -> Report:
-        """The comparison with the right port, or another one, in float64 and eagerly."""
+        """The comparison with the right port, or another one, in float64."""
         torch.manual_seed(0)
         theirs, mine = self.theirs(), (port or self.port)(rngs=nnx.Rngs(0))
         rules = self.rules if rules is None else rules
-        quick = {"dtypes": ("float64",), "jit": False, "rules": rules}
+        quick = {"dtypes": ("float64",), "eager": False, "rules": rules}
         with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
             return compare(theirs, mine, *self.inputs, **{**quick, **self.options})
 
