@@ -62,6 +62,7 @@ def told(model, prompt):
     return logits, words[:, prompt.shape[1] :].numpy()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("title", WHOLE)
 def test_a_whole_model_of_the_page_is_transformers(title, transformers):
     name, fields = WHOLE[title]

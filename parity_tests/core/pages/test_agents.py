@@ -40,6 +40,7 @@ def formula(q, k, v):
     return weights @ v
 
 
+@pytest.mark.nightly
 def test_its_blocks_run():
     drawn = np.random.default_rng(0)
     x, mask = drawn.normal(size=(2, 5, 10)), drawn.normal(size=(2, 5))

@@ -36,6 +36,7 @@ def shape(text: str) -> list[str]:
     return [" ".join(NUMBER.sub("#", line).split()) for line in text.splitlines()]
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not has_torch(), reason="the page compares with torch")
 def test_its_blocks_run_and_print_what_it_shows():
     wanted = blocks(TEXT, "text")

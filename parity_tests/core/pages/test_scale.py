@@ -16,6 +16,7 @@ TEXT = text_of("docs/scale.md")
 ABOVE = [block for block in blocks(TEXT) if block is not PROGRAM]
 
 
+@pytest.mark.nightly
 def test_its_blocks_run_in_order():
     command = [sys.executable, "-c", "\n".join(ABOVE)]
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
@@ -49,6 +50,7 @@ def free_port():
 LOSSES = re.compile(r"^\d\.\d{6} \d\.\d{6} \d\.\d{6}$", re.MULTILINE)
 
 
+@pytest.mark.nightly
 def test_its_program_trains_over_three_axes_as_on_one_device(tmp_path):
     ((losses,),) = trained(tmp_path, [])
     first, *_, last = map(float, losses.split())

@@ -19,6 +19,7 @@ MOST = {  # functions and files
 TITLES = re.compile(r"^## (.*?), .*: (\d+) functions in (\d+) files$", re.MULTILINE)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the way is counted on Python 3.11")
 def test_the_page_lists_what_is_entered():
     command = [sys.executable, "-m", "parity_tests.core.pages.way"]

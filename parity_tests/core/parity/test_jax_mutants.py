@@ -30,6 +30,7 @@ def as_people_write():
         yield
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", SEEDS)
 def test_one_operation_done_wrong_is_seen(seed):
     mutants = drawn_mutants(SUBJECTS, [*MISTAKES], seed)
@@ -39,6 +40,7 @@ def test_one_operation_done_wrong_is_seen(seed):
         assert not report.ok, f"{mutant}: {report}"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", SEEDS)
 def test_one_operation_done_in_another_way_is_let_pass(seed):
     for mutant, given in islice(drawn_mutants(SUBJECTS, [*REWRITES], seed), EACH):

@@ -29,6 +29,7 @@ def test_blocks_and_kinds_are_many():
     assert min(len(subject.faults()) for subject in subjects) >= 200
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "subject",
     with_nightly(subjects[15:], commit=lambda subject: subject.name in ("Mixer", "GAT")),
