@@ -51,7 +51,6 @@ def _rates(base: Any, width: int, scaling: Scaling | None, length: Any, dtype: A
     return jnp.asarray(base, dtype) ** -jnp.asarray(exponents(width), dtype)
 
 
-@partial(jax.jit, static_argnames=("layout", "magnitude"), inline=True)  # eagerly one program
 def rotate(
     x: Float[Array, "*B T N H"],
     angles: Float[Array, "*#B T P"],
@@ -80,6 +79,11 @@ def rotate(
     >>> rotate(x, jnp.asarray([[jnp.pi / 2]])).round(4).ravel().tolist()
     [-0.0, 1.0]
     """
+    return _rotate(x, angles, layout, magnitude)
+
+
+@partial(jax.jit, static_argnames=("layout", "magnitude"), inline=True)  # eagerly one program
+def _rotate(x: jax.Array, angles: jax.Array, layout: Layout, magnitude: float) -> jax.Array:
     pairs = angles.shape[-1]
     cos, sin = jnp.cos(angles)[..., None, :], jnp.sin(angles)[..., None, :]  # *B T 1 P
     if magnitude != 1.0:

@@ -91,22 +91,7 @@ TRAINED = {
 DROPPING = [name for name in NAMES if name not in NEVER]
 
 
-@pytest.mark.nightly(
-    but=[
-        "eurobert",
-        "glm4v_moe_text",
-        "glm_moe_dsa",
-        "gpt_bigcode",
-        "gpt_neo",
-        "hunyuan_v1_dense",
-        "minimax_m2",
-        "modernbert-decoder",
-        "olmo_hybrid",
-        "qwen2_moe",
-        "sam_hq_vision_model",
-        "smollm3",
-    ]
-)
+@pytest.mark.nightly(but=["gpt_bigcode", "gpt_neo", "minimax_m2", "olmo_hybrid"])
 @pytest.mark.parametrize("name", with_nightly(DROPPING, commit=5))
 def test_attention_dropout_is_the_layers(name):
     small = [x for x in CONFIGS if x.name == name][-1]  # Falcon's has alibi
@@ -146,7 +131,6 @@ def test_falcon_drops_nothing_with_rotary_positions():
     assert built(given).dropout is None
 
 
-@pytest.mark.nightly(but=["bert", "falcon"])
 @pytest.mark.parametrize("name", with_nightly(TRAINED, commit=["llama", "falcon", "bert"]))
 def test_dropout_in_training_is_transformers(name, transformers):
     small = TRAINED[name]

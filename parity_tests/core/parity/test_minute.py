@@ -294,7 +294,6 @@ QUICK = {
 }
 
 
-@pytest.mark.nightly(but=["--version"])
 @pytest.mark.parametrize("line", QUICK)
 def test_what_needs_no_jax_does_not_import_it(line):
     code = "import sys, atexit; from flax_attn.command.cli import main; "
@@ -308,7 +307,6 @@ def test_what_needs_no_jax_does_not_import_it(line):
     assert run.stdout.splitlines()[-1] == ""
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("step", with_nightly([100, 1], commit=[100]))
 def test_what_may_be_a_case_or_a_package_is_not_refused_early(step, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -343,7 +343,6 @@ def test_scalings_are_equal_by_value_and_known_to_a_program(name):
     assert judge.same_function(inside, rotary(x)).ok
 
 
-@pytest.mark.nightly
 def test_given_frequencies_say_the_width_and_serve_an_odd_one():
     pytest.importorskip("torch", reason="the witness is torch's")
     x, weights = (np.random.RandomState(7).standard_normal((2, 5, 3, 10)) for _ in range(2))
@@ -368,7 +367,6 @@ def test_given_frequencies_have_gradients():
     assert judge.same_function(jax.grad(total)(jnp.asarray(values)), slope.sum((0, 1))).ok
 
 
-@pytest.mark.nightly
 def test_a_factor_turns_only_what_is_turned():
     x = jnp.asarray(np.random.RandomState(9).standard_normal((4, 2, 6)))
     plain, factor = Rotary(width=4), Rotary(width=4, scaling=Yarn(1.0, 64, attention_factor=0.5))
@@ -376,7 +374,6 @@ def test_a_factor_turns_only_what_is_turned():
     assert judge.same_function(factor(x), want).ok
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_a_reversed_sign_is_a_negative_position(layout):
     x = jnp.asarray(np.random.RandomState(10).standard_normal((4, 2, 6)))
@@ -385,7 +382,6 @@ def test_a_reversed_sign_is_a_negative_position(layout):
     assert judge.same_function(back(Rotary(layout=layout)(x)), x).ok
 
 
-@pytest.mark.nightly
 def test_a_reversed_sign_is_nanochats():
     torch = pytest.importorskip("torch", reason="the witness is torch's")
     nanochat = pytest.importorskip(

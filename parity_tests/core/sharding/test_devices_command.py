@@ -72,6 +72,7 @@ def test_what_is_wrong_on_several_devices_alone_is_found(tmp_path):
     assert all("cpu, 8 devices" in text for _, text in found.values())
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not has_torch(), reason="compares with torch")
 @pytest.mark.parametrize(
     "name", with_nightly(["value_residual", *DROPPED], commit=DROPPED), ids=["all", "dropped"]

@@ -108,6 +108,7 @@ def faults(row):
 PLANTED = ("positions that do not travel", "gradients of the last step alone")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("names", "count"), with_nightly([(PLANTED, 2), ((), 11)], commit=[(PLANTED, 2)])
 )

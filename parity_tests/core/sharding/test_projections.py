@@ -9,12 +9,14 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import pytest
 from flax import nnx
 
 from flax_attn.layers._init import LayerInit
 from parity_tests.core.pages.pages import ROOT
 
 
+@pytest.mark.nightly
 def test_heads_on_four_devices_beside_one():
     command = [sys.executable, "-m", "parity_tests.core.sharding.projections"]
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
