@@ -37,6 +37,7 @@ def test_int8_is_the_nearest_multiple_of_a_127th_of_the_largest():
     assert np.abs(found.dequantized(x.dtype) - x).max() <= scale.max() / 2 * (1 + 1e-12)
 
 
+@pytest.mark.nightly
 def test_float8_keeps_four_bits_of_each_number():
     x = normal(1, 2, 3, 5, 7)
     found = Float8().quantize(jnp.asarray(x))
@@ -59,7 +60,7 @@ def test_zeros_stay_zeros_and_what_is_not_finite_becomes_nan(store):
     assert np.isfinite(np.asarray(found.values, float)).all()
 
 
-@pytest.mark.nightly(but=["float8"])
+@pytest.mark.nightly
 @of_stores
 def test_a_store_is_a_value_that_programs_take(store):
     narrow = store.quantize(jnp.ones((2, 3, 5), jnp.bfloat16))

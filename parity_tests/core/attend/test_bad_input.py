@@ -208,6 +208,7 @@ def test_rates_of_dropout(rate):
         fa.DropoutMask(boolean(T, S), rate)
 
 
+@pytest.mark.nightly
 def test_a_backend_that_cannot_says_why():
     for verdict in fa.explain(**qkv()):
         if verdict.refusal is not None:

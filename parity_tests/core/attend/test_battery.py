@@ -233,6 +233,7 @@ def test_splash_as_interpreted_is_the_reference(knob):
     check_precision(interpreted, *arrays(jnp.float32, **shape), rules, (True, False))
 
 
+@pytest.mark.nightly
 def test_all_backends_are_told_of():
     assert [found.backend for found in explain(*arrays(jnp.float32), mask=FULL)] == [*BACKENDS]
     assert reference.attention is BACKENDS["reference"].attention

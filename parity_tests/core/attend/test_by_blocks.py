@@ -10,6 +10,8 @@ from flax_attn import by_weights
 from flax_attn.layers import decomposed_relative
 from flax_attn.parity import judge
 
+pytestmark = pytest.mark.nightly
+
 B, T, N, K, H, WIDTH = 2, 140, 4, 2, 5, 3
 ENTRIES = jnp.asarray([100, 133])
 RULES = {
@@ -43,7 +45,6 @@ def both_ways(f, *args):
     return jax.jit(run)(jax.random.normal(jax.random.key(7), o.shape), *args)
 
 
-@pytest.mark.nightly(but=["a drawn one-50"])
 @pytest.mark.parametrize("rows", [50, 64])
 @pytest.mark.parametrize("name", RULES)
 def test_blocks_of_queries_are_the_whole(name, rows, monkeypatch):
@@ -58,7 +59,6 @@ def test_blocks_of_queries_are_the_whole(name, rows, monkeypatch):
         assert judge.error(one, want) < 1e-4
 
 
-@pytest.mark.nightly
 def test_what_nobody_sees_in_blocks_reaches_nothing(monkeypatch):
     monkeypatch.setattr(by_weights, "ROWS", 50)
     gone = (jnp.arange(T)[None] >= ENTRIES[:, None])[..., None, None]
@@ -70,7 +70,6 @@ def test_what_nobody_sees_in_blocks_reaches_nothing(monkeypatch):
     assert all(jnp.isfinite(x).all() for x in jax.tree.leaves(both_ways(f, q, k, v)))
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 def test_blocks_of_an_image_are_the_whole(dropout, monkeypatch):
     layer = fa.DecomposedRelativeAttention(6, 2, (7, 6), dropout=dropout, rngs=nnx.Rngs(0))

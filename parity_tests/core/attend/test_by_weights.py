@@ -22,6 +22,8 @@ from flax_attn.parity import judge
 from parity_tests.core.drawing import float64 as float64
 from parity_tests.core.drawing import normal
 
+pytestmark = pytest.mark.nightly
+
 B, T, S, N, K, H, h = 2, 5, 7, 6, 3, 4, 8
 Q, KEYS, V = (normal(i, B, *shape) for i, shape in enumerate([(T, N, H), (S, K, H), (S, K, h)]))
 RAGGED = np.random.RandomState(0).rand(B, N, T, S) < 0.5
@@ -56,7 +58,6 @@ def same(got, want):
     )
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
 def test_with_softmax_it_is_attend(asked):
     mine, theirs = (
@@ -74,7 +75,6 @@ def by_hand(q, k, v, normalise, before, after, seen):
     return jnp.einsum("bnts,bsnh->btnh", weights, v)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("normalise", [sigmoid, lambda x: jax.nn.softmax(x, -1)])
 def test_heads_are_mixed_before_the_mask_and_after_the_weights(normalise):
     before, after = (jnp.asarray(normal(i, N, N)) for i in (5, 6))
@@ -91,7 +91,6 @@ def test_heads_are_mixed_before_the_mask_and_after_the_weights(normalise):
     assert same(values_and_gradients(mine), plain)
 
 
-@pytest.mark.nightly
 def test_masks_are_asked_for_the_heads_that_come_out_of_the_mixing():
     """A head's keys are read by all heads, and a bias reaches no weight that is hidden."""
     before, after = (jnp.asarray(normal(i, N, N)) for i in (5, 6))
@@ -117,7 +116,6 @@ def test_masks_are_asked_for_the_heads_that_come_out_of_the_mixing():
     assert same(values_and_gradients(mine), values_and_gradients(plain))
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("normalise", [sigmoid, entmax, jnp.exp])
 def test_what_nobody_sees_reaches_nothing(normalise):
     seen = np.ones((B, 1, T, S), bool)
@@ -134,7 +132,6 @@ def test_what_nobody_sees_reaches_nothing(normalise):
     assert not got[0][1, 3].any() and not got[1][1, 3].any() and not got[2][:, 2].any()
 
 
-@pytest.mark.nightly
 def test_its_points_are_heard():
     with taps.listen() as heard:
         attend_by_weights(Q, KEYS, V, normalise=entmax, mask=CAUSAL)

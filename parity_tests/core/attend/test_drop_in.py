@@ -263,6 +263,7 @@ def test_what_sees_nothing_gives_zeros():
         assert all(np.isfinite(x).all() for x in (out, *gradients))
 
 
+@pytest.mark.nightly
 def test_what_nobody_sees_may_hold_nan():
     q, k, v = qkv()
     beyond = np.arange(S).reshape(-1, 1, 1) >= KEYS.reshape(-1, 1, 1, 1)

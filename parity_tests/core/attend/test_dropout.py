@@ -149,6 +149,7 @@ def test_survivors_are_divided_by_their_share(drop, float64):
     assert judge.same_function(attend(q, k, v, dropout=drop), want).ok
 
 
+@pytest.mark.nightly
 def test_gradients_flow_through_what_is_kept_alone(float64):
     q, k, v = qkv()
     keep = np.ones((B, N, T, S), bool)

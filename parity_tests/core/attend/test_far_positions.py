@@ -29,6 +29,8 @@ from flax_attn.masks.ranges import Rows, fully_visible_range, visible_range
 from flax_attn.parity import judge
 from flax_attn.places import Positions
 
+pytestmark = pytest.mark.nightly
+
 B, T, N, H = 2, 9, 2, 4
 BASES = (2**28, 2**30 - 5, INT32_MAX - T + 1)  # of which the last ends with int32
 STEPS = np.asarray([0, 8, 3, 1, 7, 2, 6, 5, 4])  # in no order, as a cache holds its tokens
@@ -70,7 +72,6 @@ MASKS = {
 }
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("name", MASKS)
 def test_masks_at_positions_up_to_the_end_of_int32(name):
     make, says = MASKS[name]
@@ -104,7 +105,6 @@ def _check_ranges(mask: Mask, at: np.ndarray, seen: np.ndarray):
             assert block[:, int(lo) : int(hi)].all()
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("offset", [0, 4, -4, jnp.asarray(OFFSETS)], ids=str)
 def test_scores_by_distance_are_those_of_small_positions(offset):
     table = jax.random.normal(jax.random.key(3), (32, N))
@@ -123,7 +123,6 @@ CALLS = {
 }
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("name", CALLS)
 def test_beyond_int32_raises_or_is_nan(name):
     call, far = CALLS[name], jnp.asarray([INT32_MAX] * 4 + [INT32_MAX + 1] * 5, jnp.uint32)
@@ -135,7 +134,6 @@ def test_beyond_int32_raises_or_is_nan(name):
         assert judge.allclose(got, want)
 
 
-@pytest.mark.nightly
 def test_wide_ids_are_compared_where_x64_is_enabled():
     with jax.enable_x64(True):
         ids = jnp.asarray([5] * 4 + [5 + 2**32] * 5)
@@ -155,7 +153,6 @@ FAR_COUNTS = (None, 0, 3, INT32_MAX, INT32_MAX + 1, 2**34)
 LAST = np.asarray([0, 1, 5, INT32_MAX - 1, INT32_MAX])
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("offset", FAR_OFFSETS)
 def test_offsets_and_counts_of_any_size_are_those_of_whole_numbers(offset):
     """Known as numbers, and as arrays where int32 holds them."""
@@ -175,7 +172,6 @@ def test_offsets_and_counts_of_any_size_are_those_of_whole_numbers(offset):
         assert np.array_equal(np.asarray(causal), (k <= q + offset).astype(bool))
 
 
-@pytest.mark.nightly(but=["blockwise"])
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
 def test_a_query_that_is_absent_has_no_mean(backend):
     x = jnp.asarray([1.0, 2.0, 4.0]).reshape(3, 1, 1)
@@ -183,7 +179,6 @@ def test_a_query_that_is_absent_has_no_mean(backend):
     assert not o[0].any() and o[1:].all()
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
 def test_a_sink_that_is_infinite(backend):
     x = jnp.asarray([1.0, 2.0, 4.0]).reshape(3, 1, 1)
@@ -194,7 +189,6 @@ def test_a_sink_that_is_infinite(backend):
     assert judge.allclose(np.asarray(lowest), np.asarray(none)) and jnp.isnan(highest).all()
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
 def test_a_score_that_is_finite_where_it_is_hidden_has_finite_gradients(backend):
     x = jnp.asarray(np.random.RandomState(0).standard_normal((5, 1, 2)), "float32")

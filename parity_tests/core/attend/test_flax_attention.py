@@ -219,7 +219,7 @@ DIFFER = {
 }
 
 
-@pytest.mark.nightly(but=["a query that sees nothing, linen", "a query that sees nothing, nnx"])
+@pytest.mark.nightly(but=["a query that sees nothing, linen"])
 @pytest.mark.parametrize("name", DIFFER)
 def test_what_differs_differs_as_it_is_told(name):
     case, by = DIFFER[name]

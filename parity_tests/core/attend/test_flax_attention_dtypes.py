@@ -68,7 +68,7 @@ def test_ours_is_as_near_to_the_truth_as_flaxs(dtype, param_dtype, part, precisi
         assert verdict.ok, verdict
 
 
-@pytest.mark.nightly(but=["None-True"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("forced", [True, False])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", None])
 def test_a_forced_softmax_gives_linens_dtypes(dtype, forced):

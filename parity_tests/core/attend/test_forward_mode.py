@@ -132,7 +132,7 @@ SIZES = {  # B, T, N, K
 }
 
 
-@pytest.mark.nightly(but=["loops whose ends the mask says", "many batch entries"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", SIZES)
 def test_a_gradient_through_blocks_has_a_gradient(name, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)

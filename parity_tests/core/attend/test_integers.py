@@ -112,6 +112,7 @@ def test_counts_may_be_numpys():
         same({"mask": mask}, {"mask": Window(3, 1)}, backend)
 
 
+@pytest.mark.nightly
 def test_lengths_of_the_drop_in():
     q, k, v = drawn(B, T, N, H)
     far = dot_product_attention(q, k, v, key_value_seq_lengths=np.asarray([2**32] * B))

@@ -16,6 +16,8 @@ from parity_tests.core import layer_facts
 from parity_tests.core.cases import every_case, pure, smallest
 from parity_tests.tables import with_nightly
 
+pytestmark = pytest.mark.nightly
+
 N, K, H, h = 6, 3, 8, 10
 PLAIN = [
     case
@@ -60,7 +62,6 @@ OF_LAYERS = [
 ONCE_EACH = [next(row for row in OF_LAYERS if row[0] is case) for case in OF_ALL[::5]]
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("case", "lead", "after"), with_nightly(OF_LAYERS, commit=ONCE_EACH), ids=str
 )
@@ -106,7 +107,6 @@ CROSS = {
 }
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("name", CROSS)
 def test_nothing_to_look_at_gives_zeros(name, both_ways):
     kind, config = CROSS[name]
@@ -117,7 +117,6 @@ def test_nothing_to_look_at_gives_zeros(name, both_ways):
     assert not np.any(out) and not any(np.any(x) for x in jax.tree.leaves(gradients))
 
 
-@pytest.mark.nightly(but=["compiled-luong concat"])
 @pytest.mark.parametrize("name", CROSS)
 def test_nobody_looks(name, both_ways):
     kind, config = CROSS[name]
@@ -140,7 +139,6 @@ RULES = {
 SHAPES = [((0,), 5, 9), ((2,), 0, 9), ((4, 0), 5, 9), ((2,), 5, 0)]
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize(("lead", "T", "S"), SHAPES, ids=str)
 def test_attend(lead, T, S, rules, both_ways):
@@ -153,7 +151,6 @@ def test_attend(lead, T, S, rules, both_ways):
         assert weights(q, k).shape == (*lead, N, T, S)
 
 
-@pytest.mark.nightly
 def test_nothing_to_look_at_leaves_it_to_the_sink():
     q, k = jnp.ones((5, N, H)), jnp.ones((0, K, H))
     sinks = jnp.arange(1.0, N + 1)

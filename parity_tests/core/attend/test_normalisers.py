@@ -89,6 +89,7 @@ def test_a_row_that_sees_nothing_has_no_weights_and_no_gradient(normalise):
     assert normalise(jnp.zeros((2, 0))).shape == (2, 0)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_one_number_on_all_scores_changes_nothing(alpha):
     x = jnp.asarray(scores())

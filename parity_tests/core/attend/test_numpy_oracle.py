@@ -15,6 +15,8 @@ from flax_attn.parity import judge
 from parity_tests.core.cases import every_case
 from parity_tests.tables import with_nightly
 
+pytestmark = pytest.mark.nightly
+
 RANDOM = np.random.RandomState(7)
 RAGGED = RANDOM.rand(5, 9) < 0.5
 RAGGED[3] = False
@@ -214,7 +216,6 @@ OF_THE_CLIMB = [
 ALL = [*ORACLES, *OF_THE_CLIMB]
 
 
-@pytest.mark.nightly
 def test_every_layer_has_an_oracle_or_a_witness_by_others():
     layers = {cls for cls in vars(fa.layers).values() if isinstance(cls, type)}
     layers = {cls for cls in layers if cls.__module__.startswith("flax_attn.layers.")}
@@ -226,12 +227,6 @@ def test_every_layer_has_an_oracle_or_a_witness_by_others():
     assert {cls for _, cls, _, _ in ALL} | published == layers
 
 
-@pytest.mark.nightly(
-    but=[
-        "linear_attention-LinearAttention-config13-shapes13",
-        "simplified-SimplifiedSelfAttention-config0-shapes0",
-    ]
-)
 @pytest.mark.parametrize(
     ("oracle", "cls", "config", "shapes"), with_nightly(ALL, commit=lambda row: row in ORACLES)
 )

@@ -26,6 +26,8 @@ from parity_tests.core.backends.refusal import told
 from parity_tests.core.drawing import float64 as float64
 from parity_tests.tables import with_nightly
 
+pytestmark = pytest.mark.nightly
+
 N, H = 3, 4
 MASKS = {
     "full": FULL,
@@ -54,7 +56,6 @@ AT_COMMIT = [("causal", "blockwise"), ("lengths", "auto"), ("segments", "blockwi
 AT_COMMIT += [("dense", "auto"), ("documents", "auto")]
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "backend"), with_nightly(ROWS, commit=AT_COMMIT))
 def test_an_open_batch(name, backend):
     (b,) = export.symbolic_shape("b")
@@ -63,7 +64,6 @@ def test_an_open_batch(name, backend):
     check_on(program, plain, 2, 5)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name", with_nightly(MASKS, commit=["window from the end", "lengths", "chunks"])
 )

@@ -149,6 +149,7 @@ class Even(Mask):
         return jnp.asarray(self.table)[(q + k) % 7]
 
 
+@pytest.mark.nightly(but=["reference"])
 @pytest.mark.parametrize("plan", ["reference", "batched"])
 def test_arrays_go_by_slot_beside_masks_that_go_by_position(plan):
     def rules(data):
@@ -228,6 +229,7 @@ def parameters(seed):
     return {**found, "cap": np.asarray(2.0), "warmth": 1 + r.rand(N)}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("plan", ["reference", "loops"])
 def test_scores_at_positions(plan):
     def call(floats, at):
@@ -262,6 +264,7 @@ def test_scores_at_positions(plan):
 # Dropout.
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("sinks", with_nightly([True, False], commit=[True]))
 @pytest.mark.parametrize("plan", ["reference", "loops"])
 def test_what_is_dropped_of_a_part_is_what_is_dropped_of_the_whole(plan, sinks):

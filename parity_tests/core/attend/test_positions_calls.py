@@ -100,7 +100,7 @@ def test_what_is_absent_is_as_a_row_that_a_mask_hides(backend):
             assert not np.asarray(hidden[0]).any()
 
 
-@pytest.mark.nightly(but=["blockwise"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
 def test_the_mean_of_an_empty_row_is_of_the_keys_that_are_present(backend):
     q, k, v = arrays()
@@ -253,6 +253,7 @@ WRONG = {
 }
 
 
+@pytest.mark.nightly(but=["far", "length"])
 @pytest.mark.parametrize("name", WRONG)
 def test_refusals(name):
     how, kind, words = WRONG[name]

@@ -52,6 +52,7 @@ def test_scores_are_their_formula(name):
     assert judge.same_function(block, want[1:, :, 2:4, 3:]).ok
 
 
+@pytest.mark.nightly
 def test_alibi_from_the_end():
     got = Alibi(SLOPES, offset="end").bind(SIZES).grid(jnp.asarray(LOGITS), SIZES)
     distance = np.abs(np.arange(T)[:, None] + S - T - np.arange(S))
@@ -75,6 +76,7 @@ def test_gradients_reach_every_parameter():
     assert judge.same_function(gradient(lambda p: ScoreFn(per_head, p), SLOPES), by_head).ok
 
 
+@pytest.mark.nightly
 def test_chains_are_as_they_are_written_however_grouped():
     one, two, three = Softcap(2.0), Additive(BIAS), Alibi(SLOPES)
     want = 2 * np.tanh(LOGITS / 2) + BIAS - SLOPES[:, None, None] * DISTANCE

@@ -45,7 +45,7 @@ def test_a_mask_that_may_be_padding_is_warned_of(kind):
     assert warned(lambda: layer(X, mask=jnp.asarray(PADDING))) == []  # once
 
 
-@pytest.mark.nightly(but=["four axes-torch's", "tril-entmax"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "mask",

@@ -106,6 +106,7 @@ def test_a_bound_that_is_none_is_refused(bound):
         Softcap(bound)
 
 
+@pytest.mark.nightly
 def test_a_param_inside_a_frozen_object_is_refused():
     param = nnx.Param(jnp.ones(N))
     for make in (

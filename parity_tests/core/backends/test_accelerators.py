@@ -8,6 +8,8 @@ import pytest
 from parity_tests.core.cases import every_case, pure, smallest
 from parity_tests.tables import with_nightly
 
+pytestmark = pytest.mark.nightly
+
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 
@@ -18,12 +20,6 @@ SMALLEST = smallest(every_case())
 FIRST = [next(case for case in SMALLEST if case.variant == kind) for kind in KINDS]
 
 
-@pytest.mark.nightly(
-    but=[
-        "mamba[in_features=11,state_dim=4|x=2x7x11|torch_ref.Mamba]",
-        "rg_lru[in_features=11,num_heads=3,width=12|x=2x7x11|torch_ref.RGLRU]",
-    ]
-)
 @pytest.mark.parametrize("case", with_nightly(SMALLEST, commit=FIRST), ids=str)
 def test_lowers_everywhere(case):
     f, params, floats = pure(case)
@@ -40,7 +36,6 @@ def test_lowers_everywhere(case):
         assert {k: x.shape for k, x in avals.items()} == {k: x.shape for k, x in given.items()}
 
 
-@pytest.mark.nightly
 def test_what_a_platform_lacks_is_seen():
     def f(x):
         return jax.lax.linalg.eig(x)[0]

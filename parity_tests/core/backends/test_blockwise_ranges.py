@@ -106,6 +106,7 @@ def test_static_ranges_are_python_numbers_and_tight(mask, most, least):
     assert fully_visible_range(mask.bind(SIZES), 0, Rows(3, 2), SIZES) == least
 
 
+@pytest.mark.nightly
 def test_documents_are_skipped():
     mask = Segments(
         q_ids=np.asarray([[0, 0, 1, 1, 1, 2, 2]]), kv_ids=np.asarray([[0, 1, 1, 1, 2, 2, 2, 3, 3]])

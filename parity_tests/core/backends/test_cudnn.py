@@ -141,6 +141,7 @@ def calls(wanted=("o", "lse"), **rules):
     ]
 
 
+@pytest.mark.nightly(but=["all", "causal", "prefix"])
 @pytest.mark.parametrize("name", CALLS)
 def test_the_mask_reaches_the_kernel(name):
     mask, kind, window = CALLS[name]

@@ -10,6 +10,8 @@ from flax_attn import CAUSAL, FULL, Lengths, Memory, Window, attend, attend_memo
 from flax_attn.parity import judge
 from parity_tests.tables import with_nightly
 
+pytestmark = pytest.mark.nightly
+
 S, N, H, WIDTH = 6000, 6, 16, 8
 MASKS = {
     "all": (FULL, {}),
@@ -44,7 +46,6 @@ WAYS = list(itertools.product(MASKS, (attend, from_torch), [(2,), (1, 2)]))
 AT_COMMIT = [way for way in WAYS if way[2] == (2,) or way[0] == "lengths"]
 
 
-@pytest.mark.nightly(but=["the last-from_torch-batch10"])
 @pytest.mark.parametrize(("name", "call", "batch"), with_nightly(WAYS, commit=AT_COMMIT))
 def test_no_layout_is_copied(name, call, batch):
     mask, rules = MASKS[name]
@@ -61,7 +62,6 @@ def test_no_layout_is_copied(name, call, batch):
     assert judge.no_worse(program(*given), want, truth, "float32").ok
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(("dtype", "limit"), [(jnp.float32, 1e-6), (jnp.bfloat16, 1e-3)])
 def test_a_memory_is_read_as_it_lies(dtype, limit):
     q, k, v = drawn((2,), dtype)
@@ -74,7 +74,6 @@ def test_a_memory_is_read_as_it_lies(dtype, limit):
     assert off < limit
 
 
-@pytest.mark.nightly
 def test_gradients_of_turned_keys_are_those_of_others():
     q, k, v = drawn((2,), jnp.float32)
 

@@ -246,7 +246,7 @@ BY_THE_KERNEL = ("functions", "arrays of a score", "buckets", "every index", "sl
 BY_BLOCKWISE = ("an array of all pairs", "its own derivative")
 
 
-@pytest.mark.nightly(but=["an array of all pairs", "arrays of a score", "buckets"])
+@pytest.mark.nightly(but=["an array of all pairs", "buckets"])
 @pytest.mark.parametrize("name", [*BY_THE_KERNEL, *BY_BLOCKWISE])
 def test_which_gradients_are_those_of_blockwise(name, monkeypatch):
     """Traced alone: each request that the page gives to the kernel, and those that it does not."""

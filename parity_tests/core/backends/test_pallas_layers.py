@@ -13,6 +13,8 @@ import pytest
 from flax_attn.backends import BACKENDS, pallas, protocol
 from parity_tests.core.cases import every_case
 
+pytestmark = pytest.mark.nightly
+
 VARIANTS = sorted({case.variant for case in every_case()})
 
 
@@ -42,7 +44,6 @@ def counts(monkeypatch):
     return counts
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_layers_recorded_results_come_from_the_kernel(variant, counts):
     for case in every_case():

@@ -49,6 +49,7 @@ def seen_by_some(mask, sizes):
     return np.broadcast_to(np.asarray(mask(0, 0, q, k)), (sizes.T, sizes.S)).any(0).all()
 
 
+@pytest.mark.nightly
 def test_whether_all_keys_are_seen_is_known_of_every_mask_of_runs():
     random, wrong, found = np.random.RandomState(0), [], []
     for _ in range(300):

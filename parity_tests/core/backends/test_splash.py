@@ -74,7 +74,7 @@ COMPUTED = {
 }
 
 
-@pytest.mark.nightly(but=["window, segments and lengths"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", with_nightly(COMPUTED, commit=["packed documents", EVERYTHING]))
 def test_it_is_the_reference(name):
     shape, rules = COMPUTED[name]
@@ -119,6 +119,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.nightly(but=["cap", "chain", "float16", "scattered", "two segments"])
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_it_cannot_do_is_refused_by_name(name):
     dtype, rules, text = REFUSED[name]

@@ -156,6 +156,7 @@ def test_only_the_smaller_workload_is_wrong(monkeypatch):
     assert row.status == "wrong"
 
 
+@pytest.mark.nightly
 def test_an_error_is_a_reason_and_no_end():
     def broken(q, k, v):
         raise RuntimeError("no such kernel.\nlong story")

@@ -33,6 +33,7 @@ def test_the_preset_runs_and_prints(tmp_path, capsys):
     assert all(row.reason for row in rows if row.status != "timed")
 
 
+@pytest.mark.nightly
 def test_a_wrong_step_gets_no_time():
     def off(w):
         program = decode._flax_attn(w)

@@ -55,7 +55,6 @@ def of(competitors):
     but=[
         "equinox.nn.MultiheadAttention",
         "flax.nnx.MultiHeadAttention",
-        "flax_attn.MultiHeadAttentionWrapper",
         "flax_attn.TransformerMultiHeadAttention",
         "jax.nn.dot_product_attention",
     ]

@@ -41,7 +41,7 @@ def form(change):
     return partial(linear._jax, lambda held: call(change(*held)))
 
 
-@pytest.mark.nightly(but=["decay", "no gradient of the decay"])
+@pytest.mark.nightly(but=["no gradient of the decay"])
 @pytest.mark.parametrize(
     "change",
     [

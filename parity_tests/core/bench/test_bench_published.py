@@ -32,6 +32,7 @@ def small_models(monkeypatch):
     published._proven.cache_clear()
 
 
+@pytest.mark.nightly
 @live
 def test_the_preset_runs_and_prints(tmp_path, capsys):
     path = tmp_path / "layers.json"

@@ -19,6 +19,8 @@ from parity_tests.families import parts, steps, witness
 from parity_tests.families.configs import CONFIGS, Small
 from parity_tests.families.parts import Part
 
+pytestmark = pytest.mark.nightly
+
 T = 31
 
 
@@ -91,7 +93,6 @@ def test_steps_equal_those_of_a_decoder(small, flax):
     )
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("small", PARTS, ids=lambda x: f"{x.name}-{x.part}")
 def test_steps_equal_those_of_an_encoder_with_a_decoder(small):
     config = parts.config_of(small.given, small.name)

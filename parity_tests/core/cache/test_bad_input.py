@@ -129,6 +129,7 @@ def test_it_is_refused_in_a_sentence(name):
         call()
 
 
+@pytest.mark.nightly
 def test_a_ring_takes_back_no_more_than_it_has_spare():
     _, cache = ask(ask(empty(window=4, spare=1), LOCAL)[1], LOCAL)  # ten tokens
     assert cache.truncate(9).length.tolist() == [9] * B
@@ -208,17 +209,7 @@ ASKED = {
 }
 
 
-@pytest.mark.nightly(
-    but=[
-        "a memory in a lesson",
-        "a memory in latent",
-        "a memory twice",
-        "another dtype",
-        "pages and a window",
-        "the mask's window",
-        "the mean",
-    ]
-)
+@pytest.mark.nightly(but=["a memory twice", "pages and a window", "the mask's window", "the mean"])
 @pytest.mark.parametrize("name", ASKED)
 def test_a_layer_refuses_it_in_a_sentence(name):
     call, sentence = ASKED[name]

@@ -92,7 +92,7 @@ def check_alike(got, want):
         assert judge.exact(np.asarray(a), np.asarray(b)).ok
 
 
-@pytest.mark.nightly(but=["latent", "paged", "paged in eight bits", "recurrent"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", CACHES)
 def test_a_step_is_the_same_from_a_file(name):
     layer, options = CACHES[name]()
@@ -106,6 +106,7 @@ def test_a_step_is_the_same_from_a_file(name):
         cache = want[1]
 
 
+@pytest.mark.nightly
 def test_a_memory_is_read_from_a_file():
     layer = CrossAttention(D, 3, memory_features=10, rngs=nnx.Rngs(0))
     step, weights = with_weights(layer)

@@ -65,7 +65,7 @@ def a_step() -> Any:
     return nnx.jit(lambda layer, x, cache, **how: layer(x, cache=cache, **how))
 
 
-@pytest.mark.nightly(but=["indexed"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", with_nightly(LAYERS, commit=4))
 def test_steps_are_the_full_forward_pass(name):
     layer, how = made(name)
@@ -81,7 +81,7 @@ def test_steps_are_the_full_forward_pass(name):
 PADS = [name for name in LAYERS if LAYERS[name][0] not in (MultiHeadAttention, CausalAttention)]
 
 
-@pytest.mark.nightly(but=["three positions"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", with_nightly(PADS, commit=4))
 def test_padding_on_the_left_is_neither_seen_nor_stored(name):
     layer, how = made(name)
@@ -132,7 +132,7 @@ def test_keys_and_values_of_an_earlier_layer_are_stored_step_by_step():
     assert same(joined(out, axis=1), step(layer, x, *pair))
 
 
-@pytest.mark.nightly(but=["T5Attention"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", [CrossAttention, T5Attention])
 def test_a_memory_is_made_once(kind):
     arguments = (D, 3) if kind is CrossAttention else (D, 3, 5)

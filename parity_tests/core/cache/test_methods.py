@@ -46,6 +46,7 @@ def test_tokens_are_taken_back_and_others_follow(kind, back):
     assert same(o, whole(both, **how)[:, back:])
 
 
+@pytest.mark.nightly
 @kinds
 def test_rows_are_taken_back_to_lengths_of_their_own(kind):
     make, how = CACHES[kind]
@@ -96,6 +97,7 @@ def test_rows_are_reordered_and_copied(kind):
     assert same(o, whole(mixed, **how)[:, 9:])
 
 
+@pytest.mark.nightly(but=["static"])
 @kinds
 def test_an_emptied_row_begins_anew_whatever_it_held(kind):
     make, how = CACHES[kind]
@@ -110,6 +112,7 @@ def test_an_emptied_row_begins_anew_whatever_it_held(kind):
     assert same(o[::2], whole(x, **how)[::2, 9:])
 
 
+@pytest.mark.nightly
 def test_an_emptied_row_shows_nothing_of_before_where_no_mask_hides_it():
     x = tokens(length=14)
     _, cache = stepped(part(x, 0, 9), empty(), (9,), mask=None)
@@ -258,6 +261,7 @@ def test_a_stack_of_layers_in_a_scan():
     assert stack.length.tolist() == [[5] * 3] * layers
 
 
+@pytest.mark.nightly
 def test_a_memory_is_read_by_every_step():
     x = tokens(length=14)
     valid = np.random.default_rng(3).random((3, 14)) > 0.3

@@ -152,6 +152,7 @@ RIGHT = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("pair", "flax", "padded"), with_nightly(RIGHT, commit=4))
 def test_the_caches_are_equal(pair, flax, padded):
     found = report(pair(), flax, padded)
@@ -232,7 +233,7 @@ EACH = [  # of every way to make a cache
 ]
 
 
-@pytest.mark.nightly(but=["insert into the wrong row", "page off by one"])
+@pytest.mark.nightly(but=["page off by one"])
 @pytest.mark.parametrize("name", with_nightly(FAULTS, commit=EACH))
 def test_a_planted_fault_is_found_placed_and_named(name, monkeypatch):
     where, part, wrong, pair, flax, padded, place, hint = FAULTS[name]

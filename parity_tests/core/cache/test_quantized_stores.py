@@ -39,7 +39,7 @@ def test_every_cut_gives_attention_over_what_was_stored(store, made):
     assert same(o, want)
 
 
-@pytest.mark.nightly(but=["int8"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("store", STORES)
 def test_eight_bits_are_near_to_all_bits(store):
     x = tokens(length=14)

@@ -161,6 +161,7 @@ class Once:
             self.at_work = False
 
 
+@pytest.mark.nightly
 def test_a_backend_that_breaks_the_device_is_not_blamed_on_the_next(tmp_path, monkeypatch):
     right = requests._computed
 

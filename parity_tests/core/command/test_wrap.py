@@ -59,7 +59,7 @@ LONG = {
 }
 
 
-@pytest.mark.nightly(but=["parity nothing_like_it"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("line", LONG)
 def test_errors_fit_80_columns_in_a_pipe(line, monkeypatch, capsys):
     monkeypatch.delenv("COLUMNS")

@@ -15,13 +15,14 @@ from parity_tests.families import witness
 from parity_tests.families.configs import CONFIGS
 from parity_tests.tables import with_nightly
 
+pytestmark = pytest.mark.nightly
+
 OF_TOKENS = {x.name: x for x in CONFIGS if witness.PLACES[x.name].called is None}
 OTHER = ("longformer", "xlnet")  # whose call takes more than tokens
 NAMES = [name for name in OF_TOKENS if name not in OTHER]
 AT_COMMIT = ["gpt_oss", "modernbert", "gemma2", "bloom", "phi3", "deepseek_v3", "recurrent_gemma"]
 
 
-@pytest.mark.nightly(but=["gemma2"])
 @pytest.mark.parametrize("name", with_nightly(NAMES, commit=AT_COMMIT))
 def test_one_program_serves_every_batch_and_length(name, transformers):
     small = OF_TOKENS[name]

@@ -21,7 +21,7 @@ def test_the_file_is_what_the_command_would_write(transformers):
     assert not [*facts.changes(made)] and made == facts.FILE.read_text("utf-8")
 
 
-@pytest.mark.nightly(but=["gemma3_text", "t5"])
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name", with_nightly(TYPES, commit=("qwen3", "gemma3_text", "mamba2", "t5", "dots1", "swin"))
 )

@@ -26,7 +26,7 @@ def built(given, index=0, **init):
 FIRST = [next(small for small in CONFIGS if small.name == name) for name in NAMES[::7]]
 
 
-@pytest.mark.nightly(but=["afmoe-0", "falcon_mamba-0", "swin-0", "xlnet-0"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("small", with_nightly(CONFIGS, commit=FIRST), ids=titled)
 def test_outputs_and_gradients_are_transformers(small, transformers):
     """In the spelling since transformers 5; below, the older one gives the same layer."""
@@ -52,7 +52,7 @@ def test_both_spellings_are_one_layer(small):
     assert new == old
 
 
-@pytest.mark.nightly(but=["gemma2", "granite", "granitemoehybrid", "minimax"])
+@pytest.mark.nightly(but=["gemma2", "granitemoehybrid", "minimax"])
 @pytest.mark.parametrize("name", with_nightly(NAMES, commit=4))
 def test_defaults_are_those_of_the_class(name, transformers):
     whole = witness.found(name, "Config")().to_dict()
@@ -162,6 +162,7 @@ def test_three_positions_a_token_turn_as_in_transformers(transformers):
     )
 
 
+@pytest.mark.nightly
 def test_a_layer_that_looks_at_images_reads_a_memory_as_in_transformers(transformers):
     small = [x for x in CONFIGS if x.name == "mllama_text_model"][-1]
     config = witness.config_of(small.spelt("new"), small.name)
@@ -422,7 +423,6 @@ def test_equal_spellings_may_stand_side_by_side():
     assert described(built(both)) == described(built(llama(rope_scaling=SCALED)))
 
 
-@pytest.mark.nightly
 def test_layers_of_gemma4_that_share_keys_read_those_of_their_type(transformers):
     small = next(x for x in CONFIGS if x.fields.get("num_kv_shared_layers"))
     config = witness.config_of(small.spelt("new"), small.name)

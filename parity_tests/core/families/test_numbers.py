@@ -71,7 +71,7 @@ def compared(key, at, flax_call):
     )
 
 
-@pytest.mark.nightly(but=["bloom 0", "gemma3_text 0", "mistral4 0"])
+@pytest.mark.nightly(but=["bloom 0"])
 @pytest.mark.parametrize(
     "key", with_nightly([x for x in SMALL if x not in OTHERWISE], commit=[x for x in COMMIT])
 )

@@ -15,7 +15,7 @@ def titled(small):
     return f"{small.name}-{small.part}-{small.index}"
 
 
-@pytest.mark.nightly(but=["t5gemma-decoder-0"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("small", with_nightly(PARTS, commit=3), ids=titled)
 def test_each_part_is_transformers(small, transformers):
     report = prove_part(small).report

@@ -59,15 +59,11 @@ def kinds(config, part):
 
 @pytest.mark.nightly(
     but=[
-        "Kimi-Linear (small test, author's names)",
         "LFM2-350M",
         "Llama-4-Maverick (4 layers)",
         "Qwen3-Coder-Next (int4)",
         "SmolLM3-3B",
         "gemma-2-9b",
-        "gemma-3-1b",
-        "granite-4.2 (no model_type, both spellings)",
-        "phi-1",
         "phimoe (Phi-3.5-MoE's rope)",
         "t5-small",
     ]

@@ -12,6 +12,8 @@ from parity_tests.core.drawing import float64 as float64
 from parity_tests.core.pages.pages import blocks, sections, text_of
 from parity_tests.families import witness
 
+pytestmark = pytest.mark.nightly
+
 PAGE = sections(text_of("docs/models.md"))
 SIZES = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "vocab_size": 61}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-3}
@@ -62,7 +64,6 @@ def told(model, prompt):
     return logits, words[:, prompt.shape[1] :].numpy()
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("title", WHOLE)
 def test_a_whole_model_of_the_page_is_transformers(title, transformers):
     name, fields = WHOLE[title]

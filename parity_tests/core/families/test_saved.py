@@ -26,6 +26,8 @@ from parity_tests.tables import with_nightly
 
 from .test_whole import alike, at
 
+pytestmark = pytest.mark.nightly
+
 # Of which some layers, that read what an earlier one chose, are refused, and so the whole.
 ONE_LAYER = ("glm_moe_dsa",)
 TYPES = families.TYPES
@@ -138,7 +140,6 @@ ROWS = [(name, i) for name in TYPES for i in range(len(of_type(name)))]
 ROWS = [row for row in ROWS if row not in REFUSED_BY_CLASS]
 
 
-@pytest.mark.nightly(but=["dinov2-0", "t5-0"])
 @pytest.mark.parametrize(("name", "number"), with_nightly(ROWS, commit=[(x, 0) for x in COMMIT]))
 def test_every_kind_of_layer_is_filled_by_the_file(name, number, tmp_path, transformers):
     with jax.enable_x64(True):

@@ -67,6 +67,7 @@ WORTH_SAYING = {
 }
 
 
+@pytest.mark.nightly
 @each("name", WORTH_SAYING)
 def test_what_is_said_in_vain_warns_once_by_name(name):
     fields, words = WORTH_SAYING[name]
@@ -118,6 +119,7 @@ def sizes_of(name):
     return {**SIZES, **special.get(name, {})}
 
 
+@pytest.mark.nightly
 @each("name", BUILT)
 def test_what_a_family_always_has_is_silent(name):
     assert not said({"model_type": name, **sizes_of(name), **BUILT[name]})

@@ -9,6 +9,8 @@ from parity_tests.tables import with_nightly
 
 from .walk import walk
 
+pytestmark = pytest.mark.nightly
+
 # Of each family the first config in the new spelling, the second in the old one, and so on.
 TURNS = [pair for pair in BOTH if (place(pair[0]) % 2 == 0) == (pair[1] == "new")]
 EACH = {(small.name, small.part): small for small in reversed(PARTS)}
@@ -17,13 +19,11 @@ EACH = {(small.name, small.part): small for small in reversed(PARTS)}
 NOW = [pair for pair in TURNS if titled(pair[0]) + pair[1] in ("gemma-0new", "olmo2-1old")]
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(("small", "spelling"), with_nightly(TURNS, commit=NOW), ids=titled)
 def test_no_field_is_ignored(small, spelling, transformers):
     walk(small, spelling)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(
     "small",
     with_nightly(EACH.values(), commit=[EACH["umt5", "cross"]]),

@@ -74,7 +74,7 @@ def fills_all(given, model, paths, to=None, **how):
         alike(made[path], port(model.get_submodule(path), one, families.rules(given, i, **how)))
 
 
-@pytest.mark.nightly(but=["gemma2", "nanochat"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", with_nightly(SERVED, commit=9))
 def test_one_load_fills_every_attention(name, transformers):
     for small in smalls(name):

@@ -205,6 +205,7 @@ def test_clipped_distances_are_rows_of_a_parameter(sign, reach):
     assert_adds(bias, of_shape, full, LONGER)
 
 
+@pytest.mark.nightly
 @each("kind, reverse", [("t5", False), ("positions", True)])
 def test_distances_of_the_past_are_rows_of_a_parameter(kind, reverse):
     rng = np.random.RandomState(0)
@@ -298,6 +299,7 @@ def test_what_is_no_table_is_refused():
         fit_bias([np.full((1, 3, 3), np.nan)], [full((3, 3))], {})
 
 
+@pytest.mark.nightly
 def test_a_score_is_named_from_what_it_adds():
     table = np.random.RandomState(0).standard_normal((8, 3))
     score = T5Bias(table, buckets=8, max_distance=16)

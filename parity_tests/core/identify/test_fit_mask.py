@@ -53,6 +53,7 @@ def squares(visible):
     return [np.broadcast_to(visible(*np.ogrid[:n, :n]), (n, n)) for n in (7, 11)]
 
 
+@pytest.mark.nightly
 @each("number", range(len(DRAWN)))
 def test_a_drawn_mask_is_equal_at_a_third_length(number):
     for seed in range(6):

@@ -38,7 +38,7 @@ def identified(name, seed=0):
     return identify(module, *args, kwargs=kwargs), BY_NAME[name].truth(module)
 
 
-@pytest.mark.nightly(but=["handed_document_ids", "norm_of_heads_after_rotary"])
+@pytest.mark.nightly(but=["norm_of_heads_after_rotary"])
 @pytest.mark.parametrize("name", with_nightly(NAMED, commit=AT_COMMIT))
 def test_modules_are_named_with_their_options(name):
     result, truth = identified(name)
@@ -156,6 +156,7 @@ def test_what_only_far_tokens_show_is_seen(module, text):
     assert text in result.text and result.limit == ["not tested: more than 300 tokens"], result
 
 
+@pytest.mark.nightly
 def test_equal_inputs_are_one_input_and_other_kinds_are_refused():
     module, x = (
         torch.nn.MultiheadAttention(12, 3),

@@ -90,7 +90,7 @@ def test_every_layer_is_here():
     assert len(having("dropout")) >= 7 and len(having("context_length")) >= 6
 
 
-@pytest.mark.nightly(but=["BahdanauAttention"])
+@pytest.mark.nightly
 @of_all
 def test_counts_are_whole_numbers_from_one(kind):
     for name in arguments(kind, int):
@@ -138,15 +138,7 @@ def test_inputs_have_their_width_and_rank(kind):
                 called(kind, {**whole, name: wrong})
 
 
-@pytest.mark.nightly(
-    but=[
-        "bool-DisentangledAttention",
-        "bool-RelativeShiftAttention",
-        "complex64-RelativeShiftAttention",
-        "int32-DisentangledAttention",
-        "int32-RelativeShiftAttention",
-    ]
-)
+@pytest.mark.nightly(but=["bool-RelativeShiftAttention"])
 @of_all
 @pytest.mark.parametrize("dtype", [np.int32, bool, np.complex64])
 def test_inputs_are_floating(kind, dtype):
@@ -207,7 +199,7 @@ def masked(kind):
     return layer, given
 
 
-@pytest.mark.nightly(but=["int32-TransformerMultiHeadAttention"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", MASKED)
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 def test_masks_are_boolean(kind, dtype):
@@ -226,6 +218,7 @@ def test_masks_broadcast(kind):
         layer(**given, mask=np.ones(wrong, bool))
 
 
+@pytest.mark.nightly(but=["LuongAttention"])
 @pytest.mark.parametrize("kind", [BahdanauAttention, LuongAttention])
 def test_states_share_their_batch(kind):
     layer, given = masked(kind)
@@ -272,6 +265,7 @@ def test_an_image_holds_a_square():
         layer(np.ones((2, 5, 12), np.float32))
 
 
+@pytest.mark.nightly
 def test_self_attention_without_a_bias_of_its_own_asks_for_it():
     sizes, x = {**GIVEN[T5Attention].config, "has_bias": False}, np.ones((2, 5, 11), np.float32)
     layer = T5Attention(**sizes, rngs=nnx.Rngs(0))
@@ -282,6 +276,7 @@ def test_self_attention_without_a_bias_of_its_own_asks_for_it():
     assert layer(x, cache=layer.remember(x))[0].shape == x.shape
 
 
+@pytest.mark.nightly
 def test_its_twin_asks_for_it_too():
     torch = pytest.importorskip("torch", reason="the twin is torch's")
     twin = import_module("torch_ref.t5").T5Attention

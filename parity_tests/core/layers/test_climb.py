@@ -150,6 +150,7 @@ def test_a_batch_equals_each_sentence_alone(kind):
         assert same(compiled(layer, np.asarray(tokens(*SHAPE))[at]), np.asarray(whole)[at])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", [kind for kind in LAYERS if kind not in SEES_THE_FUTURE])
 def test_what_comes_later_changes_nothing(kind):
     layer, whole = standard(kind)

@@ -22,6 +22,8 @@ from parity_tests.core.layers.test_rngs import (
 )
 from parity_tests.tables import with_nightly
 
+pytestmark = pytest.mark.nightly
+
 MORE = {"luong": {"score": "concat", "units": 6}}  # of its scores the one with most weights
 
 
@@ -60,7 +62,6 @@ def is_bias(name):
     return (last.startswith("b") and not of.endswith("norm")) or last.endswith("gate_bias")
 
 
-@pytest.mark.nightly
 @of_a_third
 def test_initialisers_reach_every_kernel_and_bias(variant):
     kernels, biases = [], []
@@ -103,14 +104,12 @@ def wanted(layer):
     }
 
 
-@pytest.mark.nightly
 @of_a_third
 def test_initialisers_bring_their_partitioning(variant):
     layer = nnx.eval_shape(lambda: partitioned(variant))
     assert axes(layer) == wanted(layer)
 
 
-@pytest.mark.nightly
 @pytest.mark.skipif(not has_torch(), reason="the weights come from torch")
 @pytest.mark.parametrize("variant", ["grouped_query", "multi_head", "multi_head_einsum"])
 def test_port_keeps_the_partitioning(variant):
@@ -128,7 +127,6 @@ def test_port_keeps_the_partitioning(variant):
 CHEAP = ["attention_pool", "causal_attention", "differential", "multi_head", "rg_lru", "sigmoid"]
 
 
-@pytest.mark.nightly(but=["differential"])
 @pytest.mark.parametrize("variant", with_nightly(VARIANTS, commit=CHEAP))
 def test_deterministic_does_what_train_and_eval_do(variant):
     case = first_cases()[variant]

@@ -47,6 +47,7 @@ WRONG = {
 }
 
 
+@pytest.mark.nightly(but=["depth", "fused", "norms"])
 @pytest.mark.parametrize("name", WRONG)
 def test_what_cannot_be_is_refused(name):
     cls, given, words = WRONG[name]
@@ -104,6 +105,7 @@ def test_the_indexer_refuses_what_its_rotary_cannot_turn():
         sparse(top_k=0)
 
 
+@pytest.mark.nightly
 def test_of_equal_scores_the_earlier_keys_are_taken():
     layer = sparse()
     layer.indexer.weights_proj.kernel[...] *= 0  # so that all scores are equal

@@ -82,20 +82,20 @@ def test_no_layer_is_missing():
     assert len(TURNING) >= 12 and len(RECURRENT) >= 7 and len(STEPPING) >= 13
 
 
-@pytest.mark.nightly(but=["exclusive", "gated_query", "latent"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", TURNING)
 def test_an_open_batch_and_an_open_length(name):
     check_open(layer_of(name), lambda b, t: inputs_of(name, b, t))
 
 
-@pytest.mark.nightly(but=["rg_lru"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", RECURRENT)
 def test_an_open_length_of_a_recurrence(name):
     sizes = (2, 1), (1, 140)  # more than one chunk, and more than one block
     check_open(layer_of(name), lambda b, t: inputs_of(name, b, t), sizes)
 
 
-@pytest.mark.nightly(but=["kimi_delta", "mamba", "short_convolution"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", STEPPING)
 def test_a_step_of_an_open_batch(name):
     layer = layer_of(name)
@@ -111,7 +111,7 @@ def test_a_step_of_an_open_batch(name):
             cache = want[1]
 
 
-@pytest.mark.nightly(but=["4"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("buckets", [None, 4])
 def test_distances_of_an_open_length(buckets):
     sizes = {"max_positions": 8, "buckets": buckets}
@@ -130,6 +130,7 @@ def test_linear_attention_takes_an_open_length():
     check_open(layer, lambda b, t: {"x": jnp.asarray(normal(0, b, t, 12))}, [(2, 5), (1, 70)])
 
 
+@pytest.mark.nightly
 def test_a_context_says_how_an_open_length_fits_it():
     layer = MultiHeadAttention(12, 12, 6, 0.0, 2, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
     run, state = program_of(layer)

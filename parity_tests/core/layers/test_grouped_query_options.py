@@ -74,6 +74,7 @@ PARTS = {
 }
 
 
+@pytest.mark.nightly(but=["sinks"])
 @pytest.mark.parametrize("part", PARTS)
 def test_rules_of_a_layer_carry_score_and_scale_only(part):
     words = f"rules of a layer carry score and scale only; got Rules with {part}."

@@ -12,6 +12,8 @@ from flax_attn.layers.grouped_query import GroupedQueryAttention
 from flax_attn.layers.multi_head import MultiHeadAttention
 from flax_attn.parity import judge
 
+pytestmark = pytest.mark.nightly
+
 MULTI = {"d_in": 11, "d_out": 12, "context_length": 9, "dropout": 0.5, "num_heads": 3}
 GROUPED = {"in_features": 11, "num_heads": 6, "num_kv_heads": 3, "head_dim": 4}
 KEYS = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
@@ -56,7 +58,6 @@ def in_linen(kind):
     return module, module.init(KEYS, X)
 
 
-@pytest.mark.nightly
 @both
 def test_apply_gives_the_same(kind, config):
     module, variables = in_linen(kind)
@@ -65,7 +66,6 @@ def test_apply_gives_the_same(kind, config):
     assert exactly(module.apply(variables, X, **EVAL.get(kind, {})), layer(X))
 
 
-@pytest.mark.nightly
 @both
 def test_gradients_are_the_same(kind, config):
     module, variables = in_linen(kind)
@@ -95,7 +95,6 @@ def test_dropout_follows_linens_keys():
     assert not exactly(one, other) and not exactly(one, plain)
 
 
-@pytest.mark.nightly
 def test_inside_a_linen_model():
     model = Block()
     variables = model.init(KEYS, X, deterministic=True)

@@ -74,7 +74,7 @@ def test_norms_are_their_formulas(name, float64):
     assert got.dtype == jnp.float64 and judge.same_function(got, want).ok
 
 
-@pytest.mark.nightly(but=["layer"])
+@pytest.mark.nightly
 @of_all_formulas
 def test_narrow_inputs_are_normed_in_float32(name, float64):
     x = jnp.asarray(X, jnp.bfloat16)
@@ -173,6 +173,7 @@ def test_modules_are_transformers(name):
     assert_parity(theirs, ours(), X, dtypes=dtypes, rules=rules, eager=False)
 
 
+@pytest.mark.nightly
 def test_a_layer_norm_with_a_bias_is_torchs():
     torch = pytest.importorskip("torch", reason="the witness is torch's")
     ours = LayerNorm(4, eps=1e-2, use_bias=True)

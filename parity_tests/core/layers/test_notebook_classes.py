@@ -261,6 +261,7 @@ def test_a_printed_class_is_ours(name, train):
     assert {row.name for row in report.rows} >= {"output", "input 0"}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", PAIRS)
 def test_registered_masks_are_constants(name):
     theirs, mine, *rules = PAIRS[name]()

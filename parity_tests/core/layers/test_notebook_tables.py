@@ -166,6 +166,7 @@ def test_no_table_is_forgotten(ours):
     assert len(NAMES) == 44
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("group", "name"), NAMES)
 def test_table(ours, group, name):
     assert judge.printed(ours[group, name], notebook.table(group, name))

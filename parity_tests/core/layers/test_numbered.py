@@ -110,7 +110,7 @@ def test_a_padded_row_is_what_it_is_alone(seed):
 OF_CACHES = [seed for seed in EVERY if program(seed).layer in (*CACHED, *RECURRENT)]
 
 
-@pytest.mark.nightly(but=["189"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", with_nightly(OF_CACHES, commit=17))
 def test_a_padded_row_is_the_same_in_every_cut_of_a_cache(seed):
     drawn = program(seed)
@@ -168,7 +168,7 @@ def test_positions_never_change_whom_a_causal_mask_shows(kind):
     assert same(run(X, positions=drawn.places()), run(X))
 
 
-@pytest.mark.nightly(but=["mamba2"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", with_nightly(RECURRENT, commit=4))
 def test_a_recurrence_takes_what_the_other_layers_of_a_model_are_given(name):
     """And says what it takes, where it cannot show what a mask asks for."""
@@ -187,6 +187,7 @@ def test_a_recurrence_takes_what_the_other_layers_of_a_model_are_given(name):
         layer(X, mask=CAUSAL & Segments(ids), segments=ids)
 
 
+@pytest.mark.nightly
 def test_positions_that_nothing_reads_are_taken_in_silence():
     """Also several for each token, which the layers with a rotary of such a model read."""
     layer = program(0)._replace(rotary="none", score="alibi", mask="window").build()

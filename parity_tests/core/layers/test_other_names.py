@@ -94,7 +94,7 @@ def parameters(function):
     return set(signature_of(function.__wrapped__).names)
 
 
-@pytest.mark.nightly(but=["Mamba2"])
+@pytest.mark.nightly
 @of_a_few
 def test_what_a_call_is_told_to_take_it_takes(kind):
     layer, inputs = build(kind), arguments(kind)
@@ -138,6 +138,7 @@ def test_what_a_constructor_is_told_to_take_it_takes(kind):
             nnx.eval_shape(lambda code=code: build(kind, **evaluated(code)))
 
 
+@pytest.mark.nightly(but=["Mamba2"])
 @of_a_few
 def test_missing_arguments_are_named(kind):
     config = config_of(FIRST[kind], 0.0)

@@ -24,6 +24,8 @@ from flax_attn import (
 )
 from flax_attn.parity import judge
 
+pytestmark = pytest.mark.nightly
+
 SIZES = [(1, 1, 3), (2, 7, 5), (7, 7, 7), (3, 40, 6), (7, 11, 4)]  # T, S, H
 RATE = 0.25
 
@@ -69,7 +71,6 @@ def differentiated(weigh, seen, q, k, v, cotangent):
     return (out, weights), back(cotangent)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["causal", "ragged"])
 @pytest.mark.parametrize(("T", "S", "H"), SIZES)
 def test_after_is_before_in_values_and_gradients(kind, T, S, H):
@@ -84,7 +85,6 @@ def test_after_is_before_in_values_and_gradients(kind, T, S, H):
         assert judge.same_function(a, b, judge.gradient_scale(want_grads, b)).ok
 
 
-@pytest.mark.nightly
 def test_after_is_the_one_verb():
     with jax.enable_x64(True):
         q, k, v = drawn(0, (7, 1, 5), (7, 1, 5), (7, 1, 5))
@@ -94,7 +94,6 @@ def test_after_is_the_one_verb():
     assert judge.same_function(np.asarray(got), np.asarray(want)).ok
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("T", [1, 5, 9])
 def test_the_layers_are_one_function(T):
     with jax.enable_x64(True):
@@ -120,7 +119,6 @@ def test_the_layers_are_one_function(T):
         assert judge.same_function(a, b, judge.gradient_scale(want_grads, b)).ok
 
 
-@pytest.mark.nightly
 def test_the_future_has_no_gradient():
     """Exactly none before the softmax; after it, what rounding leaves of a cancelled sum."""
     with jax.enable_x64(True):
@@ -136,7 +134,6 @@ def test_the_future_has_no_gradient():
     assert judge.same_function(late[future], nothing, float(np.linalg.norm(early))).ok
 
 
-@pytest.mark.nightly
 def test_dropout_before_renormalising_is_another_function():
     """The same keep mask: dropped after, rows no longer sum to one; dropped before, they do."""
     with jax.enable_x64(True):
@@ -170,7 +167,6 @@ def test_dropout_before_renormalising_is_masking_by_the_kept():
     assert judge.same_function(np.asarray(first), np.asarray(want)).ok
 
 
-@pytest.mark.nightly
 def test_a_row_that_may_look_at_nothing_is_zero_over_zero():
     """NaN after the softmax; zero weights, output and gradients before it; other rows the same."""
     with jax.enable_x64(True):
@@ -187,7 +183,6 @@ def test_a_row_that_may_look_at_nothing_is_zero_over_zero():
     assert np.isfinite(gradient).all()
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(("dtype", "far"), [("float32", 200.0), ("float64", 2000.0)])
 def test_a_future_that_is_much_larger_leaves_zero_over_zero(dtype, far):
     """The past underflows beside it, and cannot be made whole: only the -inf mask survives that."""
@@ -199,7 +194,6 @@ def test_a_future_that_is_much_larger_leaves_zero_over_zero(dtype, far):
     assert (early[0] == [1, 0]).all()
 
 
-@pytest.mark.nightly
 def test_a_future_that_is_larger_costs_no_digits():
     """Until it underflows, the quotient of small numbers is as good as that of large ones."""
     with jax.enable_x64(True):

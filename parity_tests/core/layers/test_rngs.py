@@ -62,21 +62,7 @@ def test_no_layer_is_missing():
     assert len(VARIANTS) >= 16 and len(DROPPING) >= 8
 
 
-@pytest.mark.nightly(
-    but=[
-        "differential",
-        "disentangled",
-        "exclusive",
-        "gated_query",
-        "latent",
-        "longformer",
-        "luong",
-        "mamba2",
-        "relative_shift",
-        "sigmoid",
-        "value_residual",
-    ]
-)
+@pytest.mark.nightly(but=["differential", "longformer"])
 @of_all_layers
 def test_a_layer_without_dropout_needs_no_dropout_stream(variant):
     case = first_cases()[variant]
@@ -88,7 +74,7 @@ def test_a_layer_without_dropout_needs_no_dropout_stream(variant):
     assert jax.eval_shape(run, inputs_of(case))
 
 
-@pytest.mark.nightly(but=["attention_pool", "linear", "mamba"])
+@pytest.mark.nightly(but=["linear", "mamba"])
 @of_a_third
 def test_a_linen_module_without_dropout_needs_one_key(variant):
     case = first_cases()[variant]
@@ -103,17 +89,7 @@ def test_a_linen_module_without_dropout_needs_one_key(variant):
     assert variables.keys() <= {"params"} and jax.tree.leaves(out)
 
 
-@pytest.mark.nightly(
-    but=[
-        "axial",
-        "cross_covariance",
-        "decomposed_relative",
-        "exclusive",
-        "relative_shift",
-        "spatial_reduction",
-        "window",
-    ]
-)
+@pytest.mark.nightly(but=["cross_covariance", "relative_shift"])
 @of_layers_that_drop
 def test_a_layer_that_drops_says_what_it_lacks(variant):
     case = first_cases()[variant]

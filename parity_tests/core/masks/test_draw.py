@@ -37,7 +37,7 @@ def shown(picture):
     return {(int(q), int(k)): value for q, k, value in cells}
 
 
-@pytest.mark.nightly(but=["1"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(12))
 def test_a_masks_drawing_is_its_table(seed):
     """Random masks, each against its meaning in numpy, for every entry and head."""

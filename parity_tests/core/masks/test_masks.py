@@ -110,6 +110,7 @@ def test_any_combination_agrees_with_loops(tree, T, S):
             assert not rows[..., :first].any() and not rows[..., max(last, 0) :].any()
 
 
+@pytest.mark.nightly
 def test_key_ranges_may_be_traced():
     sizes, kv = Sizes((2,), 1, 9, 9), np.asarray([4, 8])
     mask = (Window(3, 0) & Lengths(kv) & Chunked(5) | Prefix(np.asarray([1, 0]))).bind(sizes)

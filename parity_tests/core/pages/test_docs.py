@@ -46,6 +46,7 @@ def test_its_blocks_run_and_print_what_it_shows():
         assert shape(got) == shape(want)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not has_torch(), reason="the page compares with torch")
 def test_its_file_of_cases_is_one_that_the_command_takes(tmp_path, monkeypatch, capsys):
     (text,) = [block for block in blocks(TEXT) if "\nCASES = [" in block]

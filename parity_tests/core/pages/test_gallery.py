@@ -2,7 +2,11 @@
 
 import importlib.util
 
+import pytest
+
 from parity_tests.core.pages.pages import ROOT, text_of
+
+pytestmark = pytest.mark.nightly
 
 
 def test_the_page_and_every_picture_are_as_the_library_draws_them():

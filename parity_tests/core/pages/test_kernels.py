@@ -53,6 +53,7 @@ def test_it_names_the_backend_that_is_known_to_serve(code, wanted):
         assert {device: chosen(BY_CODE[code], device) for device in wanted} == wanted
 
 
+@pytest.mark.nightly
 def test_without_tokamax_the_row_falls_to_blockwise():
     packed = BY_CODE["CAUSAL & Documents(lengths)"]
     with tokamax_is_there(False):
@@ -60,6 +61,7 @@ def test_without_tokamax_the_row_falls_to_blockwise():
         assert said(packed, "tokamax").startswith("tokamax is not installed")
 
 
+@pytest.mark.nightly
 def test_a_chosen_kernel_gives_no_reason_against_itself():
     with tokamax_is_there():
         for request in requests():

@@ -4,6 +4,8 @@ import pytest
 
 from parity_tests.core.pages.pages import ROOT, missing, run, text_of
 
+pytestmark = pytest.mark.nightly
+
 PROGRAM = text_of("docs/picture.py")
 if absent := missing(PROGRAM):
     pytest.skip(f"the picture needs {', '.join(absent)}", allow_module_level=True)

@@ -30,7 +30,7 @@ NOW = [title for title in [*SECTIONS][::6] if "LoRA" not in title]  # which take
 NOW += [title for title in ALWAYS if title not in NOW]
 
 
-@pytest.mark.nightly(but=["Export for cpu, cuda and tpu"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("title", with_nightly(SECTIONS, commit=NOW))
 def test_the_block_runs_by_itself(title, tmp_path, monkeypatch):
     (block,) = blocks(SECTIONS[title])

@@ -1,5 +1,6 @@
 """Whether a layer goes by a backend: the layer is asked, and not what its module imports."""
 
+import pytest
 from flax import nnx
 
 from flax_attn import attend
@@ -42,6 +43,7 @@ def test_a_layer_in_a_module_that_imports_attend_need_not_go_by_it():
 FIRST = {case.variant: case for case in reversed(every_case())}
 
 
+@pytest.mark.nightly
 @each("case", [*FIRST.values()])
 def test_the_certificate_says_which_layers_have_steps_of_their_own(case):
     full, _ = certificate()

@@ -84,6 +84,7 @@ def own_process(*arguments):
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.nightly
 @needs_torch
 @pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_a_package_is_proven_and_what_it_prints_runs_again(own, somewhere, main, monkeypatch):
@@ -106,6 +107,7 @@ def test_a_package_is_proven_and_what_it_prints_runs_again(own, somewhere, main,
     assert command("somebody", "mine[width=6|x=3x6|somebody.theirs.Half]")[0] == 0
 
 
+@pytest.mark.nightly
 def test_a_worker_proves_a_case(main):
     """Against its record, since no worker need import torch for that."""
     case = next(x for x in collect("parity_tests") if x.variant == "uniform_causal_average")
@@ -113,6 +115,7 @@ def test_a_worker_proves_a_case(main):
     assert status == 0 and "1 variant, 1 case, 0 different; " in out, err
 
 
+@pytest.mark.nightly
 def test_what_is_not_there_is_told(somewhere, main):
     for name, told in (
         ("nobody", "did you mean somebody?"),

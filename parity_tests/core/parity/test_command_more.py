@@ -128,6 +128,7 @@ def test_a_file_without_a_trace_of_a_list_stays_unread(way, somewhere):
     assert modules("somebody") == ["somebody.cases"]
 
 
+@pytest.mark.nightly
 def test_a_list_that_two_modules_have_is_proven_once(somewhere):
     more = f"from .cases import *\n{LIST} = [*{LIST}, case(name='third')]"
     somewhere(somebody=package(cases=ONE, also="from .cases import *", more=more))

@@ -210,7 +210,7 @@ FAULTS = [
 EACH = (LengthOfSteps, NoWindowAtOne, KeptPlaces)  # in the second, cuts differ from other steps on
 
 
-@pytest.mark.nightly(but=["KeptPlaces"])
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("mine", "options", "place", "hint"),
     with_nightly(FAULTS, commit=lambda row: type(row[0]) in EACH),
@@ -236,6 +236,7 @@ class LouderAndLate(Louder, RotaryAtStep):
     """So is its cache."""
 
 
+@pytest.mark.nightly
 def test_a_wrong_layer_is_told_apart_from_a_wrong_cache():
     found = report(Louder(W))
     assert {row.kind for row in found.failed} == {"output", "decode"}

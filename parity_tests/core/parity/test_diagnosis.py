@@ -146,6 +146,7 @@ class Float32Inside(Original):
         return self.out(torch.softmax(scores, -1, dtype=torch.float32).to(x.dtype) @ v)
 
 
+@pytest.mark.nightly
 def test_a_float32_softmax_of_torch_is_lifted_and_told():
     report = compare(Float32Inside(), Port(), X, **QUICK)
     assert report.ok, report

@@ -106,6 +106,7 @@ def test_in_float32_alone_too():
 KEYS = [(FixedKey, True), (HeldKey, False)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("kind", "jit"), with_nightly(product([FixedKey, HeldKey], [True, False]), commit=KEYS)
 )

@@ -25,6 +25,7 @@ def table(
         return f"{explain(q, kv, kv, mask=mask, **more)}\n"
 
 
+@pytest.mark.nightly
 def test_the_table_is_that_of_explain(capsys):
     """Below a line that says how the shapes were read."""
     sizes = "q: B 2, T 5, N 6, H 8; k: B 2, S 9, K 3, H 8; v: B 2, S 9, K 3, h 8\n"
@@ -64,6 +65,7 @@ WORK = {  # as docs/scale.md counts it
 }
 
 
+@pytest.mark.nightly(but=["contiguous ring", "contiguous ulysses"])
 @pytest.mark.parametrize("how", WORK, ids=" ".join)
 def test_a_sharded_length_and_what_each_device_does(how, capsys):
     layout, strategy = how

@@ -55,6 +55,7 @@ def test_no_rewrite_is_flagged(rewrite):
 OF_EACH_KIND = ["test_causal_attention", "test_t5"]  # of torch_ref's twins, of transformers
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", with_nightly(FILES, commit=OF_EACH_KIND))
 def test_each_parity_test_fails_under_a_fault(name, monkeypatch):
     """One number of the layer's output is a billionth off, and `test_parity` itself says so."""

@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch", reason="compares with torch")
 
 from parity_tests.foreign import conv_block, gru_encoder, x_attention  # noqa: E402
 
+pytestmark = pytest.mark.nightly
+
 ONCE = {"dtypes": ("float64",), "eager": False}
 
 
@@ -33,7 +35,6 @@ def attention(kind=x_attention.Port):
     return pair, {"kwargs": x_attention.inputs()}
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("pair", with_nightly([conv, gru, attention], commit=[gru]))
 def test_an_equal_port_passes(pair):
     arguments, options = pair()
@@ -42,7 +43,6 @@ def test_an_equal_port_passes(pair):
     assert {(k, d) for k in ("output", "gradient") for d in ("float64", "float32")} <= kinds
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("pair", [conv, attention])
 def test_an_equal_port_passes_in_train_mode(pair):
     arguments, options = pair()
@@ -65,7 +65,6 @@ FAULTS = {
 NOW = ["gelu by tanh", "gates in another order", "mask one late"]
 
 
-@pytest.mark.nightly(but=["gates in another order"])
 @pytest.mark.parametrize("fault", with_nightly(FAULTS, commit=NOW))
 def test_a_fault_is_found_in_its_place(fault):
     made, place = FAULTS[fault]
@@ -75,7 +74,6 @@ def test_a_fault_is_found_in_its_place(fault):
     assert caught.value.report.first.tap == place, caught.value
 
 
-@pytest.mark.nightly
 def test_another_momentum_is_found_in_train_mode_alone():
     arguments, options = conv(conv_block.TorchsMomentum)
     assert compare(*arguments, **ONCE, **options).ok
@@ -84,7 +82,6 @@ def test_another_momentum_is_found_in_train_mode_alone():
     assert different == {("state", "norm.mean"), ("state", "norm.var")}, report
 
 
-@pytest.mark.nightly
 def test_the_variance_that_nnx_keeps_is_told():
     for kind, told in ((conv_block.Plain, True), (conv_block.Port, False)):
         arguments, options = conv(kind)

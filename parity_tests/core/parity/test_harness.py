@@ -247,6 +247,7 @@ def unchanged(a, b):
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("port", [Faithful, NoDropout])
 def test_compare_leaves_everything_as_it_was(port):
     one, two = Original(), port()

@@ -141,7 +141,7 @@ NAMED = [  # one of each kind of mistake
 ]
 
 
-@pytest.mark.nightly(but=["Flax averages-True", "another scale-True", "base-True", "gate-True"])
+@pytest.mark.nightly(but=["Flax averages-True", "another scale-True"])
 @pytest.mark.parametrize(
     ("name", "taps"), with_nightly(product(WRONG, [False, True]), commit=NAMED)
 )

@@ -256,7 +256,7 @@ def compared(name, wrong=True, theirs=None):
         return compare(theirs, mine, X, rules=rules, **QUICK)
 
 
-@pytest.mark.nightly(but=["a causal convolution", "a causal mask", "a residual", "square kernels"])
+@pytest.mark.nightly(but=["a causal convolution", "a causal mask", "square kernels"])
 @pytest.mark.parametrize("name", PAIRS)
 def test_what_torch_would_give_with_the_mistake(name):
     assert compared(name, wrong=False).ok

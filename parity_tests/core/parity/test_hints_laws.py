@@ -165,6 +165,7 @@ def test_a_number_is_found_however_little_there_is_of_its_fault():
         assert found is not None and judge.allclose(np.array(10**found), np.array(7.3))
 
 
+@pytest.mark.nightly(but=["", "n - 1"])
 @pytest.mark.parametrize("spread", ["", "n - 1", "outside"])
 def test_no_norm_has_another_epsilon_of_the_same_number(spread):
     """Nor is its own input another one."""

@@ -117,7 +117,7 @@ NORMS = {
 }
 
 
-@pytest.mark.nightly(but=["w, centred"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", NORMS)
 def test_a_norm_is_named(name):
     options, wrong, words = NORMS[name]

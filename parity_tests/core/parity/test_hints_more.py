@@ -91,6 +91,7 @@ def test_with_fewer_keys_too():
     assert f"aligned to {LAST}, torch's to {FIRST}: shifted by 2" in told
 
 
+@pytest.mark.nightly
 def test_a_padded_causal_mask_aligned_to_the_other_end_is_named():
     def padded(causal):
         return lambda t, s: causal(t, s) & (np.arange(s) != 1)
@@ -119,6 +120,7 @@ def test_a_softmax_over_another_axis_is_named(one, other):
     assert told == f"a softmax over the wrong axis, {other}, torch's over {one}"
 
 
+@pytest.mark.nightly
 def test_scores_are_only_called_unmasked_where_there_is_a_mask():
     masked = dict(seen=to_last, fill=0.0, taps=True)
     assert "unmasked" not in said(dict(axis=0), dict(axis=-1))
@@ -222,7 +224,7 @@ BESIDE = {
 TURNS = [(name, HUGE[i % len(HUGE)]) for i, name in enumerate(BESIDE)]  # each once
 
 
-@pytest.mark.nightly(but=["sign--3.4e+38"])
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "fill"), with_nightly(product(BESIDE, HUGE), commit=TURNS))
 def test_huge_numbers_hide_no_hint_and_make_none(name, fill):
     wrong, words = BESIDE[name]
@@ -331,7 +333,7 @@ BACKWARD = {
 }
 
 
-@pytest.mark.nightly(but=["y"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("wrong", BACKWARD)
 def test_a_call_that_is_not_used_is_not_blamed(wrong):
     x, y = R(1).standard_normal((2, 3, D))

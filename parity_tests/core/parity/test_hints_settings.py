@@ -81,7 +81,7 @@ LAYERS = {
 MIRRORED = (Rule("layer.weight -> layer.kernel", "i o k -> k i o"),)
 
 
-@pytest.mark.nightly(but=["dilation-True", "groups-True", "mirrored-True", "stride-True"])
+@pytest.mark.nightly(but=["groups-True", "mirrored-True", "stride-True"])
 @pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
 def test_settings_of_a_layer(name, recorded, tmp_path):

@@ -332,6 +332,7 @@ def test_a_rule_pairs_taps_under_another_prefix():
     assert places(report) == ["attend.scores"] and "scale" in report.first.hint, report
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("names", ["scoers -> attend.scores", "query -> q", "scores.x -> q"])
 def test_a_rule_that_matches_nothing_is_still_refused(names):
     with pytest.raises(ParityError, match="matches no tensor"):

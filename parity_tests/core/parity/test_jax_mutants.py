@@ -12,6 +12,8 @@ from ...tables import with_nightly
 from .jax_sides import attentions, rewrites
 from .jax_sides.mutants import MISTAKES, REWRITES, drawn_mutants, moves
 
+pytestmark = pytest.mark.nightly
+
 EACH = 4  # mutants of a seed
 SEEDS = with_nightly(range(40), commit=[0])
 DRAWN = np.random.default_rng(0)
@@ -30,7 +32,6 @@ def as_people_write():
         yield
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("seed", SEEDS)
 def test_one_operation_done_wrong_is_seen(seed):
     mutants = drawn_mutants(SUBJECTS, [*MISTAKES], seed)
@@ -40,7 +41,6 @@ def test_one_operation_done_wrong_is_seen(seed):
         assert not report.ok, f"{mutant}: {report}"
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("seed", SEEDS)
 def test_one_operation_done_in_another_way_is_let_pass(seed):
     for mutant, given in islice(drawn_mutants(SUBJECTS, [*REWRITES], seed), EACH):

@@ -94,6 +94,7 @@ def test_as_is_compares_each_module_with_its_own_weights():
     assert compare(block(), other, *TOKENS, weights="given", **QUICK).ok
 
 
+@pytest.mark.nightly
 def test_a_function_has_no_weights_to_carry():
     with pytest.raises(ValueError, match=r"between two nnx modules.*got .given."):
         compare(formula, online, *X, weights="given")

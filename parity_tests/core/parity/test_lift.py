@@ -80,6 +80,7 @@ def watch():
     return Watch()
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", with_nightly(MODELS, commit=4))
 def test_a_lifted_model_is_the_float64_function(name, monkeypatch):
@@ -175,6 +176,7 @@ ROUNDS = {  # each rounds float64 once, in the dtype that it is called by
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("name", ROUNDS)

@@ -36,6 +36,7 @@ def test_a_long_refusal_gives_its_rules_first():
     assert f"and {120 - len(shown)} problems more" in lines[-1]
 
 
+@pytest.mark.nightly
 def test_a_short_refusal_is_whole():
     with pytest.raises(ParityError) as caught:
         plan(*pair(1))
@@ -75,6 +76,7 @@ class Exchanged(nnx.Module):
         return self.down(jnp.sin(3 * y[:, 4:]) - y[:, :4] ** 3)
 
 
+@pytest.mark.nightly
 def test_no_sentence_shows_the_end_of_an_open_slice():
     report = compare(Halves(), Exchanged(), X, dtypes=("float64",), eager=False)
     assert "exchanged: another order of the one from 0 and the one from 4" in report.first.hint, (

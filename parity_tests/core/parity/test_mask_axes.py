@@ -8,6 +8,8 @@ from flax import nnx
 from flax_attn.parity import ParityError, Recording, compare, record
 from parity_tests.tables import with_nightly
 
+pytestmark = pytest.mark.nightly
+
 torch = pytest.importorskip("torch", reason="the harness compares with torch")
 
 ONCE = {"dtypes": ("float64",), "eager": False, "train": True}
@@ -57,13 +59,6 @@ SIZES = {
 }
 
 
-@pytest.mark.nightly(
-    but=[
-        "sequence as long as channels-False",
-        "sequence as long as channels-True",
-        "square image-True",
-    ]
-)
 @pytest.mark.parametrize("function", [False, True])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_a_mask_is_carried_by_its_axes(sizes, function):
@@ -75,7 +70,6 @@ def test_a_mask_is_carried_by_its_axes(sizes, function):
     assert drops == [True, True]
 
 
-@pytest.mark.nightly
 def test_in_every_dtype_and_mode_and_along_steps():
     x = inputs(C)
     report = compare(Theirs(1), Mine(1), x, train=True)
@@ -84,7 +78,6 @@ def test_in_every_dtype_and_mode_and_along_steps():
     assert report.certain, str(report)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("sizes", with_nightly(SIZES, commit=3))
 def test_a_recording_repeats_its_masks_by_axes(sizes, tmp_path):
     x, file = inputs(*SIZES[sizes]), tmp_path / "channels.safetensors"
@@ -121,7 +114,6 @@ class Alone(nnx.Module):
         return self.reshape(self.drop(self.reshape(x, (B, C, 7))), (B, 7, C))
 
 
-@pytest.mark.nightly
 def test_a_mask_of_permuted_axes_needs_a_sign_of_them():
     """A mask on reshaped elements has the same shape as one on transposed ones."""
     x = inputs(7)
@@ -131,7 +123,6 @@ def test_a_mask_of_permuted_axes_needs_a_sign_of_them():
         compare(Dropped(), Alone(lambda y, shape: y.reshape(shape)), x, **ONCE)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("change", [lambda y: 1.1 * y, lambda y: y + 0.1])
 def test_a_fault_before_or_behind_a_dropout_is_placed(change):
     class Before(Mine):
@@ -148,7 +139,6 @@ def test_a_fault_before_or_behind_a_dropout_is_placed(change):
         assert report.first.tap == ("output" if kind is Behind else "between the input and first")
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("sizes", with_nightly(SIZES, commit=2))
 def test_a_dropout_in_another_place_is_refused_or_different(sizes):
     x = inputs(*SIZES[sizes])

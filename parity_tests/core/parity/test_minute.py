@@ -54,6 +54,7 @@ def command(*arguments, **options):
     return subprocess.run(line, capture_output=True, text=True, **options)
 
 
+@pytest.mark.nightly
 def test_the_fixed_set_is_of_cases_that_exist_and_holds_the_climb_whole():
     every = jobs([case for name in modules(OURS) for case in listed((OURS, name))], live=True)
     chosen = short(every)
@@ -438,7 +439,6 @@ def stumble(number):
     return number * 10
 
 
-@pytest.mark.nightly
 def test_work_is_done_in_order_and_a_death_costs_one_result():
     with Workers(2) as workers:
         for _ in range(2):

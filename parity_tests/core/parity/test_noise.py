@@ -147,6 +147,7 @@ def relative(x):
     )
 
 
+@pytest.mark.nightly
 def test_what_is_decided_on_the_way_is_not_noise():
     """An index made of floating numbers, a comparison, a number rounded down."""
 

@@ -89,9 +89,7 @@ def by_optax(optimizer, start, gradients) -> list[dict[str, np.ndarray]]:
     return seen
 
 
-@pytest.mark.nightly(
-    but=["adagrad-options18", "radam-options24", "rmsprop-options14", "sgd-options3"]
-)
+@pytest.mark.nightly(but=["adagrad-options18", "sgd-options3"])
 @pytest.mark.parametrize(("name", "options"), EACH, ids=lambda x: x if isinstance(x, str) else None)
 def test_steps_equal_torch(name, options):
     optimizer = make(name, options)

@@ -70,6 +70,7 @@ def test_flax_attention_is_lifted_with_its_gradients():
     assert report.ok and any(row.kind == "gradient" for row in report.rows), str(report)
 
 
+@pytest.mark.nightly
 def test_only_float64_is_lifted_and_all_is_as_it_was_afterwards():
     plain, notes = jax.nn.dot_product_attention, {}
     q = jnp.asarray(X[..., None, :], jnp.float32)

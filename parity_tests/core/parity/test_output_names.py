@@ -7,6 +7,8 @@ from flax import nnx
 
 from flax_attn.parity import Recording, Rule, compare, record
 
+pytestmark = pytest.mark.nightly
+
 torch = pytest.importorskip("torch", reason="the harness compares with torch")
 
 ONCE = {"dtypes": ("float64",), "eager": False}
@@ -54,7 +56,6 @@ FAULTS = {
 }
 
 
-@pytest.mark.nightly
 def test_names_of_rows_are_unique():
     report = compare(Theirs(), port(), X)
     assert report.certain, str(report)
@@ -66,7 +67,6 @@ def test_names_of_rows_are_unique():
     assert [row.name for row in report.rows if row.kind == "output"] == ["output"]
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("place", FAULTS)
 def test_a_fault_is_placed_in_the_submodule_or_in_the_output(place):
     fault, tap = FAULTS[place]
@@ -75,14 +75,12 @@ def test_a_fault_is_placed_in_the_submodule_or_in_the_output(place):
     assert str(report).count(f"> {tap} ") == 1, report
 
 
-@pytest.mark.nightly
 def test_flax_alone_may_have_the_name():
     rules = [Rule("last.weight -> output.kernel", "o i -> i o"), Rule("last.bias -> output.bias")]
     report = compare(Theirs("last"), port(behind=lambda y: -y), X, rules=rules, **ONCE)
     assert report.first.tap == "model output", report
 
 
-@pytest.mark.nightly
 def test_a_recording_follows(tmp_path):
     for name in ("output", "last"):
         file = tmp_path / f"{name}.safetensors"

@@ -209,7 +209,7 @@ def test_a_failure_is_told_whole(write):
     assert all(row.name in text for row in (*report.rows, *report.local))
 
 
-@pytest.mark.nightly(but=["pages"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("write", [page, lambda report: pages([report])], ids=["page", "pages"])
 def test_a_failure_says_what_it_does_as_the_text_does(write):
     for report in (different(), UNPLACED, NO_ELEMENTS):

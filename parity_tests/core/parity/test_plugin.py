@@ -218,6 +218,7 @@ def test_fixture(heard, assert_parity):
     run("--parity-seed", "7", **files).assert_outcomes(passed=3)
 
 
+@pytest.mark.nightly
 def test_who_parametrises_alone_is_left_alone(run):
     """By a hook, by a mark, with cases of another kind, or with a fixture and no cases."""
     hook = """
@@ -238,6 +239,7 @@ def pytest_generate_tests(metafunc):
     result.assert_outcomes(passed=2 + 3 + 1 + 1)
 
 
+@pytest.mark.nightly
 def test_a_stray_entry_in_cases_is_an_error_that_names_it(run):
     result = run(test_mixed=NAMES + "CASES.append(3)\ndef test_one(case):\n    pass\n")
     result.assert_outcomes(errors=1)

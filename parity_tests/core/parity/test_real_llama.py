@@ -8,6 +8,8 @@ from flax_attn.weights import CheckpointError, Rule, gguf_config
 from parity_tests.core.weights.test_gguf_load import LAYERS, V, model
 from parity_tests.real import decoding, smollm2
 
+pytestmark = pytest.mark.nightly
+
 IDS = np.random.RandomState(0).randint(0, V, (2, 7))
 
 
@@ -25,7 +27,6 @@ def test_every_tensor_is_read_as_transformers_reads_it(both):
     assert report.ok and len(report.rows) == 9 * LAYERS + 2
 
 
-@pytest.mark.nightly
 def test_a_layer_on_its_own_hidden_states(both):
     _, config, theirs, _ = both
     states = smollm2.hidden_states(theirs, IDS)
@@ -33,13 +34,11 @@ def test_a_layer_on_its_own_hidden_states(both):
     assert smollm2.compare_layer(theirs, config, 1, states[1]).ok
 
 
-@pytest.mark.nightly
 def test_the_whole_model_by_its_logits_and_next_tokens(both):
     report = smollm2.compare_logits(*both[2:], IDS)
     assert report.ok and [row.name for row in report.rows] == ["logits"] * 2 + ["next tokens"] * 2
 
 
-@pytest.mark.nightly
 def test_the_whole_model_word_after_word(both):
     """However the prompt is cut, by two programs."""
     ids = np.random.RandomState(1).randint(0, V, (2, 21))

@@ -69,6 +69,7 @@ def test_fields_of_all_kinds_are_passed_over():
     ]
 
 
+@pytest.mark.nightly
 def test_two_crops_of_a_photograph():
     pytest.importorskip("matplotlib", reason="has the photograph")
     pytest.importorskip("PIL", reason="opens it")

@@ -26,6 +26,7 @@ def main(somewhere, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.nightly(but=["somebody.Half"])
 @pytest.mark.parametrize("name", ["somebody", "somebody.Half"])
 def test_cases_are_recorded_each_in_its_file(name, main, somewhere):
     status, out, err = main(name, "--to", "to")

@@ -66,6 +66,7 @@ def told(report):
 PORTS = [Faithful, ScaleOnQueries, NoScale, OtherEpsilon, WrongBackward, Flat, MaskShifted]
 
 
+@pytest.mark.nightly(but=["WrongBackward"])
 @pytest.mark.parametrize(
     "mine", with_nightly(PORTS, commit=[Faithful, NoScale, OtherEpsilon, WrongBackward])
 )
@@ -155,6 +156,7 @@ def test_attention_in_blocks_repeats_them_too(folder):
     assert report.ok, report
 
 
+@pytest.mark.nightly
 def test_without_float64_the_same_precision_is_all_that_is_judged(narrow):
     report = compare(Recording(narrow), Faithful())
     assert report.ok and {row.verdict.statement for row in report.rows} == {

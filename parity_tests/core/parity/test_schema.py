@@ -53,7 +53,7 @@ def test_a_difference_has_both_values_and_what_to_try():
     )
 
 
-@pytest.mark.nightly(but=["nan"])
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "options",
     [

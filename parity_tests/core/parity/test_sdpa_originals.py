@@ -113,7 +113,7 @@ PATHS = {"fused": lambda attend: attend, "math": math}
 TURNS = [(way, ("fused", "math")[i % 2]) for i, way in enumerate(WAYS)]  # each way once
 
 
-@pytest.mark.nightly(but=["causal, held by name-math"])
+@pytest.mark.nightly
 @pytest.mark.parametrize(("way", "path"), with_nightly(product(WAYS, PATHS), commit=TURNS))
 def test_every_point_of_a_fused_call_is_compared(way, path):
     attend, parts = WAYS[way]
@@ -216,6 +216,7 @@ def by_hand(q, k, v):
 ATTENDS = {"fused": attended(is_causal=True), "by hand": by_hand}
 
 
+@pytest.mark.nightly(but=["by hand"])
 @pytest.mark.parametrize("attend", ATTENDS)
 def test_scores_are_compared_up_to_a_constant_a_row(attend):
     rows = np.arange(float(T))[:, None] * np.ones((N, T, T))
@@ -329,6 +330,7 @@ def test_a_constant_counts_where_no_softmax_follows(name):
     ), report
 
 
+@pytest.mark.nightly
 def test_dropout_behind_another_normaliser():
     dropout = torch.nn.Dropout(0.4)
     original = Projected(lambda q, k, v: dropout(torch.sigmoid(q @ k.mT)) @ v)

@@ -181,6 +181,7 @@ def searched(got):
     return tape, explained(tape, Target(number, got, want), frozenset(), tape.names)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("said", FAULTS)
 def test_a_change_is_named_and_holds_on_other_numbers(said):
     tape, outcome = searched(FAULTS[said](torch.from_numpy(X)).numpy())

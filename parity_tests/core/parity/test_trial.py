@@ -6,6 +6,8 @@ import pytest
 
 from parity_tests.tables import with_nightly
 
+pytestmark = pytest.mark.nightly
+
 pytest.importorskip("torch", reason="the harness compares with torch")
 pytest.importorskip("transformers", reason="some of the blocks are its classes")
 PLACE = "parity_tests.core.parity.trial"
@@ -29,7 +31,6 @@ def test_blocks_and_kinds_are_many():
     assert min(len(subject.faults()) for subject in subjects) >= 200
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(
     "subject",
     with_nightly(subjects[15:], commit=lambda subject: subject.name in ("Mixer", "GAT")),
@@ -65,7 +66,6 @@ def test_what_the_trial_counts_against_the_harness(monkeypatch):
     assert said.found and said.misled and not said.named, said
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("part", range(30), ids=lambda n: f"third{n // 10 + 1}-{n}")
 def test_six_hundred_faults(part):
     """20 of usual kinds in each part: nearly all placed, most named, next to none misled."""

@@ -53,12 +53,14 @@ def report(theirs, ours, length=3, **options):
     return compare(theirs, ours, x, **QUICK, **options)
 
 
+@pytest.mark.nightly
 def test_weights_that_an_input_does_not_test_are_named():
     (note,) = [n for n in report(Theirs(0), Ours(), length=1).notes if "does not test" in n]
     assert "q.kernel" in note and "k.bias" in note and "v.kernel" not in note
     assert not any("does not test" in note for note in report(Theirs(0), Ours()).notes)
 
 
+@pytest.mark.nightly
 def test_dropout_that_only_torch_has_is_told_in_eval_mode():
     told = "torch has dropout (drop) that Flax does not show: it is off in eval mode"
     assert any(note.startswith(told) for note in report(Theirs(), Ours()).notes)

@@ -82,6 +82,7 @@ def test_what_is_made_must_be_a_module(makers):
         case("makers.number").report(live=True)
 
 
+@pytest.mark.nightly
 @live
 def test_a_witness_that_is_not_installed_is_replayed_and_says_so(kept):
     report = case("makers.absent").report(live=True)

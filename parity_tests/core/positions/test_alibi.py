@@ -45,6 +45,7 @@ def test_alibi_slopes_are_blooms(n):
     assert judge.printed(bias[:, 0, 1].numpy(), alibi_slopes(n))  # Bloom takes powers in float32
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("bias_max", [8, 6, 16])
 @pytest.mark.parametrize("n", range(1, 18))
 def test_alibi_slopes_are_mpts(n, bias_max):

@@ -162,6 +162,7 @@ def test_the_tower_of_qwen2_vl():
     assert judge.same_function(Rotary(BASE, axes=Axial())(jnp.asarray(x), ROWS), want).ok
 
 
+@pytest.mark.nightly
 def test_the_tower_of_pixtral():
     rope = {"rope_type": "axial", "rope_theta": BASE}
     config = config_of(

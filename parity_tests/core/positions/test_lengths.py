@@ -2,11 +2,14 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from flax_attn import LongRope, Rotary
 from flax_attn.parity import judge
 from flax_attn.positions.lengths import lengths_of
 from parity_tests.core.drawing import float64 as float64
+
+pytestmark = pytest.mark.nightly
 
 WIDTH = 16
 SHORT, LONG = tuple(1.0 + 0.1 * i for i in range(8)), tuple(2.0 + i for i in range(8))

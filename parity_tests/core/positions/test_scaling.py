@@ -310,6 +310,7 @@ def test_a_length_may_be_known_traced_or_fixed():
         assert turned(rotary, x[:, :0], np.zeros((2, 0), int)).shape == (2, 0, 3, WIDTH)
 
 
+@pytest.mark.nightly
 def test_rates_are_computed_in_float64_and_then_cast():
     angles = rotary_angles(jnp.asarray([1]), 128, 5e5, jnp.float32)
     exact = 5e5 ** (-np.arange(0, 128, 2) / 128)
@@ -353,7 +354,6 @@ def test_given_frequencies_say_the_width_and_serve_an_odd_one():
     assert judge.same_function(rotary(jnp.asarray(x), positions), want).ok
 
 
-@pytest.mark.nightly
 def test_given_frequencies_have_gradients():
     x = np.random.RandomState(8).standard_normal((4, 2, 6))
 

@@ -104,6 +104,7 @@ def test_rows_carry_their_document():
     assert put.segment.tolist() == [5, 5, -1] and put.has_segment.all()
 
 
+@pytest.mark.nightly
 def test_no_gradient_passes_a_border_between_calls():
     name, ids = "gated_delta", np.asarray([[1] * 4 + [2] * 9, [1] * T], np.int32)
 

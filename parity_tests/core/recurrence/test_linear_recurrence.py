@@ -105,7 +105,7 @@ def test_documents_and_decays_from_nothing_to_all(decay, delta):
         agree(got(decay, delta, 16, other), wanted(delta, other))
 
 
-@pytest.mark.nightly(but=["head-True-1", "head-True-9"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("T", with_nightly([1, 2, 9, 16, 32], commit=[1, 9, 32]))
 @pytest.mark.parametrize(("decay", "delta"), [("head", True), ("channel", False)])
 def test_lengths_below_at_and_beyond_a_chunk(T, decay, delta):
@@ -121,6 +121,7 @@ def test_chunks_of_any_size_are_the_same(chunk, decay, delta):
     agree(got(decay, delta, chunk, x, np.broadcast_to(ids, (B, 150))), wanted(delta, x, ids))
 
 
+@pytest.mark.nightly(but=["none-True"])
 @of_modes
 def test_padding_is_as_if_it_was_not_there_and_may_hold_anything(decay, delta):
     T = 37
@@ -221,6 +222,7 @@ def test_the_step_form_has_forward_mode_derivatives():
     assert jnp.isfinite(tangent[0]).all()
 
 
+@pytest.mark.nightly
 def test_dtypes():
     for dtype in (jnp.bfloat16, jnp.float32):
         x = jnp.ones((5, 3, 4), dtype)

@@ -29,7 +29,7 @@ def lowered(call, *shapes):
     return [x.shape for x in out]
 
 
-@pytest.mark.nightly(but=["channel-True-8", "channel-True-None"])
+@pytest.mark.nightly(but=["channel-True-8"])
 @pytest.mark.parametrize("chunk", [8, None])
 @pytest.mark.parametrize("delta", [False, True])
 @pytest.mark.parametrize("decay", DECAYS)

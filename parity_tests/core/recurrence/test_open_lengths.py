@@ -11,6 +11,8 @@ from flax_attn.recurrence import causal_convolution, elementwise_recurrence, lin
 from parity_tests.core.drawing import float64 as float64
 from parity_tests.core.drawing import normal
 
+pytestmark = pytest.mark.nightly
+
 N, H = 2, 3
 
 
@@ -51,7 +53,6 @@ def both_ways(function):
     return jax.jit(run)
 
 
-@pytest.mark.nightly(but=["channels-True"])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_an_open_length(name, padded):

@@ -12,6 +12,8 @@ from parity_tests.core.recurrence import test_causal_convolution as short
 from parity_tests.core.recurrence import test_linear_recurrence as law
 from parity_tests.tables import with_nightly
 
+pytestmark = pytest.mark.nightly
+
 T = 37
 IDS = np.broadcast_to(law.ids_of(5, 1, 20, 11), (law.B, T))
 
@@ -60,7 +62,6 @@ def held(tokens, state, chunk, by_chunks=chunks.by_chunks):
     return by_chunks(tokens, jax.lax.stop_gradient(state), chunk)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("delta", with_nightly([True, False], commit=[True]))
 @pytest.mark.parametrize(
     ("module", "name", "fault", "given"),
@@ -88,7 +89,6 @@ def test_only_the_gradient_of_the_first_state_misses_where_it_is_dropped(monkeyp
         law.agree(found, want)
 
 
-@pytest.mark.nightly
 def test_a_state_of_the_convolution_that_is_one_token_short_is_found(monkeypatch):
     whole = convolution._last
 
@@ -102,7 +102,6 @@ def test_a_state_of_the_convolution_that_is_one_token_short_is_found(monkeypatch
         short.test_pieces_with_the_state_passed_on_are_the_whole()
 
 
-@pytest.mark.nightly
 def test_an_eps_outside_the_root_of_the_l2_norm_is_found(monkeypatch):
     def outside(x, *, eps):
         return x / (jnp.linalg.norm(x, axis=-1, keepdims=True) + eps)

@@ -92,7 +92,7 @@ def test_packed_documents_are_the_documents_one_by_one_with_their_gradients(name
     agree(found, want)
 
 
-@pytest.mark.nightly(but=["gated_delta"])
+@pytest.mark.nightly
 @of_two_layers
 def test_padding_anywhere_changes_no_gradient_and_is_not_kept(name):
     valid = np.random.RandomState(3).rand(2, T) < 0.6
@@ -122,7 +122,7 @@ def test_padding_anywhere_changes_no_gradient_and_is_not_kept(name):
         agree(gradients, total)
 
 
-@pytest.mark.nightly(but=["kimi_delta", "lightning", "mamba", "mamba2"])
+@pytest.mark.nightly(but=["lightning"])
 @of_layers
 def test_a_state_is_carried_by_a_scan_and_keeps_shapes_and_dtypes(name):
     layer = LAYERS[name](rngs=nnx.Rngs(0), dtype=jnp.bfloat16)
@@ -175,6 +175,7 @@ def test_a_state_that_held_nan_is_clean_after_reset():
     assert not any(x.any() for x in jax.tree.leaves(state))
 
 
+@pytest.mark.nightly
 def test_bad_input_is_refused_in_a_sentence():
     state, layer = drawn_state(), GatedDeltaAttention(11, 2, 4, 5, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="A State cannot be truncated"):

@@ -11,8 +11,9 @@ import pytest
 
 from parity_tests.core.pages.pages import ROOT
 
+pytestmark = pytest.mark.nightly
 
-@pytest.mark.nightly
+
 def test_memory_of_a_device():
     command = [sys.executable, "-m", "parity_tests.core.sharding.memory"]
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)

@@ -44,7 +44,7 @@ def test_every_kind_is_among_them():
     assert len(WRITTEN) >= len(BUFFERS)
 
 
-@pytest.mark.nightly(but=["attn-relative_position_index"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("prefix", ["attn", ""])
 def test_a_known_buffer_is_left_out(name, prefix):

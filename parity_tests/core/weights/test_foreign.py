@@ -82,6 +82,7 @@ def refuse(name, read, content, words):
         assert "to 0" not in str(caught.value)
 
 
+@pytest.mark.nightly
 @each("reader", [reader for reader in READERS if reader != "torch"])
 def test_a_file_that_was_cut_is_refused(reader):
     name, read, whole = READERS[reader]

@@ -97,6 +97,7 @@ def truncated(model, folder, seed):
     return loaded(path, values) is not None and count < end
 
 
+@pytest.mark.nightly
 def test_without_a_flip_everything_is_loaded(model, tmp_path):
     content, values, _ = model
     (tmp_path / "m.gguf").write_bytes(content)
@@ -104,6 +105,7 @@ def test_without_a_flip_everything_is_loaded(model, tmp_path):
     assert {*values} == {*PLAIN, *TYPE_OF} and all(x.any() for x in values.values())
 
 
+@pytest.mark.nightly
 def test_flipped_bytes(model, tmp_path):
     passed = [flipped(model, fresh(tmp_path, seed), seed) for seed in range(SHORT)]
     assert any(passed) and not all(passed)

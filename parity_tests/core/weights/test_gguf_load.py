@@ -56,6 +56,7 @@ def model(path, architecture, types=(), more=(), **changed):
     return write(path, there, architecture, keys_of(architecture, **changed), blocks | dict(types))
 
 
+@pytest.mark.nightly(but=["gemma3"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_a_layer_is_what_transformers_reads(architecture, tmp_path):
     pytest.importorskip("gguf", reason="writes the file")

@@ -182,6 +182,7 @@ def test_names_that_no_rule_can_say_are_refused_as_others_are(name, tmp_path):
     assert name in error.reason and not error.hint
 
 
+@pytest.mark.nightly
 def test_a_prefix_that_nothing_has(tmp_path):
     write_file(tmp_path / "m.safetensors", torch_values())
     refused(plain(), tmp_path / "m.safetensors", "begins with 'layers.0.'", prefix="layers.0")
@@ -224,6 +225,7 @@ def test_dtypes_are_cast_only_if_asked(have, want, allowed, cast, tmp_path):
         refused(layer, tmp_path / "m.safetensors", "param_dtype", cast=cast)
 
 
+@pytest.mark.nightly
 def test_a_value_that_overflows_is_refused(tmp_path):
     there = torch_values()
     there["v_proj.weight"][3, 4] = 1e5

@@ -25,7 +25,7 @@ def stack(count=3):
     return nnx.vmap(plain)(jax.random.split(jax.random.key(0), count))
 
 
-@pytest.mark.nightly(but=["a layer more", "a layer of another dtype"])
+@pytest.mark.nightly(but=["a layer more"])
 @pytest.mark.parametrize("fault", STACK)
 def test_stacked_layers_must_be_alike(fault, tmp_path):
     change, told = STACK[fault]
@@ -110,6 +110,7 @@ def test_each_device_gets_its_own_slice(sharded):
     assert sharded.returncode == 0, sharded.stderr
 
 
+@pytest.mark.nightly
 def test_neither_torch_nor_safetensors_is_imported(sharded):
     """By who loads and saves."""
     assert sharded.stdout.splitlines() == ["imported: jax"], sharded.stderr

@@ -39,7 +39,7 @@ def test_a_whole_recurrent_network_asks_for_cells():
     assert 'Rule("*_l0 -> cell.*")' in text.partition("you may mean:")[2]
 
 
-@pytest.mark.nightly(but=["LSTMCell-LSTMCell-bias_ih-its ii, if_, ig and io by"])
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("ours", "theirs", "role", "parts"),
     [
@@ -58,6 +58,7 @@ def test_the_second_bias_of_a_cell(ours, theirs, role, parts):
     assert "Flax needs use_bias=False" in refusal(Torch(cell=ours(3, 4, bias=False)), flax)
 
 
+@pytest.mark.nightly
 def test_a_zero_bias_is_skipped_and_stays_zero():
     source, flax = T.LSTMCell(3, 4), nnx.OptimizedLSTMCell(3, 4, rngs=rngs())
     with torch.no_grad():
@@ -310,6 +311,7 @@ def test_sources_are_written_down_and_read_again():
     assert [Source.from_json(s.to_json()) for s in sources] == sources
 
 
+@pytest.mark.nightly
 def test_the_nearest_names_are_of_the_same_role_and_sizes_first():
     text = refusal(Torch(net=T.GRU(3, 4)), Flax(net=Flax(r=linear(3, 4), z=linear(4, 12))))
     lines = [line.strip(" -") for line in text.splitlines() if "nearest in torch" in line]

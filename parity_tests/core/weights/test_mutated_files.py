@@ -181,6 +181,7 @@ def same_recording(path: Path, content: bytes) -> bool:
     return all(same(one[name].read(name), two[name].read(name)) for name in one)
 
 
+@pytest.mark.nightly
 def test_a_recording_of_an_older_version_has_no_checksum(recording, tmp_path):
     (content, module), path = recording, tmp_path / "m.safetensors"
     path.write_bytes(content)

@@ -31,6 +31,7 @@ def loaded(arrays, *outs):
     return [np.asarray(mine[name].kernel[...]) for name, _ in outs]
 
 
+@pytest.mark.nightly
 def test_that_whose_names_and_sizes_fit_is_taken():
     whole, outs = drawn(6, 3), (("q", 2), ("k", 4))
     for got, want in zip(loaded({"qkv.weight": whole}, *outs), (whole[:2], whole[2:]), strict=True):

@@ -114,6 +114,7 @@ def test_packed_projections_are_query_key_value():
         assert judge.exact(np.asarray(getattr(flax, name).kernel[...]), part.T.copy()).ok
 
 
+@pytest.mark.nightly
 def test_nothing_is_shared():
     """Neither what was written nor what was read: torch's tensors change in place."""
 

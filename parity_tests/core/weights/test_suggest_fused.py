@@ -190,6 +190,7 @@ def test_latent_keys_and_values_lie_head_by_head():
         ]
 
 
+@pytest.mark.nightly
 def test_unequal_parts_are_joined_and_inputs_first_is_kept():
     parts = Torch(
         **{n: T.Linear(D, out, bias=False) for n, out in zip("vkq", (8, 8, 24), strict=True)}

@@ -63,6 +63,7 @@ def test_gates_stand_in_torchs_order_and_biases_beside_their_weights(kind, names
         assert printed(source, Flax(net=Flax(**layers(order, sizes)))) == want
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", NAMES)
 def test_each_gate_gets_its_own_rows(kind):
     names = {"GRU": GRU, "LSTM": LSTM}[kind]
@@ -145,6 +146,7 @@ def test_gates_that_hold_both_sides():
     assert printed(Torch(net=T.GRU(H, H)), Flax(net=Flax(**gates))) == want
 
 
+@pytest.mark.nightly
 def test_where_no_name_tells_the_order_is_that_of_the_definition_and_is_told():
     source, flax = Torch(net=T.LSTM(3, H)), Flax(net=Flax(**layers(("p", "k", "b", "a"))))
     assert printed(source, flax) == rules("net", "x.{p,k,b,a}", "h.{p,k,b,a}")
@@ -293,6 +295,7 @@ SAID = {
 CELLS = {"GRU": nnx.GRUCell, "LSTM": nnx.OptimizedLSTMCell, "RNN": nnx.SimpleCell}
 
 
+@pytest.mark.nightly(but=["RNN"])
 @pytest.mark.parametrize("kind", SAID)
 def test_where_flax_has_no_cell_the_sentence_says_a_rule_for_each_weight(kind):
     source = Torch(net=getattr(T, kind)(3, H))
