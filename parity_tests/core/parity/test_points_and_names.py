@@ -139,7 +139,7 @@ def test_a_factor_of_each_head_has_its_own_place(on):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("on", "bias"), product(PLACES, BIASES))
+@pytest.mark.parametrize(("on", "bias"), [*product(PLACES, BIASES)])
 def test_a_factor_of_each_head_stays_excused_where_the_bias_is_wrong(on, bias):
     report = report_of(on=PLACES[on], biased=BIASES[bias])
     assert places(report) == ["scores"], report
