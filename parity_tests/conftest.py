@@ -38,6 +38,7 @@ for name, mode in MODES.items():
     jax.config.update(name, mode)
 jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_traceback_in_locations_limit", -1)  # nobody reads where a program comes from
+gc.disable()  # while tests are collected: nearly all that is made then stays
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -93,6 +94,7 @@ def pytest_collection_finish() -> None:
     """What was collected stays to the end, so that nobody need look through it for garbage."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True, scope="module")
