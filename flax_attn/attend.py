@@ -373,7 +373,7 @@ def requested_backend(name: str) -> str:
 
 def _choose(name: str, request: Request, rules: Rules, sequence: Sequence | None) -> str:
     """The requested backend, or for "auto" the first that accepts and is not passed over."""
-    name = _requested.value if name == "auto" else name
+    name = requested_backend(name)
     if name != "auto":
         _check_backend(name)
         reason = _refusal(name, request, rules, sequence)

@@ -15,6 +15,7 @@ from .bug import Bug
 from .marks import Block, around, blocks, changed_lines
 
 SECONDS, MOST = 300.0, 250  # recorded CPU seconds, and tests, that are tried on one bug
+DEAR = 3.0  # seconds for which a test goes a turn later
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,12 @@ def chosen(bug: Bug, text: str, entered: Entered) -> list[str]:
 
 
 def _by_turns(tests: Iterable[str], seconds: dict[str, float]) -> list[str]:
-    """The cheapest test of each file, the second of each, and so on; the cheaper first."""
+    """The cheapest test of each file, the second of each, and so on; dear ones later."""
     turns: Counter[str] = Counter()
     order = []
     for test in sorted(tests, key=lambda test: (seconds[test], test)):
         file = test.partition("::")[0]
-        order.append((turns[file], len(order), test))
+        order.append((turns[file] + seconds[test] // DEAR, len(order), test))
         turns[file] += 1
     return [test for *_, test in sorted(order)]
 

@@ -76,7 +76,6 @@ def test_a_ring_gives_back_no_more_than_it_has_spare():
         twice.truncate(11)
 
 
-@pytest.mark.nightly
 def test_many_tokens_at_once_do_not_see_what_was_taken_back():
     make, how = CACHES["ring"]
     x, other = tokens(length=14), tokens(seed=7, length=8)  # more than spare, so read before
@@ -112,7 +111,6 @@ def test_an_emptied_row_begins_anew_whatever_it_held(kind):
     assert same(o[::2], whole(x, **how)[::2, 9:])
 
 
-@pytest.mark.nightly
 def test_an_emptied_row_shows_nothing_of_before_where_no_mask_hides_it():
     x = tokens(length=14)
     _, cache = stepped(part(x, 0, 9), empty(), (9,), mask=None)
@@ -261,7 +259,6 @@ def test_a_stack_of_layers_in_a_scan():
     assert stack.length.tolist() == [[5] * 3] * layers
 
 
-@pytest.mark.nightly
 def test_a_memory_is_read_by_every_step():
     x = tokens(length=14)
     valid = np.random.default_rng(3).random((3, 14)) > 0.3

@@ -18,6 +18,7 @@ from parity_tests.core.bench.conftest import known_machine  # noqa: F401
 from parity_tests.core.parity.test_command import judged
 
 NAMES = ("alpha", "alpha", "beta", "beta", "gamma")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also under `nohup pytest &`
 PAGE = "<!-- certificate -->\n{}<!-- end of certificate -->\n"
 
 

@@ -23,11 +23,11 @@ def built(given, index=0, **init):
     return families.attention(given, index, rngs=nnx.Rngs(0), **init)
 
 
-FIRST = [next(small for small in CONFIGS if small.name == name) for name in NAMES[::7]]
+def tells_most(small):
+    return titled(small) in ("gemma2-0", "deepseek_v3-0")
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("small", with_nightly(CONFIGS, commit=FIRST), ids=titled)
+@pytest.mark.parametrize("small", with_nightly(CONFIGS, commit=tells_most), ids=titled)
 def test_outputs_and_gradients_are_transformers(small, transformers):
     """In the spelling since transformers 5; below, the older one gives the same layer."""
     name, index = small.name, small.index

@@ -15,8 +15,11 @@ def titled(small):
     return f"{small.name}-{small.part}-{small.index}"
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("small", with_nightly(PARTS, commit=3), ids=titled)
+def tells_most(small):
+    return titled(small) == "t5-decoder-0"
+
+
+@pytest.mark.parametrize("small", with_nightly(PARTS, commit=tells_most), ids=titled)
 def test_each_part_is_transformers(small, transformers):
     report = prove_part(small).report
     assert report.certain, report

@@ -66,7 +66,6 @@ FORMULAS = {
 of_all_formulas = pytest.mark.parametrize("name", FORMULAS)
 
 
-@pytest.mark.nightly
 @of_all_formulas
 def test_norms_are_their_formulas(name, float64):
     function, want = FORMULAS[name]
@@ -100,7 +99,6 @@ def test_a_vector_of_zeros_has_gradients():
         assert judge.exact(gradient(jnp.zeros(3)), np.full(3, 1 / scale, np.float32)).ok
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("plus_one", "gain"),
     [(False, [0.5703125, 2.203125, 1.0, 0.71484375]), (True, [0.8984375, 1.8125, 1.859375, 1.8])],

@@ -116,7 +116,6 @@ def test_windows_that_are_moved_along_one_axis_do_not_see_across_the_edge(shift)
     assert judge.exact(one[first], two[first]).ok and not np.array_equal(one, two)
 
 
-@pytest.mark.nightly
 def test_talking_heads_do_not_look_ahead():
     layer, x = build("talking heads", mask=CAUSAL)
     later = x.copy()

@@ -210,7 +210,7 @@ FAULTS = [
 EACH = (LengthOfSteps, NoWindowAtOne, KeptPlaces)  # in the second, cuts differ from other steps on
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(but=["NoWindowAtOne"])
 @pytest.mark.parametrize(
     ("mine", "options", "place", "hint"),
     with_nightly(FAULTS, commit=lambda row: type(row[0]) in EACH),

@@ -98,7 +98,6 @@ def test_a_fault_is_placed_and_named(place):
     assert f"DIFFERENT at {place}" in str(report) and said in str(report)
 
 
-@pytest.mark.nightly
 def test_an_innocent_step_is_not_blamed_and_two_faults_are_told_apart():
     report = compare(Original(), port(scale=lambda s: s, contexts=lambda c: 2 * c), X, **QUICK)
     assert [d.tap for d in report.divergences] == ["scores", "context"]

@@ -239,7 +239,6 @@ def pytest_generate_tests(metafunc):
     result.assert_outcomes(passed=2 + 3 + 1 + 1)
 
 
-@pytest.mark.nightly
 def test_a_stray_entry_in_cases_is_an_error_that_names_it(run):
     result = run(test_mixed=NAMES + "CASES.append(3)\ndef test_one(case):\n    pass\n")
     result.assert_outcomes(errors=1)

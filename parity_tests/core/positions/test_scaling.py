@@ -287,7 +287,6 @@ def test_heads_and_gradients_are_llamas(name, partial, far):
         assert judge.same_function(gradient, want[1]).ok
 
 
-@pytest.mark.nightly
 def test_a_length_may_be_known_traced_or_fixed():
     x = np.random.RandomState(1).standard_normal((2, 9, 3, WIDTH))
 

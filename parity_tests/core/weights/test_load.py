@@ -209,7 +209,7 @@ CASTS = [
 ]
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(but=["bfloat16-float16-allowed5-widen"])
 @pytest.mark.parametrize("cast", ["exact", "widen", "narrow"])
 @pytest.mark.parametrize("have, want, allowed", CASTS)
 def test_dtypes_are_cast_only_if_asked(have, want, allowed, cast, tmp_path):

@@ -101,6 +101,7 @@ ODD = {
         "an entry that is no object",
         "an offset beyond the file",
         "another shape than bytes",
+        "bytes at the end",
         "lists in lists",
         "metadata that are no strings",
         "offsets that are no list",
