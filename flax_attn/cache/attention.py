@@ -22,7 +22,7 @@ from ..scores import IDENTITY, Score
 from ..sharding.entry import kind_of_axes
 from ..taps import listening
 from . import stored
-from .checks import check_kind, check_mask
+from .checks import check_kind, check_mask, shows_unstored
 from .memory import Memory
 from .paged import PagedCache
 from .slots import Cache
@@ -72,7 +72,8 @@ def attend_cached(
       ValueError: if shapes, heads or rows do not fit the cache; if the cache has no room, outside
         jit, before anything is written. Under jit nothing is overwritten, the outputs of that row
         are NaN from then on, and `cache.check()` raises. If the mask looks further back than a ring
-        holds, or has `offset="end"`.
+        holds, or has `offset="end"`; outside jit, if it shows a query keys that come after the
+        tokens of this call, such as `CAUSAL | Prefix(9)` before token 9. Under jit that row is NaN.
       TypeError: if the dtypes differ from the cache's, or it is no cache for self attention.
 
     Source: Pope et al., "Efficiently Scaling Transformer Inference", 2022.
@@ -102,7 +103,8 @@ def attend_cached(
     rules = rules_of(mask=mask, score=score, scale=scale, sinks=sinks, dropout=dropout)
     at = Positions(places, positions, in_order=cache.by_slot)
     o = _attended(q, keys, values, backend, replace(rules, positions=at))
-    return jnp.where(written.overflowed[..., None, None, None], jnp.nan, o), written
+    unknown = written.overflowed | shows_unstored(mask, q.shape[-2], places, written)
+    return jnp.where(unknown[..., None, None, None], jnp.nan, o), written
 
 
 @checked_arguments

@@ -4,14 +4,20 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import jax
+import jax.numpy as jnp
 from jax.core import Tracer
+from jaxtyping import Array, Bool, Int
 
+from .._internal.types import Sizes
 from ..layouts import partitioning
 from ..masks import Mask
+from ..masks.at_positions import at_positions, leaves_of
 from ..masks.ranges import reach_of
+from ..places import Positions, is_indexed_by_slot
 from ..scores import Score
 from .memory import Memory
 from .paged import PagedCache
+from .rows import counted
 from .slots import Cache
 
 
@@ -72,6 +78,41 @@ def refuse_later(mask: Mask) -> NoReturn:
         "and a cache does not hold them yet. Call it without a cache over all tokens. A mask= of "
         "the call counts before the layer's, for a layer that is meant to decode."
     )
+
+
+def shows_unstored(
+    mask: Mask, heads: int, places: Int[Array, "*B T"], written: Cache | PagedCache
+) -> Bool[Array, "*#B"]:
+    """Rows in which the mask shows a token of a call keys that are stored after the call.
+
+    Asked are the positions that follow, as many as the cache has slots. FULL and bands, which show
+    later keys wherever a query stands, are taken to mean what is stored, and arrays go by slot.
+
+    Args:
+      heads: of the queries, N.
+      places: the positions of the call's tokens, -1 for padding.
+      written: the cache with these tokens.
+
+    Raises:
+      ValueError: outside jit, if there are such rows.
+    """
+    by_slot = any(is_indexed_by_slot(part) for part in leaves_of(mask))
+    if mask.shows_later is not None or by_slot or 0 in places.shape:
+        return jnp.zeros((1,) * written.length.ndim, bool)
+    *batch, T = places.shape
+    next_ones = written.length[..., None] + counted(written.slots, len(batch))
+    if written.window is None:  # no row is ever longer
+        next_ones = jnp.where(next_ones < written.slots, next_ones, -1)
+    sizes = Sizes(tuple(batch), heads, T, written.slots)
+    shown = at_positions(mask, Positions(places, next_ones).bind(sizes)).bind(sizes).grid(sizes)
+    rows = jnp.broadcast_to(shown, (sizes.B, heads, T, written.slots)).any(axis=(1, 2, 3))
+    if not isinstance(rows, Tracer) and rows.any():
+        raise ValueError(
+            f"The mask, {mask}, shows a token those that come after it, and this call ends before "
+            "them, so that a cache does not hold them yet. Give in one call all tokens that it "
+            "shows, such as a prefix or a chunk, or hide them: CAUSAL & mask."
+        )
+    return rows.reshape(batch)
 
 
 def check_no_mean(empty: str) -> None:

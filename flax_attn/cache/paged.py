@@ -27,6 +27,7 @@ from .rows import (
     rows_to_take,
     truncated_lengths,
 )
+from .sharing import occupancy_of, pages_to_copy, reaches, tokens_to_write
 from .slots import Cache
 
 
@@ -39,11 +40,16 @@ class PagedCache:
     Token p of a row stands in the page `table[row, p // page]`, at `p % page`. It has the methods
     of `Cache`; the table is replaced with `dataclasses.replace(cache, table=...)`.
 
+    Rows may name the same pages. A row holds the slots of its pages up to its length, and a slot
+    that another row holds never changes: a row that would change it needs a page of its own before,
+    by `copy_page` or `take(rows, pages=)`. Rows that write one slot in one call write the same.
+
     Attributes:
       pool_keys, pool_values: `P K page H` and `P K page h`; values None for a latent cache.
       table: `*B pages`, the page in the pool, -1 where a row has none.
       length: `*B`, the tokens stored so far.
-      overflowed: `*B`, rows that were given more tokens than they have pages for.
+      overflowed: `*B`, rows that were given more tokens than they have pages for, or were to change
+        a slot that another row holds.
 
     Raises:
       ValueError: by its methods, which say why.
@@ -120,6 +126,11 @@ class PagedCache:
         return self.pool_values is None
 
     @property
+    def pages(self) -> int:
+        """Number of pages of the pool, P."""
+        return self.pool_keys.shape[-4]
+
+    @property
     def page(self) -> int:
         """Number of tokens of a page."""
         return self.pool_keys.shape[-2]
@@ -156,8 +167,19 @@ class PagedCache:
         """Appends T tokens at the positions that `next_places` returned.
 
         Raises:
-          ValueError: outside jit, if a row has no page for one of them; nothing is written then.
+          ValueError: outside jit, if a row has no page for one of them, or would write over a token
+            of a row that shares the page; nothing is written then.
         """
+        return self._appended(k, v, places, self)
+
+    def _occupancy(self) -> Int[Array, " P"]:
+        """How many slots of each page the rows hold, from its first on."""
+        return occupancy_of(self.table, self.length, self.page, self.pages)
+
+    def _appended(
+        self, k: jax.Array, v: Any, places: jax.Array, whole: "PagedCache", row: Any = None
+    ) -> "PagedCache":
+        """`append`, where `whole` has all rows of the pool, of which these may be one `row`."""
         new = jnp.maximum(self.length, jnp.max(places, axis=-1, initial=-1) + 1)
         missing_page = (places >= 0) & (self._pages_of(places) < 0)
         lacking = missing_page.any(axis=-1)
@@ -167,15 +189,34 @@ class PagedCache:
                 f"Row {row} would need pages of {self.page} for {int(new[row])} tokens, and its "
                 "table has none for some of them. Give it pages: replace(cache, table=...)."
             )
-        over = self.overflowed | lacking
-        places = jnp.where(over[..., None], -1, places)
-        values = None if v is None else self._put(self.pool_values, v, places)
-        return replace(
-            self,
-            pool_keys=self._put(self.pool_keys, k, places),
-            pool_values=values,
-            length=jnp.where(over, self.length, new),
-            overflowed=over,
+        pages = jnp.where((self.overflowed | lacking)[..., None], -1, self._pages_of(places))
+        slots, pools = places % self.page, (self.pool_keys, self.pool_values)
+        tokens = (k, v) if self.store is None else jax.tree.map(self.store.quantize, (k, v))
+        writes, refused = tokens_to_write(pools, tokens, pages, slots, whole._occupancy())
+        whole._refuse_change(refused, pages, row)
+        over = self.overflowed | lacking | refused.any(axis=-1)
+        # All rows' tokens are written by one scatter; page `P`, past the end, drops a write.
+        pages, slots = jnp.where(writes, pages, self.pages).reshape(-1), slots.reshape(-1)
+
+        def write(stored: jax.Array, new: jax.Array) -> jax.Array:
+            new = new.reshape(-1, *new.shape[places.ndim :]).astype(stored.dtype)
+            return stored.at[pages, :, slots].set(new, mode="drop")
+
+        keys, values = jax.tree.map(write, pools, tokens)
+        length = jnp.where(over, self.length, new)
+        return replace(self, pool_keys=keys, pool_values=values, length=length, overflowed=over)
+
+    def _refuse_change(self, refused: jax.Array, pages: jax.Array, row: Any = None) -> None:
+        """Raises ValueError if a token is known to be `refused` in its page of the pool, `*B n`."""
+        if isinstance(refused, Tracer) or not refused.any():
+            return
+        row = first_row(refused.any(axis=-1)) if row is None else int(row)
+        page = int(pages[refused][0])
+        named = jnp.argwhere((self.table == page).any(axis=-1)).reshape(-1).tolist()
+        raise ValueError(
+            f"Row {row} would write over tokens in page {page} of the pool, which is in the tables "
+            f"of rows {named}. Give row {row} a page of its own before, cache.copy_page({row}, at, "
+            "page), or let rows part by take(rows, pages=)."
         )
 
     def _pages_of(self, places: jax.Array) -> jax.Array:
@@ -184,19 +225,6 @@ class PagedCache:
         inside = (places >= 0) & (at < self.table.shape[-1])
         pages = jnp.take_along_axis(self.table, jnp.where(inside, at, 0), axis=-1)
         return jnp.where(inside, pages, -1)
-
-    def _put(self, pool: Any, x: jax.Array, places: jax.Array) -> Any:
-        tokens = x if self.store is None else self.store.quantize(x)
-        # All rows' tokens are written by one scatter; page `P`, past the end, drops a write.
-        pages = self._pages_of(places).reshape(-1)
-        pages = jnp.where(pages < 0, self.pool_keys.shape[0], pages)
-        slots, axes = places.reshape(-1) % self.page, places.ndim
-
-        def write(stored: jax.Array, new: jax.Array) -> jax.Array:
-            new = new.reshape(-1, *new.shape[axes:]).astype(stored.dtype)
-            return stored.at[pages, :, slots].set(new, mode="drop")
-
-        return jax.tree.map(write, pool, tokens)
 
     def read(self) -> tuple[Any, Any, jax.Array]:
         """Keys and values `*B K S H`, gathered from their pages, and the tokens' positions."""
@@ -221,11 +249,17 @@ class PagedCache:
         length, bad = truncated_lengths(length, self.length)
         return replace(self, length=length, overflowed=self.overflowed | bad)
 
-    def take(self, rows: Int[Array, "*B"]) -> "PagedCache":
-        """Copies row `rows[i]` to row i for every i, into the pages that row i has.
+    def take(self, rows: Int[Array, "*B"], pages: Int[Array, "*B"] | None = None) -> "PagedCache":
+        """Gives row i the tokens of row `rows[i]`, for every i, such as the surviving beams.
+
+        Without `pages` they are copied into the pages that row i has. With `pages` row i shares the
+        full pages of row `rows[i]`, and the page that is not full, or the next, is `pages[i]`, into
+        which its tokens are copied; -1 for a row that stays as it is. Which pages no row needs any
+        more, the table says.
 
         Raises:
-          ValueError: outside jit, if a row lacks pages for what it would be given.
+          ValueError: outside jit, if a row lacks pages for what it would be given, or another row
+            holds other tokens in one of them.
         """
         rows = rows_to_take(rows, self.length.shape[0])
         if rows.shape != self.length.shape[:1]:
@@ -233,23 +267,78 @@ class PagedCache:
                 f"take of a paged cache names a row for each of its {self.length.shape[:1]} rows, "
                 f"since pages are the caller's; got shape {rows.shape}."
             )
-        source_pages, table, length = self.table[rows], self.table, self.length[rows]
-        first = counted(table.shape[-1], length.ndim) * self.page
-        needed = first < length[..., None]
-        lacking = (needed & (table < 0)).any(axis=-1)
+        source, length = self.table[rows], self.length[rows]
+        table = self.table if pages is None else self._shared(rows, source, length, pages)
+        reach = reaches(length, table.shape[-1], self.page)
+        lacking = ((reach > 0) & (table < 0)).any(axis=-1)
         if not isinstance(lacking, Tracer) and lacking.any():
             raise ValueError(
                 f"Row {first_row(lacking)} lacks pages for the tokens it would be given. Give it "
                 "pages: replace(cache, table=...)."
             )
-        # Whole pages are copied, as many as the source row needs.
-        target_pages = jnp.where(needed & (table >= 0), table, self.pool_keys.shape[0])
-        keys, values = (
-            jax.tree.map(lambda x: x.at[target_pages].set(x[source_pages], mode="drop"), pool)
-            for pool in (self.pool_keys, self.pool_values)
+        taken = replace(
+            self, table=table, length=length, overflowed=self.overflowed[rows] | lacking
         )
-        over = self.overflowed[rows] | lacking
-        return replace(self, pool_keys=keys, pool_values=values, length=length, overflowed=over)
+        return taken._with_copies(source, reach)
+
+    def _shared(self, rows: Any, source: Any, length: Any, pages: Any) -> jax.Array:
+        """The table in which rows share full pages, and have one of `pages` after them."""
+        pages = jnp.asarray(pages, jnp.int32)
+        if pages.shape != self.length.shape:
+            raise ValueError(
+                f"take(rows, pages=) names a page for each of the rows {self.length.shape}, or -1 "
+                f"for one that stays; got shape {pages.shape}."
+            )
+        at, full = counted(source.shape[-1], length.ndim), (length // self.page)[..., None]
+        shared = jnp.where(at < full, source, jnp.where(at == full, pages[..., None], -1))
+        is_same = (pages < 0) & (rows == counted(len(rows), 0)).reshape(
+            -1, *[1] * (length.ndim - 1)
+        )
+        return jnp.where(is_same[..., None], self.table, shared)
+
+    def _with_copies(self, source: jax.Array, reach: jax.Array) -> "PagedCache":
+        """The cache with the pages `source` copied to those of its table, as far as they reach."""
+        pools = self.pool_keys, self.pool_values
+        reach = jnp.where(self.overflowed[..., None], 0, reach)
+        copies, refused = pages_to_copy(pools, source, self.table, reach)
+        self._refuse_change(refused, self.table)
+        over = self.overflowed | refused.any(axis=-1)
+        target = jnp.where(copies, self.table, self.pages)
+        keys, values = jax.tree.map(lambda x: x.at[target].set(x[source], mode="drop"), pools)
+        return replace(self, pool_keys=keys, pool_values=values, overflowed=over)
+
+    def copy_page(self, row: int | jax.Array, at: int | jax.Array, page: int | jax.Array) -> Any:
+        """Copies a page of a row to another page of the pool, which takes its place in the table.
+
+        For a row that has taken tokens back and is to write where rows that share its page hold
+        others.
+
+        Args:
+          row: along the only batch axis.
+          at: the page's place in the table of the row: that of token p is `p // page`.
+          page: of the pool, which no row holds.
+
+        Raises:
+          ValueError: outside jit, if there is no such row or page, or a row holds it.
+        """
+        check_row(row, self.length.shape[0], "copy_page")
+        free = (page >= 0) & (page < self.pages) & (self._occupancy()[page] == 0)
+        bad = ~free | (self.table[row, at] < 0)
+        if not isinstance(bad, Tracer) and bad:
+            raise ValueError(
+                f"copy_page takes a page of the row, {self.table[row].tolist()}, to one of the "
+                f"{self.pages} of the pool that no row holds; got at={at}, page={page}."
+            )
+        source, target = self.table[row, at], jnp.where(bad, self.pages, page)
+        pools = self.pool_keys, self.pool_values
+        keys, values = jax.tree.map(lambda x: x.at[target].set(x[source], mode="drop"), pools)
+        return replace(
+            self,
+            pool_keys=keys,
+            pool_values=values,
+            table=self.table.at[row, at].set(jnp.where(bad, source, page)),
+            overflowed=self.overflowed.at[row].set(self.overflowed[row] | bad),
+        )
 
     def reset(self, rows: Bool[Array, "*#B"]) -> "PagedCache":
         """Empties these rows; their pages stay in the table until the caller frees them."""
@@ -274,7 +363,9 @@ class PagedCache:
             overflowed=other.overflowed,
             store=None,  # the tokens of `other` are quantized already
         )
-        new = mine.append(*_as_tokens(keys, values, self.pool_values), positions)
+        whole = replace(self, length=self.length.at[row].set(0))
+        tokens = _as_tokens(keys, values, self.pool_values)
+        new = mine._appended(*tokens, positions, whole, row)
         return replace(
             self,
             pool_keys=new.pool_keys,
@@ -301,7 +392,7 @@ class PagedCache:
                 "insert takes a cache whose tokens have the heads, widths and dtypes of this one, "
                 f"{mine}; got {its}."
             )
-        check_row(row, self.length.shape[0])
+        check_row(row, self.length.shape[0], "insert")
 
     def check(self) -> "PagedCache":
         """Returns the cache unless a row has overflowed.

@@ -83,8 +83,9 @@ def check_overflow(overflowed: jax.Array, slots: int) -> None:
         rows = jnp.argwhere(overflowed).tolist()
         rows = [row[0] if len(row) == 1 else tuple(row) for row in rows]
         raise ValueError(
-            f"The cache holds {slots} tokens a row; rows {rows} were given more, and their "
-            "outputs are NaN since. `reset` empties them."
+            f"The cache holds {slots} tokens a row; rows {rows} were given more, or would have "
+            "written into a page that another row holds, and their outputs are NaN since. `reset` "
+            "empties them."
         )
 
 
@@ -146,7 +147,7 @@ def inserted(cache: C, row: Any, other: Any, count: int) -> C:
         jit, if there is no such row.
     """
     check_like(cache, other)
-    check_row(row, count)
+    check_row(row, count, "insert")
     row, at = jnp.asarray(row, jnp.int32), jax.lax.dynamic_update_index_in_dim
     return jax.tree.map(lambda x, y: at(x, y[0], row, 0), cache, other)
 
@@ -192,10 +193,10 @@ def _of_rows(what: str, x: jax.Array, batch: tuple[int, ...]) -> jax.Array:
         ) from None
 
 
-def check_row(row: Any, count: int) -> None:
+def check_row(row: Any, count: int, method: str) -> None:
     """Raises ValueError for a concrete row index out of range."""
     if not isinstance(row, Tracer) and not -count <= int(row) < count:
-        raise ValueError(f"There are {count} rows, from 0 on; insert was given row {int(row)}.")
+        raise ValueError(f"There are {count} rows, from 0 on; {method} was given row {int(row)}.")
 
 
 def first_row(bad: jax.Array) -> Any:

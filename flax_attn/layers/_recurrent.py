@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
 from .._internal.arrays import aligned
@@ -21,6 +22,7 @@ from ..cache import State
 from ..cache.rows import batch_axes
 from ..masks import CAUSAL, Mask, as_mask
 from ..masks.algebra import parts_of
+from ..masks.documents import document_count
 from ..recurrence import causal_convolution
 from ._cached import arithmetic_dtype
 from ._common import check_tokens
@@ -110,9 +112,10 @@ class Recurrent(Layer):
           cache: the `State` of the tokens before; then the call returns `(y, state)`.
         """
         check_positions(positions)
-        segments = _segments_of(mask, segments, x, valid)
         last: nnx.Linear = getattr(self, self.last)
         x = check_and_mask(x, last.out_features, valid, cache)
+        stored = valid
+        segments, valid = _documents_of(mask, segments, x, valid, cache)
         start, documents = cache, None
         if cache is not None and segments is not None:
             documents = cache.join_documents(x, segments, valid)
@@ -121,7 +124,7 @@ class Recurrent(Layer):
         y = zero_padding(last(y), valid)  # *B T D
         if cache is None:
             return y
-        count = check_tokens("valid", valid, y).sum(axis=-1, dtype=jnp.int32)
+        count = check_tokens("valid", stored, y).sum(axis=-1, dtype=jnp.int32)
         return y, cache.advance(recurrent_state, conv_state, count, documents)
 
     def recur(self, x: Float[Array, "*B T D"], tokens: Tokens) -> Recurred:
@@ -147,14 +150,19 @@ class Recurrent(Layer):
         return empty_state(batch, length, layers, dtype, **state_kwargs)
 
 
-def _segments_of(mask: Any, segments: Any, x: Any, valid: Any) -> Any:
-    """Returns the ids of packed documents, from `segments` or from the mask.
+def _documents_of(
+    mask: Any, segments: Any, x: Any, valid: Any, cache: State | None
+) -> tuple[Any, Any]:
+    """Returns the ids of packed documents, from `segments` or the mask, and what is no padding.
+
+    `Documents` count from the first token of a row. What comes behind the last is padding.
 
     Raises:
       ValueError: for a mask that a recurrence cannot apply, or for ids in both.
     """
     parts = [] if mask is None else parts_of(as_mask(mask))
-    both = [ids for part in parts if (ids := segment_ids(part, x, valid)) is not None]
+    before = None if cache is None else cache.length
+    both = [ids for part in parts if (ids := segment_ids(part, x, valid, before)) is not None]
     ids = [q_ids for q_ids, kv_ids in both if q_ids is kv_ids]
     causal = [part for part in parts if part == CAUSAL]
     if parts and (not causal or len(ids) + len(causal) < len(parts) or len(ids) > 1):
@@ -165,7 +173,13 @@ def _segments_of(mask: Any, segments: Any, x: Any, valid: Any) -> Any:
         )
     if ids and segments is not None:
         raise ValueError("Documents are passed twice, by segments= and in the mask; leave one out.")
-    return ids[0] if ids else segments
+    counts = [count for part in parts if (count := document_count(part)) is not None]
+    if counts:
+        inside = ids[0] < counts[0]  # behind the last document, their number is the id
+        if isinstance(inside, Tracer) or not inside.all():
+            shape = x.shape[:-1]
+            valid = jnp.broadcast_to(inside, shape) & check_tokens("valid", valid, x)
+    return ids[0] if ids else segments, valid
 
 
 def state_of(conv: nnx.Conv) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 from .._internal.arrays import dtype_of, saturate
 from .._internal.checks import per_token, valid_tokens
 from ..cache import Cache, PagedCache
-from ..cache.rows import counted
+from ..cache.rows import counted, next_places
 from ..layouts import positions_of
 from ..masks import Mask
 from ..masks.algebra import parts_of
@@ -293,9 +293,15 @@ def documents_of(x: Array, valid: Any, mask: Mask) -> Documents:
     return Documents(real, ids)
 
 
-def segment_ids(mask: Mask, x: Array, valid: Any) -> tuple[Any, Any] | None:
-    """Document ids of queries and keys, both the tokens x; None if `mask` has none."""
-    order = None if valid is None else _order(x, valid)[0]
+def segment_ids(mask: Mask, x: Array, valid: Any, before: Any = None) -> tuple[Any, Any] | None:
+    """Document ids of queries and keys, both the tokens x; None if `mask` has none.
+
+    `before`, `*B`, is how many tokens came in earlier calls.
+    """
+    if before is not None:
+        order = jnp.maximum(next_places(before, x.shape[-2], valid), 0)
+    else:
+        order = None if valid is None else _order(x, valid)[0]
     return segments_for(mask, x.shape[:-1], order)
 
 

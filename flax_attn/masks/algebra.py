@@ -90,10 +90,14 @@ class Mask(DrawnMask):
         return declared and not jax.tree.leaves(self) and all(part.is_static for part in parts)
 
     @cached_property
-    def shows_later(self) -> bool:
-        """Whether a static mask is known to let a query attend to later keys."""
+    def shows_later(self) -> bool | None:
+        """Whether a query may attend to later keys; None if that depends on where they are."""
         band = self.bind(Sizes((), 1, 1, 1)).as_band() if self.is_static else None
-        return band is not None and (band.hi is None or band.hi > 0)
+        if band is None:
+            return None
+        if band.hi is not None and band.hi <= 0:
+            return False
+        return None if band.kv is not None else True
 
     def __call__(self, b: Any, n: Any, q: Any, k: Any) -> Any:
         """Whether query q of head n in batch entry b may attend to key k; arrays broadcast."""
@@ -280,6 +284,11 @@ class And(Mask):
     def at(self, places):
         return And(self.a.at(places), self.b.at(places))
 
+    @cached_property
+    def shows_later(self):
+        parts = self.a.shows_later, self.b.shows_later
+        return all(parts) if False in parts or all(parts) else None
+
     def __call__(self, b, n, q, k):
         return self.a(b, n, q, k) & self.b(b, n, q, k)
 
@@ -323,6 +332,11 @@ class Or(Mask):
 
     def at(self, places):
         return Or(self.a.at(places), self.b.at(places))
+
+    @cached_property
+    def shows_later(self):
+        parts = self.a.shows_later, self.b.shows_later
+        return any(parts) if True in parts or None not in parts else None
 
     def __call__(self, b, n, q, k):
         return self.a(b, n, q, k) | self.b(b, n, q, k)

@@ -240,7 +240,7 @@ def _look_like_ids(lengths: np.ndarray, tokens: Any) -> bool:
     if not isinstance(tokens, int) or lengths.shape[-1] != tokens or tokens < MIN_ID_TOKENS:
         return False
     steps = np.diff(lengths, axis=-1)
-    rises = ((steps == 0) | (steps == 1)).all() and (lengths[..., -1] > 0).all()
+    rises = ((steps == 0) | (steps == 1)).all()
     return bool((lengths[..., 0] == 0).all() and rises)
 
 
@@ -248,15 +248,21 @@ def segments_for(mask: Mask, shape: tuple[int, ...], order: Any = None) -> tuple
     """Document ids of queries and keys, the same tokens `*B T`, from an unbound mask.
 
     None if the mask has no documents. `order` is the index of each token among the real tokens of
-    its row, if there is padding.
+    its row, if there is padding, or if others came in an earlier call.
     """
     if not isinstance(mask, Documents):
         return segments_of(mask)
-    ids = mask.segments(shape[-1])
-    if order is not None:
-        ids, order = (jnp.broadcast_to(x, shape) for x in (ids, order))
-        ids = jnp.take_along_axis(ids, order, axis=-1)
+    if order is None:
+        ids = mask.segments(shape[-1])
+    else:
+        ends = _document_ends(mask.lengths)[..., None, :]
+        ids = _document_number(ends, jnp.broadcast_to(order, shape))
     return ids, ids
+
+
+def document_count(mask: Mask) -> int | None:
+    """How many documents a row has at most, the id of its padding; None for other masks."""
+    return np.shape(mask.lengths)[-1] if isinstance(mask, Documents) else None
 
 
 def check_same_tokens(mask: Documents, sizes: Any) -> None:

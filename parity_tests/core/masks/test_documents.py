@@ -185,6 +185,7 @@ BAD = {
     "below zero": (ValueError, lambda: Documents([3, -1]), ["0 or more", "-1"]),
     "rows of a list": (ValueError, lambda: Documents([[1, 2], [3]]), ["fill shorter rows with 0"]),
     "ids": (ValueError, lambda: Documents(np.arange(T) // 5), ["as ids do", "Documents.of(ids)"]),
+    "ids, one document": (ValueError, lambda: Documents(np.zeros(T, int)), ["as ids do"]),
     "too many": (ValueError, lambda: Documents([9, 9]), ["18", "14", "np.diff(cu_seqlens)"]),
     "other rows": (ValueError, lambda: Documents(np.ones((2, 4), int)), ["(3, G)", "(2, 4)"]),
 }

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 import flax_attn
-from flax_attn import State
+from flax_attn import CAUSAL, Documents, State
 from flax_attn.layers._recurrent import Recurrent
 from parity_tests.core.recurrence.test_recurrent_layers import (
     LAYERS,
@@ -65,6 +65,21 @@ def test_a_cut_changes_nothing(name):
             agree(after, last)
             there = [row[mask][-1] for row, mask in zip(ids, valid, strict=True)]
             assert after.segment.tolist() == there and after.has_segment.all()
+
+
+@of_layers
+def test_lengths_count_from_the_first_token_of_a_row_and_padding_is_zero(name):
+    mask = CAUSAL & Documents([[3, 0, 6], [5, 3, 2]])
+    counts = ([3, 0, 6, T - 9], [5, 3, 2, T - 10])
+    ids = np.asarray([np.repeat(np.arange(4), of_row) for of_row in counts])
+    with jax.enable_x64(True):
+        want = call(name, X, segments=ids, valid=ids < 3)
+        agree(call(name, X, mask=mask), want)
+        state, found = state_of(name, 2), []
+        for begin, end in zip((0, *ENDS[:-1]), ENDS, strict=True):
+            y, state = call(name, X[:, begin:end], mask=mask, cache=state)
+            found.append(y)
+        agree(np.concatenate(found, axis=1), want)
 
 
 @pytest.mark.nightly
