@@ -435,9 +435,9 @@ class ScoreFn(Score):
         return ScoreFn(self.fn, self.params, places, reads=self.reads)
 
     def __call__(self, logits, b, n, q, k):
-        fn = self.fn if self.params is None else lambda *xs: self.fn(self.params, *xs)
+        params = () if self.params is None else (jax.tree.map(jnp.asarray, self.params),)
         with jax.numpy_dtype_promotion("standard"):  # `fn` may mix indices with any dtype
-            changed = fn(logits, *in_whole(self.places, b, n), q, k)
+            changed = self.fn(*params, logits, *in_whole(self.places, b, n), q, k)
         if changed.shape != logits.shape or changed.dtype != logits.dtype:
             raise ValueError(
                 "ScoreFn's function must keep the logits' shape and dtype, "

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable
 from typing import Any
+from warnings import warn
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +68,8 @@ def flax_attention(
         precision, its name, or the name of a `jax.lax.DotAlgorithmPreset`.
       module: the flax module whose `sow` receives the weights before dropout, `*B N T S`, as
         "attention_weights" among its intermediates; the outputs do not change.
-      is_causal: whether query t attends only to keys up to t, in addition to the mask.
+      is_causal: whether query t attends only to keys up to t, in addition to the mask. A single
+        query beside several keys then sees key 0 alone, of which a warning tells.
       promote_dtype: nnx's `promote_dtype((query, key, value), dtype=dtype)`.
       force_fp32_for_softmax: whether output and sown weights are float32 where dtype is narrower;
         the softmax is taken in float32 or wider in either case.
@@ -122,7 +124,7 @@ def flax_attention(
     check_rate("dropout_rate", dropout_rate)
     q, k, v = promote_dtype((query, key, value), dtype=dtype)
     sizes = _sizes(q, k, v)
-    rules = {"mask": _mask(mask, is_causal), "score": _score(bias, q.dtype)}
+    rules = {"mask": _mask(mask, is_causal, sizes), "score": _score(bias, q.dtype)}
     drop = None if deterministic else _dropout(dropout_rate, dropout_rng, broadcast_dropout, sizes)
     kind = wide(q.dtype) if force_fp32_for_softmax else q.dtype
     with _precision(precision):
@@ -140,7 +142,13 @@ def _sizes(q: jax.Array, k: jax.Array, v: jax.Array) -> Sizes:
     return sizes_of(q, k)
 
 
-def _mask(mask: Any, is_causal: bool) -> Mask:
+def _mask(mask: Any, is_causal: bool, sizes: Sizes) -> Mask:
+    if is_causal and sizes.T == 1 < sizes.S:
+        warn(
+            f"is_causal=True with one query and {sizes.S} keys shows it key 0 alone, as in flax. "
+            "In decoding the cache's mask hides what is not stored yet: leave is_causal out.",
+            stacklevel=3,
+        )
     if mask is None:
         return CAUSAL if is_causal else FULL
     check_array("mask", mask)

@@ -45,6 +45,13 @@ def test_a_call_is_linens(name):
     assert judge.same_function(got, want).ok
 
 
+def test_a_causal_query_beside_many_keys_is_warned_of():
+    q, k, v = qkv()
+    with pytest.warns(UserWarning, match="shows it key 0 alone, as in flax.*leave is_causal out"):
+        alone = flax_attention(q[:, :1], k, v, is_causal=True)
+    assert judge.same_function(alone[:, 0], v[:, 0]).ok
+
+
 @pytest.mark.nightly
 def test_a_bias_receives_its_gradient():
     bias = draw(5, 1, N, T, S)

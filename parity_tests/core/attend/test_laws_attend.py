@@ -260,6 +260,11 @@ def test_every_backend_says_what_it_thinks():
             assert before.refusal is None and (after.refusal or "sinks" in refused), refused
 
 
+def test_parameters_of_numpy_are_explained_too():
+    score = ScoreFn(lambda p, x, b, n, q, k: x + p[n], np.ones(N, "float32"))
+    assert explain(*(jnp.asarray(ONES[name]) for name in "qkv"), score=score).chosen == "reference"
+
+
 def test_the_name_asked_for_is_taken():
     q, k, v = (jnp.asarray(ONES[name]) for name in "qkv")
 
