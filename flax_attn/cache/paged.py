@@ -224,7 +224,7 @@ class PagedCache:
         at = places // self.page
         inside = (places >= 0) & (at < self.table.shape[-1])
         pages = jnp.take_along_axis(self.table, jnp.where(inside, at, 0), axis=-1)
-        return jnp.where(inside, pages, -1)
+        return jnp.where(inside & (pages < self.pages), pages, -1)
 
     def read(self) -> tuple[Any, Any, jax.Array]:
         """Keys and values `*B K S H`, gathered from their pages, and the tokens' positions."""
@@ -270,7 +270,7 @@ class PagedCache:
         source, length = self.table[rows], self.length[rows]
         table = self.table if pages is None else self._shared(rows, source, length, pages)
         reach = reaches(length, table.shape[-1], self.page)
-        lacking = ((reach > 0) & (table < 0)).any(axis=-1)
+        lacking = ((reach > 0) & ((table < 0) | (table >= self.pages))).any(axis=-1)
         if not isinstance(lacking, Tracer) and lacking.any():
             raise ValueError(
                 f"Row {first_row(lacking)} lacks pages for the tokens it would be given. Give it "
@@ -291,9 +291,8 @@ class PagedCache:
             )
         at, full = counted(source.shape[-1], length.ndim), (length // self.page)[..., None]
         shared = jnp.where(at < full, source, jnp.where(at == full, pages[..., None], -1))
-        is_same = (pages < 0) & (rows == counted(len(rows), 0)).reshape(
-            -1, *[1] * (length.ndim - 1)
-        )
+        own = (rows == counted(len(rows), 0)).reshape(-1, *[1] * (length.ndim - 1))
+        is_same = (pages < 0) & own
         return jnp.where(is_same[..., None], self.table, shared)
 
     def _with_copies(self, source: jax.Array, reach: jax.Array) -> "PagedCache":
@@ -303,11 +302,18 @@ class PagedCache:
         copies, refused = pages_to_copy(pools, source, self.table, reach)
         self._refuse_change(refused, self.table)
         over = self.overflowed | refused.any(axis=-1)
-        target = jnp.where(copies, self.table, self.pages)
-        keys, values = jax.tree.map(lambda x: x.at[target].set(x[source], mode="drop"), pools)
-        return replace(self, pool_keys=keys, pool_values=values, overflowed=over)
+        copied = self._copied(source, jnp.where(copies, self.table, self.pages))
+        return replace(copied, overflowed=over)
 
-    def copy_page(self, row: int | jax.Array, at: int | jax.Array, page: int | jax.Array) -> Any:
+    def _copied(self, source: jax.Array, target: jax.Array) -> "PagedCache":
+        """The cache with pages of its pool copied to others; none to page `P`, past the end."""
+        pools = self.pool_keys, self.pool_values
+        keys, values = jax.tree.map(lambda x: x.at[target].set(x[source], mode="drop"), pools)
+        return replace(self, pool_keys=keys, pool_values=values)
+
+    def copy_page(
+        self, row: int | jax.Array, at: int | jax.Array, page: int | jax.Array
+    ) -> "PagedCache":
         """Copies a page of a row to another page of the pool, which takes its place in the table.
 
         For a row that has taken tokens back and is to write where rows that share its page hold
@@ -322,20 +328,17 @@ class PagedCache:
           ValueError: outside jit, if there is no such row or page, or a row holds it.
         """
         check_row(row, self.length.shape[0], "copy_page")
-        free = (page >= 0) & (page < self.pages) & (self._occupancy()[page] == 0)
-        bad = ~free | (self.table[row, at] < 0)
+        row, at, page = (jnp.asarray(x, jnp.int32) for x in (row, at, page))
+        inside = (at >= 0) & (at < self.table.shape[-1]) & (page >= 0) & (page < self.pages)
+        bad = ~inside | (self._occupancy()[page] > 0) | (self.table[row, at] < 0)
         if not isinstance(bad, Tracer) and bad:
             raise ValueError(
                 f"copy_page takes a page of the row, {self.table[row].tolist()}, to one of the "
                 f"{self.pages} of the pool that no row holds; got at={at}, page={page}."
             )
-        source, target = self.table[row, at], jnp.where(bad, self.pages, page)
-        pools = self.pool_keys, self.pool_values
-        keys, values = jax.tree.map(lambda x: x.at[target].set(x[source], mode="drop"), pools)
+        source = self.table[row, at]
         return replace(
-            self,
-            pool_keys=keys,
-            pool_values=values,
+            self._copied(source, jnp.where(bad, self.pages, page)),
             table=self.table.at[row, at].set(jnp.where(bad, source, page)),
             overflowed=self.overflowed.at[row].set(self.overflowed[row] | bad),
         )

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from .._internal.arrays import aligned
 from .._internal.checks import check_input, check_positive
-from .._internal.types import wide
+from .._internal.types import Sizes, wide
 from ..cache import State
 from ..cache.rows import batch_axes
 from ..masks import CAUSAL, Mask, as_mask
@@ -116,6 +116,7 @@ class Recurrent(Layer):
         x = check_and_mask(x, last.out_features, valid, cache)
         stored = valid
         segments, valid = _documents_of(mask, segments, x, valid, cache)
+        x = x if valid is stored else zero_padding(x, valid)
         start, documents = cache, None
         if cache is not None and segments is not None:
             documents = cache.join_documents(x, segments, valid)
@@ -173,9 +174,11 @@ def _documents_of(
         )
     if ids and segments is not None:
         raise ValueError("Documents are passed twice, by segments= and in the mask; leave one out.")
-    counts = [count for part in parts if (count := document_count(part)) is not None]
-    if counts:
-        inside = ids[0] < counts[0]  # behind the last document, their number is the id
+    packed = [(n, part) for part in parts if (n := document_count(part)) is not None]
+    for count, part in packed:
+        if cache is None:  # else its tokens are not all of the row
+            part.bind(Sizes(x.shape[:-2], 1, x.shape[-2], x.shape[-2]))
+        inside = ids[0] < count  # behind the last document, their number is the id
         if isinstance(inside, Tracer) or not inside.all():
             shape = x.shape[:-1]
             valid = jnp.broadcast_to(inside, shape) & check_tokens("valid", valid, x)

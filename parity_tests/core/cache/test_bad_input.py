@@ -109,6 +109,7 @@ REFUSED = {
         r"\(2, 3, 'float32'\).*got \[\(9, 3, 'float32'\)",
     ),
     "pages, insert beyond": (lambda: paged().insert(B, empty(1)), "insert was given row 3"),
+    "copy_page beyond": (lambda: paged().copy_page(0, 9, 1), "no row holds; got at=9, page=1"),
     "take beyond the rows": (lambda: empty().take([0, B]), r"3 rows.* given \[0, 3\]"),
     "take by True": (lambda: empty().take(np.ones(B, bool)), "numbers of rows.*got bool"),
     "reset by numbers": (lambda: empty().reset([1]), r"True for each row.*\(3,\); got int32"),

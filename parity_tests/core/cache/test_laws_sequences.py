@@ -70,6 +70,7 @@ METHODS = {
     "reset": jax.jit(lambda cache, rows: cache.reset(rows)),
     "insert": jax.jit(lambda cache, row, other: cache.insert(row, other)),
 }
+STORED = jax.jit(lambda q, k, v, c: attend_cached(q, k, v, c, mask=CAUSAL & Window(3, 0)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -102,7 +103,7 @@ def test_each_row_is_what_it_is_alone(kind, seeds):
             refused += sum(unknown)
             computed += ROWS - sum(unknown)
     print(f"{kind}: {computed} rows of calls computed, {refused} refused")
-    assert computed > refused or kind in ("chunks", "to both sides")
+    assert refused < 0.05 * computed or kind in ("prefix", "chunks", "to both sides")
 
 
 def prepared(cache, told, valid, random):
@@ -155,6 +156,3 @@ def changed(cache, told, random, how):
         told.insert(row, k[0], v[0], pages=random.random() < 0.3)
         cache = METHODS["insert"](with_table(cache, told), row, one)
     return with_table(cache, told)
-
-
-STORED = jax.jit(lambda q, k, v, c: attend_cached(q, k, v, c, mask=CAUSAL & Window(3, 0)))

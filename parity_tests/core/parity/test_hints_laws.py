@@ -32,6 +32,12 @@ def explained(evidence):
     return hints.explained(evidence) or hints.explained_in_part(evidence)
 
 
+def test_a_gradient_of_zeros_is_stopped_and_one_with_zeros_in_part():
+    want, part = np.asarray([1.0, -2.0, 3.0]), np.asarray([1.0, 0.0, 3.0])
+    assert hints._backward_hint(0 * want, want) == "a gradient that is stopped"
+    assert hints._backward_hint(part, want) == "a gradient that is stopped in part"
+
+
 WARNED = {"first": "raising", "later": "raising", "made": "made", "judged": "throughout"}
 
 

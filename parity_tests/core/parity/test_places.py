@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from flax_attn.parity.diagnosis.places import _misses_term
+from flax_attn.parity.diagnosis.places import _before, _misses_term
 
 
 def found(scores, want):
@@ -19,3 +19,9 @@ def test_scores_that_are_hidden_are_left_out():
     with np.errstate(invalid="raise"):  # which -inf less -inf would be
         assert _misses_term(found(forced, want), found(own, want), "scores")
         assert not _misses_term(found(own, want), found(own, want), "scores")
+
+
+def test_a_step_lies_behind_the_last_tap_that_feeds_it():
+    taps = dict.fromkeys(("q", "scores", "weights", "output"))
+    local = SimpleNamespace(run=SimpleNamespace(taps=taps), feeds={"mixed": {"scores", "weights"}})
+    assert _before(local, "mixed") == "weights" and _before(local, "q") is None

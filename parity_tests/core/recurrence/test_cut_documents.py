@@ -80,6 +80,13 @@ def test_lengths_count_from_the_first_token_of_a_row_and_padding_is_zero(name):
             y, state = call(name, X[:, begin:end], mask=mask, cache=state)
             found.append(y)
         agree(np.concatenate(found, axis=1), want)
+        agree(call(name, np.where(ids[..., None] < 3, X, np.nan), mask=mask), want)
+
+
+def test_ids_are_told_from_lengths():
+    mask = CAUSAL & Documents(np.zeros(T, int))
+    with pytest.raises(ValueError, match="as ids do"):
+        jax.eval_shape(lambda x: LAYERS["mamba"](rngs=nnx.Rngs(0))(x, mask=mask), X)
 
 
 @pytest.mark.nightly

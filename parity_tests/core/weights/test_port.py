@@ -1,5 +1,6 @@
 """`port`: bit for bit, both ways, strict, sharing nothing, and clear about what does not fit."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -104,6 +105,15 @@ def test_a_square_weight_is_transposed():
     port(source, flax)
     weight = source.weight.detach().numpy()
     assert judge.exact(np.asarray(flax.kernel[...]), weight.T.copy()).ok
+
+
+def test_float64_weights_are_not_rounded_where_x64_is_off():
+    source = torch.nn.Linear(3, 2).double()
+    with jax.enable_x64(True):
+        flax = nnx.Linear(3, 2, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
+    with jax.enable_x64(False):
+        port(source, flax)
+    assert judge.exact(np.asarray(flax.kernel[...]), source.weight.detach().numpy().T.copy()).ok
 
 
 def test_packed_projections_are_query_key_value():
