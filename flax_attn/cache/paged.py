@@ -291,8 +291,8 @@ class PagedCache:
             )
         at, full = counted(source.shape[-1], length.ndim), (length // self.page)[..., None]
         shared = jnp.where(at < full, source, jnp.where(at == full, pages[..., None], -1))
-        own = (rows == counted(len(rows), 0)).reshape(-1, *[1] * (length.ndim - 1))
-        is_same = (pages < 0) & own
+        itself = (rows == counted(len(rows), 0)).reshape(-1, *[1] * (length.ndim - 1))
+        is_same = (pages < 0) & itself
         return jnp.where(is_same[..., None], self.table, shared)
 
     def _with_copies(self, source: jax.Array, reach: jax.Array) -> "PagedCache":
