@@ -6,6 +6,7 @@ with gradients. Blockwise backends evaluate it on a block's indices, without an 
 
 from collections.abc import Callable
 from dataclasses import field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import jax
@@ -21,6 +22,7 @@ from ._internal.arrays import (
     expand_per_entry,
     lists_to_arrays,
     look_up,
+    on_elements,
     saturating_add,
     take_entry,
     to_grid,
@@ -34,10 +36,9 @@ from .positions.relative import t5_buckets
 class Score(DrawnScore):
     """Base class of scores. A subclass defines `__call__`; all other methods have defaults.
 
-    Decorate your own subclass with `flax_attn.frozen`, which makes it a dataclass, a pytree
-    whose arrays receive gradients, and equal by value. Every backend in plain JAX takes it. It must
-    be finite at masked positions too: see `ScoreFn`. `reads` is as in `Mask`, or "query position"
-    if it reads only the positions of queries. `draw` shows a score as text.
+    Decorate a subclass with `flax_attn.frozen`: it becomes a dataclass, a pytree whose arrays
+    receive gradients, and equal by value. Every backend in plain JAX takes it. It must be finite at
+    masked positions too. `reads` is as in `Mask`, or "query position". `draw` gives its picture.
 
     Raises:
       NotImplementedError: in use, by a subclass that does not define `__call__`.
@@ -150,9 +151,6 @@ class Identity(Score):
         return self
 
     def __call__(self, logits, b, n, q, k):
-        return logits
-
-    def grid(self, logits, sizes):
         return logits
 
 
@@ -396,20 +394,21 @@ class ScoreFn(Score):
 
     Also called: `score_mod` of FlexAttention.
 
-    `fn` is evaluated at masked positions too. NaN or an infinite derivative there does not reach
-    outputs or the gradients of q, k and v, but makes those of `params` NaN, as `jnp.log(q - k)`
-    does under a causal mask. Keep it finite everywhere: `jnp.log(jnp.maximum(q - k, 1))`.
+    `fn` is evaluated for one logit at a time, at masked positions too. An index beyond the end of
+    an array reads its last entry, which receives the gradient. NaN or an infinite derivative at a
+    masked position does not reach outputs or the gradients of q, k and v, but makes those of
+    `params` NaN, as `jnp.log(q - k)` does under a causal mask: use `jnp.maximum(q - k, 1)`.
 
     Args:
-      fn: maps logits and four integer arrays that broadcast against them to logits of the same
-        shape and dtype. Functions are compared by identity: define `fn` once, outside the call.
+      fn: maps a logit and four integers, arrays without axes, to a logit of the same dtype. It is
+        compared by identity: define it once, outside the call.
       params: a pytree of arrays that should receive gradients: `fn(params, logits, b, n, q, k)`.
       reads: as in `Score`.
       places: global indices of batch entries and heads; `attend` sets it for shards.
 
     Raises:
       TypeError: if `fn` is not a function.
-      ValueError: in use, if `fn` changes the shape or the dtype.
+      ValueError: in use, if `fn` changes the shape or dtype.
 
     Source: Dong et al., "Flex Attention", 2024, whose `score_mod` it is.
 
@@ -435,9 +434,10 @@ class ScoreFn(Score):
         return ScoreFn(self.fn, self.params, places, reads=self.reads)
 
     def __call__(self, logits, b, n, q, k):
-        params = () if self.params is None else (jax.tree.map(jnp.asarray, self.params),)
+        params = jax.tree.map(jnp.asarray, self.params)
+        fn = self.fn if self.params is None else partial(self.fn, params)
         with jax.numpy_dtype_promotion("standard"):  # `fn` may mix indices with any dtype
-            changed = self.fn(*params, logits, *in_whole(self.places, b, n), q, k)
+            changed = on_elements(fn, (*in_whole(self.places, b, n), q, k), logits)
         if changed.shape != logits.shape or changed.dtype != logits.dtype:
             raise ValueError(
                 "ScoreFn's function must keep the logits' shape and dtype, "

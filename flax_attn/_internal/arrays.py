@@ -319,3 +319,31 @@ def as_varying(x: jax.Array, axes: frozenset) -> jax.Array:
     """Makes x vary over these manual mesh axes of a `shard_map` too."""
     more = tuple(axes - jax.typeof(x).manual_axis_type.varying)
     return jax.lax.pcast(x, more, to="varying") if more else x
+
+
+def on_elements(fn: Callable[..., jax.Array], index: tuple, *logits: jax.Array) -> jax.Array:
+    """`fn(*logit, b, n, q, k)` of each element of a block, axes n, q and k, or b, n, q and k.
+
+    Each index array is an open grid, long along its own axis alone; positions may also be long
+    along the batch. Each is mapped along its own axis only, so that `fn` sees what it may vary by.
+
+    >>> n, q, k = (np.arange(2).reshape(shape) for shape in ((2, 1, 1), (1, 2, 1), (1, 1, 2)))
+    >>> on_elements(lambda b, n, q, k: b + 4 * n + 2 * q + k, (0, n, q, k)).tolist()
+    [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    """
+    index = tuple(x if hasattr(x, "reshape") else np.asarray(x) for x in index)
+    deep = max(x.ndim for x in (*index, *logits))
+    axes = (3, 2, 1, 0)[: 0 if deep < 3 else deep]
+    has_batch = [i > 1 and 0 in axes and x.shape[0] != 1 for i, x in enumerate(index)]
+    flat = [
+        x.reshape((x.shape[0], -1) if batch else -1 if i in axes else ()) if axes else x
+        for i, (x, batch) in enumerate(zip(index, has_batch, strict=True))
+    ]
+
+    def each(index: list, *logits: jax.Array) -> jax.Array:
+        return fn(*logits, *index)
+
+    for axis in axes:  # one vmap each, innermost first
+        along = [0 if i == axis or (axis == 0 and has_batch[i]) else None for i in range(4)]
+        each = jax.vmap(each, (along, *(0,) * len(logits)))
+    return each(flat, *logits)

@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import fields, is_dataclass, replace
 from functools import cached_property, singledispatch
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from .._internal.arrays import as_varying, unify_varying
+from .._internal.arrays import as_varying, on_elements, unify_varying
 from .._internal.types import frozen
 from ..masks import Mask, MaskFn
 from ..places import Places, in_whole
-from ..scores import ScoreFn
+from ..scores import Score, ScoreFn
 
 NO_MESH = jax.sharding.AbstractMesh((), ())
 
@@ -98,6 +98,25 @@ class Traced(Mask):
         return _over_block(self.run, self.consts, index)
 
 
+@frozen
+class TracedScore(Score):
+    """A traced score function and its parameters."""
+
+    run: Callable[..., jax.Array]
+    params: Any
+    consts: tuple
+    places: Places | None = None
+
+    AXES: ClassVar = {}
+
+    def at(self, places):
+        return TracedScore(self.run, self.params, self.consts, places)
+
+    def __call__(self, logits, b, n, q, k):
+        index = (*in_whole(self.places, b, n), q, k)
+        return _over_block(self.run, self.consts, index, self.params, logits)
+
+
 def hoist(rules: Any, logit: Any, axes: frozenset = frozenset()) -> Any:
     """Rules whose functions close over no arrays; `logit` is the dtype of the logits.
 
@@ -108,7 +127,7 @@ def hoist(rules: Any, logit: Any, axes: frozenset = frozenset()) -> Any:
 
 def has_functions(rules: Any) -> bool:
     """Whether hoisted rules contain a user's function."""
-    if isinstance(rules, Traced | _BlockScore):
+    if isinstance(rules, Traced | TracedScore):
         return True
     return is_dataclass(rules) and any(has_functions(getattr(rules, f.name)) for f in fields(rules))
 
@@ -135,55 +154,17 @@ def _(node: MaskFn, logit):
 
 @_as_pure_function.register
 def _(node: ScoreFn, logit):
-    if isinstance(node.fn, _BlockScore):
-        return node
-
     def one(params, x, b, n, q, k):
         return ScoreFn(node.fn, params)(x, b, n, q, k)
 
     run = Run(node.fn, one, node.params, logit, *_index(logit))
-    return ScoreFn(_BlockScore(run), (node.params, run.consts), node.places)
-
-
-class _BlockScore:
-    """A traced score function with the signature of `ScoreFn`, for a block's logits and indices."""
-
-    def __init__(self, run: Run):
-        self.run = run
-
-    def __eq__(self, other: Any) -> bool:
-        return isinstance(other, _BlockScore) and self.run == other.run
-
-    def __hash__(self) -> int:
-        return hash(self.run)
-
-    def __call__(self, params: Any, x: jax.Array, b: Any, n: Any, q: Any, k: Any) -> jax.Array:
-        block_params, consts = params
-        return _over_block(self.run, consts, (b, n, q, k), block_params, x)
+    return TracedScore(run, node.params, run.consts, node.places)
 
 
 def _over_block(run: Any, consts: tuple, index: tuple, *arrays: Any) -> jax.Array:
-    """`run` on every (n, q, k) of a block, or on every (b, n, q, k).
-
-    Each index array is an open grid, long along its own axis alone; positions may also be long
-    along the batch. `arrays` are the parameters of a score and its logits, empty for a mask.
-    """
-    axes = (3, 2, 1, 0) if jnp.ndim(index[3]) == 4 else (3, 2, 1)
+    """`run` on every element of a block; `arrays` are a score's parameters and logits, or none."""
     index = tuple(jnp.asarray(x) for x in index)
-    has_batch = [i > 1 and 0 in axes and x.shape[0] != 1 for i, x in enumerate(index)]
-    flat = [
-        x.reshape((x.shape[0], -1) if deep else -1 if i in axes else ())
-        for i, (x, deep) in enumerate(zip(index, has_batch, strict=True))
-    ]
-    consts, arrays, flat = jax.tree.map(
-        lambda x: as_varying(x, run.axes), unify_varying((consts, arrays, flat))
+    consts, arrays, index = jax.tree.map(
+        lambda x: as_varying(x, run.axes), unify_varying((consts, arrays, index))
     )
-
-    def one(index: list, *logits: jax.Array) -> jax.Array:
-        return run(consts, *arrays[:1], *logits, *index)
-
-    # One vmap an axis, innermost first; an index is mapped along its own axis only.
-    for axis in axes:
-        along = [0 if i == axis or (axis == 0 and has_batch[i]) else None for i in range(4)]
-        one = jax.vmap(one, (along, *(0,) * len(arrays[1:])))
-    return one(flat, *arrays[1:])
+    return on_elements(lambda *xs: run(consts, *arrays[:1], *xs), index, *arrays[1:])

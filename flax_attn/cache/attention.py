@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from .._internal.checks import checked_arguments
+from .._internal.types import frozen
 from ..attend import dispatch, requested_backend
 from ..backends.blockwise import passed_over
 from ..backends.platform import mesh_of, platform_of
@@ -89,22 +90,81 @@ def attend_cached(
     check_kind(cache)
     q, k = jnp.asarray(q), jnp.asarray(k)
     v = None if v is None else jnp.asarray(v)
+    if q.shape[:-2] != k.shape[:-2]:
+        raise ValueError(f"q and k must be of the same new tokens; got q {q.shape}, k {k.shape}.")
     mask = FULL if mask is None else as_mask(mask)
-    score = IDENTITY if score is None else score
-    check_mask(cache, mask, score, dropout)
-    _check_fit(q, k, v, cache)
-    T = q.shape[-3]
+    check_mask(cache, mask, IDENTITY if score is None else score, dropout)
+    rules = {"mask": mask, "score": score, "scale": scale, "sinks": sinks, "dropout": dropout}
+    stored = store(k, v, cache, valid)
+    return attend_stored(q, stored, backend=backend, **rules), stored.cache
+
+
+@frozen
+class Stored:
+    """What a call with a cache attends over, for its own queries and for layers that share it.
+
+    Attributes:
+      keys, values: `*B K S H` and `*B K S h`, or `Quantized`. For a ring they end with the call's
+        tokens, since some of these may replace tokens that others of them see.
+      positions: `*B S`, of the keys, -1 where there is none.
+      places: `*B T`, the positions of the call's tokens, -1 for padding.
+      cache: with the call's tokens.
+    """
+
+    keys: Any
+    values: Any
+    positions: Any
+    places: Any
+    cache: Any
+
+    def next_places(self, T: int, valid: Bool[Array, "*#B T"] | None = None) -> Array:
+        """Positions of the T tokens of the call, -1 for its padding and where not `valid`."""
+        if self.places.shape[-1] != T:
+            raise ValueError(
+                f"keys_and_values are of a call with {self.places.shape[-1]} tokens; x has {T}."
+            )
+        return self.places if valid is None else jnp.where(valid, self.places, -1)
+
+
+def store(
+    k: Float[Array, "*B T K H"],
+    v: Float[Array, "*B T K h"] | None,
+    cache: Cache | PagedCache,
+    valid: Bool[Array, "*#B T"] | None,
+) -> Stored:
+    """Stores the keys and values of T tokens; arguments and errors as of `attend_cached`."""
+    _check_fit(k, v, cache)
+    T = k.shape[-3]
     places = cache.next_places(T, valid)
     written = cache.append(k, v, places)
     if cache.holds_beside(T):
         keys, values, positions = written.read()
     else:
         keys, values, positions = _concat_ring(cache, k, v, places)
+    return Stored(keys, values, positions, places, written)
+
+
+def attend_stored(
+    q: Float[Array, "*B T N H"],
+    stored: Stored,
+    *,
+    mask: Mask | Array | None,
+    score: Score | None,
+    scale: float | Array | None,
+    sinks: Float[Array, " N"] | None,
+    dropout: Drop | None,
+    backend: str = "auto",
+) -> Float[Array, "*B T N h"]:
+    """Attention of a call's queries over `stored`; arguments and errors as of `attend_cached`."""
+    mask = FULL if mask is None else as_mask(mask)
+    score = IDENTITY if score is None else score
+    cache, places = stored.cache, stored.places
+    check_mask(cache, mask, score, dropout)  # of a layer that shares what another has stored
     rules = rules_of(mask=mask, score=score, scale=scale, sinks=sinks, dropout=dropout)
-    at = Positions(places, positions, in_order=cache.by_slot)
-    o = _attended(q, keys, values, backend, replace(rules, positions=at))
-    unknown = written.overflowed | shows_unstored(mask, q.shape[-2], places, written)
-    return jnp.where(unknown[..., None, None, None], jnp.nan, o), written
+    at = Positions(places, stored.positions, in_order=cache.by_slot)
+    o = _attended(q, stored.keys, stored.values, backend, replace(rules, positions=at))
+    unknown = cache.overflowed | shows_unstored(mask, q.shape[-2], places, cache)
+    return jnp.where(unknown[..., None, None, None], jnp.nan, o)
 
 
 @checked_arguments
@@ -184,10 +244,9 @@ def _plain(x: Any, dtype: Any) -> jax.Array:
     return x.dequantized(dtype) if isinstance(x, Quantized) else x
 
 
-def _check_fit(q: Any, k: Any, v: Any, cache: Any) -> None:
-    shapes = f"q {q.shape}, k {k.shape}" + ("" if v is None else f", v {v.shape}")
-    if not q.shape[:-2] == k.shape[:-2] == (k if v is None else v).shape[:-2]:
-        raise ValueError(f"q, k and v must be of the same new tokens; got {shapes}.")
+def _check_fit(k: Any, v: Any, cache: Any) -> None:
+    if v is not None and k.shape[:-2] != v.shape[:-2]:
+        raise ValueError(f"k and v must be of the same new tokens; got k {k.shape}, v {v.shape}.")
     keys, values, _ = jax.eval_shape(lambda c: c.read(), cache)
     if cache.latent != (v is None):
         raise ValueError(

@@ -7,12 +7,13 @@ configs of each type with its class.
 """
 
 from ._choose import attention as attention
+from ._choose import kv_shared_layer_index as kv_shared_layer_index
 from ._choose import parts as parts
 from ._naming import rules as rules
 from ._published import ALIASES as ALIASES
 from ._table import TYPES as TYPES
 
-__all__ = ["ALIASES", "TYPES", "attention", "parts", "rules"]
+__all__ = ["ALIASES", "TYPES", "attention", "kv_shared_layer_index", "parts", "rules"]
 
 
 def __dir__() -> list[str]:

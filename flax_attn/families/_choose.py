@@ -106,6 +106,30 @@ def attention(
     return layer
 
 
+def kv_shared_layer_index(
+    config: Mapping[str, Any] | str | os.PathLike[str], index: int, *, part: str | None = None
+) -> int | None:
+    """The earlier layer whose keys and values layer `index` reads; None if it makes its own.
+
+    Such a layer is a `CrossLayerAttention`, as in Gemma 3n and Gemma 4. It has no cache:
+    `y, cache, shared = earlier.with_keys_and_values(x, cache=cache)`, and then
+    `layer(x, keys_and_values=shared)`.
+
+    Args:
+      config, index, part: as in `attention`.
+
+    Raises:
+      ValueError, TypeError: as in `attention`.
+
+    >>> config = {"model_type": "gemma3n_text"}  # 35 layers, of which 15 read those of others
+    >>> [kv_shared_layer_index(config, index) for index in (0, 19, 20, 24)]
+    [None, None, 18, 19]
+    """
+    config, part = resolved(config, part)
+    family, read = family_of(config, part)
+    return family.kv_source(read, read.index(index))
+
+
 def family_of(config: Mapping[str, Any], part: str | None) -> tuple[Family, Config]:
     """Returns the row of a config or of its part, and the config as that row reads it.
 

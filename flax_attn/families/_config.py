@@ -195,6 +195,7 @@ class Family(NamedTuple):
         paths of equal attentions; None for the path in `published.json`.
       missing_reason: what a layer has instead of attention; "" if it has attention.
       derived: returns the config with the fields that its class derives from other fields.
+      kv_source: the earlier layer whose keys and values a layer reads; None for its own.
     """
 
     attention: Callable[[Config, int, Mapping[str, Any]], nnx.Module]
@@ -205,6 +206,7 @@ class Family(NamedTuple):
     path: Callable[[Config, int], str | tuple[str, ...] | None] = lambda config, index: None
     missing_reason: Callable[[Config, int], str] = lambda config, index: ""
     derived: Callable[[Config], Config] = lambda config: config
+    kv_source: Callable[[Config, int], int | None] = lambda config, index: None
 
 
 ByPart = Mapping[str, Family]  # of a model with several attentions in a layer: the row of each

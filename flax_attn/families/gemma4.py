@@ -2,12 +2,13 @@
 
 Logits are unscaled and values are normalized. With `attention_k_eq_v` the keys of layers that have
 full attention are their values too. The last `num_kv_shared_layers` make no keys and values. They
-are `CrossLayerAttention`s, called as `layer(x, keys_and_values=pair)`, where the pair is
-`earlier.keys_and_values_of` of the last layer of the same type that makes them. Own file: what a
-layer makes depends on the layers before it.
+are `CrossLayerAttention`s, called as `layer(x, keys_and_values=shared)`, where
+`earlier.with_keys_and_values(x)` of the last layer of the same type that makes them returns
+`shared`. Own file: what a layer makes depends on the layers before it.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from ..layers import CrossLayerAttention, SharedKeyValueAttention
@@ -29,7 +30,8 @@ def gemma4(
     wide = config.replaced(**_wide(config, index, kind))
     shared = config.flag("attention_k_eq_v") and kind == "full_attention"
     parts = {"rotary": rotary_by_kind(wide, kind), "mask": _mask(config, kind)}
-    return sharing(wide, init, reuses(config, index, gemma4_kind), own_values=not shared, **parts)
+    reads = kv_source(config, index, gemma4_kind) is not None
+    return sharing(wide, init, reads, own_values=not shared, **parts)
 
 
 def sharing(
@@ -70,8 +72,10 @@ def gemma4_kind(config: Config, index: int) -> str:
     return KINDS[0] if index == config["num_hidden_layers"] - 1 else kind
 
 
-def reuses(config: Config, index: int, kind_of: Kind) -> bool:
-    """Whether a layer reads keys and values of an earlier one of its type.
+def kv_source(config: Config, index: int, kind_of: Kind) -> int | None:
+    """The layer whose keys and values a later one reads: the last of its type that makes them.
+
+    None for a layer that makes its own.
 
     Raises:
       ValueError: unless each type of layers has one that makes them.
@@ -93,7 +97,8 @@ def reuses(config: Config, index: int, kind_of: Kind) -> bool:
             f"num_kv_shared_layers={shared} leaves no layer of one of layer_types that makes keys "
             f"and values; the types are {', '.join(kinds)}."
         )
-    return index >= layers - shared
+    made = [i for i in range(layers - shared) if kinds[i] == kinds[index]]
+    return None if index < layers - shared else made[-1]
 
 
 def _wide(config: Config, index: int, kind: str) -> Mapping[str, Any]:
@@ -153,14 +158,16 @@ def gemma3n(
     kind = gemma3n_kind(config, index)
     rope = rotary_of_kind(config, kind, "rope_local_base_freq")
     parts = {"rotary": rope, "mask": mask_of(config, kind)}
-    return sharing(config, init, reuses(config, index, gemma3n_kind), own_values=True, **parts)
+    reads = kv_source(config, index, gemma3n_kind) is not None
+    return sharing(config, init, reads, own_values=True, **parts)
 
 
 gemma3n_kind = by_layer_types(all_but_every(5))
 ROWS: Mapping[str, Family] = {
-    "gemma3n_text": Family(gemma3n),
+    "gemma3n_text": Family(gemma3n, kv_source=partial(kv_source, kind_of=gemma3n_kind)),
     "gemma4_text": Family(
         gemma4,
+        kv_source=partial(kv_source, kind_of=gemma4_kind),
         defaults={
             "global_head_dim": 512,
             "num_global_key_value_heads": None,

@@ -23,7 +23,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from .._internal.checks import check_choice
 from ..attend import Empty, attend
-from ..cache import attend_cached
+from ..cache import Cache, PagedCache, attend_cached
+from ..cache.attention import Stored, attend_stored
 from ..cache.checks import check_kind, check_no_mean, refuse_later
 from ..dropout import AttentionDropout
 from ..masks import Mask, as_mask
@@ -96,11 +97,11 @@ class Heads(Layer):
         mask: Mask | Array | None,
         valid: Bool[Array, "*#B T"] | None,
         positions: Int[Array, "... T"] | None = None,
-        cache: AnyCache | None = None,
+        cache: AnyCache | Stored | None = None,
     ) -> Tokens:
         """Zeros padding, and binds mask, score and rotary input to the token indices."""
         if cache is not None:
-            check_kind(cache, x)
+            check_kind(cache.cache if isinstance(cache, Stored) else cache, x)
             if mask is None and self.mask.shows_later:
                 refuse_later(self.mask)
         visible, score = self.mask if mask is None else as_mask(mask), self.rules.score
@@ -171,9 +172,12 @@ class Forward(Heads):
         valid: Bool[Array, "*#B T"] | None = None,
         empty: Empty = "zero",
         deterministic: bool | None = None,
-        cache: AnyCache | None = None,
+        cache: AnyCache | Stored | None = None,
     ) -> Any:
-        """`o_proj(combine(attend(project(x))))`; arguments as in the call."""
+        """`o_proj(combine(attend(project(x))))`; arguments as in the call.
+
+        With what a call has `Stored`, the layer attends over that and stores nothing.
+        """
         if cache is None:
             check_choice("empty", empty, *get_args(Empty))
         else:
@@ -185,15 +189,17 @@ class Forward(Heads):
         attend_kwargs = {"mask": visible, "score": score, **self.attend_kwargs(deterministic)}
         if cache is None:
             o = (self.attended or attend)(q, k, v, empty=empty, **attend_kwargs)  # *B T N h
+        elif isinstance(cache, Stored):
+            o = attend_stored(q, cache, **attend_kwargs)  # *B T N h
         else:
             values = None if self.stores_latent else v
             stored: Any = cache  # either kind of cache
             attend_fn = self.attended_cached or attend_cached
             o, cache = attend_fn(q, k, values, stored, valid=valid, **attend_kwargs)  # *B T N h
-            o = o if indices.unknown is None else indices.outputs(o)  # *B T N h
+        o = o if indices.unknown is None else indices.outputs(o)  # *B T N h
         o = o if combine is None else combine(o, v)  # *B T N h
         y = self.output(o, valid)  # *B T D
-        return y if cache is None else (y, cache)
+        return (y, cache) if isinstance(cache, Cache | PagedCache) else y
 
 
 class SelfAttention(Forward):

@@ -92,9 +92,14 @@ class GroupedHeads(Heads):
         self, x: Float[Array, "*B T D"], positions: RotaryPositions, cached: bool = False
     ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K H"], Any]:
         """Queries, keys and values, normalised and rotated if the layer has norms and a rotary."""
+        return self.queries(x, positions), *self.keys_and_values(x, positions), None
+
+    def queries(
+        self, x: Float[Array, "*B T D"], positions: RotaryPositions
+    ) -> Float[Array, "*B T N H"]:
+        """Queries, normalised and rotated."""
         q = split_heads(self.q_proj(x), self.head_dim)  # *B T N H
-        q = self.norm_and_rotate(q, self.q_norm, positions)
-        return q, *self.keys_and_values(x, positions), None
+        return self.norm_and_rotate(q, self.q_norm, positions)
 
     def heads(
         self, x: Float[Array, "*B T D"], positions: RotaryPositions

@@ -22,6 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 from .._internal.arrays import dtype_of, saturate
 from .._internal.checks import per_token, valid_tokens
 from ..cache import Cache, PagedCache
+from ..cache.attention import Stored
 from ..cache.rows import counted, next_places
 from ..layouts import positions_of
 from ..masks import Mask
@@ -159,7 +160,7 @@ def token_indices(
       ValueError: if positions that are read are known to differ from the orders in the cache.
     """
     is_self_attention = keys is None and cache is None
-    stores = isinstance(cache, Cache | PagedCache)
+    stores = isinstance(cache, Cache | PagedCache | Stored)
     order, has_gaps = (None, False) if valid is None or stores else _order(x, valid)
     if order is None and valid is not None and keys is not None:
         order = counted(x.shape[-2], 1)[0]  # so that "end" counts real queries
@@ -175,7 +176,7 @@ def token_indices(
         count = valid_tokens("valid", valid, x.shape[:-1]).sum(axis=-1, dtype=jnp.int32)
         end = keys - count
     unknown = None
-    if isinstance(cache, Cache | PagedCache) and positions is not None:
+    if stores and positions is not None:
         unknown = _positions_differ(positions, cache.next_places(x.shape[-2], valid), readers)
     return TokenIndices(
         by_order, by_position, has_gaps, is_self_attention, cache is not None, end, unknown

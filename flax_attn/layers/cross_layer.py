@@ -1,20 +1,48 @@
 """Cross-layer attention: reuses the keys and values of an earlier layer."""
 
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack, overload
 
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float
 
 from .._internal.checks import check_input
-from ._cached import C, Call
-from ._common import check_tokens, split_heads
+from .._internal.types import frozen
+from ..cache.attention import Stored
+from ..cache.checks import check_kind
+from ..cache.rows import first_row
+from ._cached import AnyCache, C, Call
+from ._common import check_tokens
 from ._forward import Forward
 from ._grouped import DecodingHeads, NormFn
 from ._init import keywords_of
 from ._token_indices import RotaryPositions
 
-Pair = tuple[Float[Array, "*B T K H"], Float[Array, "*B T K H"]]
+
+@frozen
+class KeysAndValues:
+    """Keys and values of a layer's tokens, for later layers; iterates over the two.
+
+    Attributes:
+      k, v: `*B T K H`.
+      places: `*B T`, the positions in the cache beside which they were made, -1 for padding; None
+        without a cache.
+      stored: all that the layer attended over in its call with a cache; None without one.
+    """
+
+    k: Any
+    v: Any
+    places: Any = None
+    stored: Stored | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.k, self.v))
+
+
+Pair = tuple[Float[Array, "*B T K H"], Float[Array, "*B T K H"]] | KeysAndValues
 
 
 class CrossLayerAttention(DecodingHeads, Forward):
@@ -22,9 +50,10 @@ class CrossLayerAttention(DecodingHeads, Forward):
 
     Also called: cross-layer attention (CLA), shared KV cache, KV sharing between layers.
 
-    There is no `k_proj` and no `v_proj`. The earlier layer is a `SharedKeyValueAttention`, which
-    computes both by `earlier.keys_and_values_of(x)`, where x is its own input, with the same
-    `mask`, `positions` and `valid` as this layer's call.
+    There is no `k_proj` and no `v_proj`. The earlier layer is a `SharedKeyValueAttention`, called
+    by `y, cache, shared = earlier.with_keys_and_values(x, cache=cache)`, where x is its own input,
+    with the same `mask`, `positions` and `valid` as this layer's call. This layer then attends over
+    the same keys, and has no cache: `y = later(x, keys_and_values=shared)`.
 
     Shapes: x `*B T in_features`, keys and values `*B T K H` -> `*B T in_features`.
 
@@ -34,7 +63,7 @@ class CrossLayerAttention(DecodingHeads, Forward):
 
     Raises:
       ValueError: as in `GroupedQueryAttention`, and for a k_norm; in the call, if keys or values
-        are not `*B T K H`.
+        are not `*B T K H`, or known not to be of the tokens that a cache stores next.
       TypeError: as in `GroupedQueryAttention`, and in the call without keys and values.
 
     Source: Brandon et al., "Reducing Transformer Key-Value Cache Size with Cross-Layer Attention",
@@ -45,7 +74,8 @@ class CrossLayerAttention(DecodingHeads, Forward):
     >>> first = SharedKeyValueAttention(12, 6, 3, 4, rngs=nnx.Rngs(0))
     >>> later = CrossLayerAttention(12, 6, 3, 4, rngs=nnx.Rngs(1))
     >>> x = jnp.ones((2, 5, 12))
-    >>> later(x + first(x), keys_and_values=first.keys_and_values_of(x)).shape
+    >>> y, cache, shared = first.with_keys_and_values(x, cache=first.init_cache(2, 8))
+    >>> later(x + y, keys_and_values=shared).shape
     (2, 5, 12)
     """
 
@@ -75,32 +105,74 @@ class CrossLayerAttention(DecodingHeads, Forward):
     def __call__(self, x: Float[Array, "*B T D"], *, keys_and_values: Pair, **call: Any) -> Any:
         """Attention of x over an earlier layer's `keys_and_values` of the same tokens.
 
-        The other arguments are as in `GroupedQueryAttention`.
+        The other arguments are as in `GroupedQueryAttention`. A cache is needed only where the
+        earlier layer has none: it stores keys and values that the caller has made at their places,
+        such as `earlier.keys_and_values_of(x, cache=cache)`.
         """
-        project = partial(self.project_with_shared_kv, keys_and_values, call.get("valid"))
+        shared, call = self.resolved(keys_and_values, x, call)
+        project = partial(self.project_with_shared_kv, shared, call.get("valid"))
         return self.forward(project, x, **call)
+
+    def resolved(
+        self, shared: Pair, x: Array, call: dict[str, Any]
+    ) -> tuple[KeysAndValues, dict[str, Any]]:
+        """Keys and values, NaN in rows where they are misplaced, and the arguments of `forward`.
+
+        What the earlier layer has stored takes the place of a cache.
+        """
+        shared = shared if isinstance(shared, KeysAndValues) else KeysAndValues(*shared)
+        cache, stored, valid = call.get("cache"), shared.stored, call.get("valid")
+        if cache is not None:
+            check_kind(cache, x)
+            rows = self.misplaced(shared, x, call.get("positions"), cache, valid)  # *B
+            k = jnp.where(rows[..., None, None, None], jnp.nan, shared.k)  # *B T K H
+            return replace(shared, k=k), call
+        if stored is not None:
+            real = stored.next_places(x.shape[-2], valid) >= 0
+            return shared, {**call, "cache": stored, "valid": real}
+        if shared.places is not None:
+            raise ValueError(
+                "keys_and_values_of(x, cache=) returns keys of new tokens alone, for a cache of "
+                "this layer; without one pass what earlier.with_keys_and_values returns."
+            )
+        return shared, call
+
+    def misplaced(
+        self, shared: KeysAndValues, x: Array, positions: Any, cache: AnyCache, valid: Any
+    ) -> Bool[Array, "*B"]:
+        """Rows of a cache whose keys were made at other positions than their own.
+
+        Raises:
+          ValueError: outside jit, if there are such rows.
+        """
+        if shared.places is not None:
+            rows = (shared.places != cache.next_places(x.shape[-2], valid)).any(axis=-1)
+        elif positions is None and self.rotary is not None:
+            rows = cache.length > 0
+        else:
+            return jnp.zeros(cache.length.shape, bool)
+        if not isinstance(rows, Tracer) and rows.any():
+            raise ValueError(
+                f"Row {first_row(rows)} of the cache stores other tokens next than those that "
+                "keys_and_values were made for, which count from 0 without a cache. Make them by "
+                "earlier.keys_and_values_of(x, cache=cache), or pass both calls positions=; or "
+                "leave cache out and pass on what earlier.with_keys_and_values(x, cache=) returns."
+            )
+        return rows
 
     def project_with_shared_kv(
         self,
-        pair: Pair,
+        shared: KeysAndValues,
         valid: Bool[Array, "*#B T"] | None,
         x: Float[Array, "*B T D"],
         positions: RotaryPositions,
         cached: bool,
     ) -> tuple[Float[Array, "*B T N H"], Array, Array, None]:
         """Queries of x, and the keys and values of an earlier layer."""
-        k, v = self.check_shared_kv(x, pair, valid)  # *B T K H
-        q = split_heads(self.q_proj(x), self.head_dim)  # *B T N H
-        return self.norm_and_rotate(q, self.q_norm, positions), k, v, None
-
-    def check_shared_kv(
-        self, x: Float[Array, "*B T D"], pair: Pair, valid: Bool[Array, "*#B T"] | None
-    ) -> Pair:
-        """Checks the keys and values of an earlier layer, and zeros them at padding."""
         shape = (*x.shape[:-1], self.num_kv_heads, self.head_dim)
-        if any(jnp.shape(part) != shape for part in pair):
-            shapes = ", ".join(str(jnp.shape(part)) for part in pair)
+        if any(jnp.shape(part) != shape for part in shared):
+            shapes = ", ".join(str(jnp.shape(part)) for part in shared)
             raise ValueError(f"keys_and_values must be two of *B T K H = {shape}; got {shapes}.")
         is_valid = check_tokens("valid", valid, x)[..., None, None]  # *B T 1 1
-        k, v = (jnp.where(is_valid, check_input("keys_and_values", part), 0) for part in pair)
-        return k, v
+        k, v = (jnp.where(is_valid, check_input("keys_and_values", part), 0) for part in shared)
+        return self.queries(x, positions), k, v, None

@@ -1,16 +1,19 @@
 """Grouped-query attention with one projection for keys and values."""
 
+from dataclasses import replace
 from typing import Any, Unpack
 from warnings import warn
 
 from jaxtyping import Array, Bool, Float, Int
 
+from ..cache.attention import store
 from ..masks import Mask
+from ._cached import AnyCache, Call
 from ._common import split_heads
 from ._forward import SelfAttention
 from ._grouped import DecodingHeads, Grouped, NormFn, grouped_signature
 from ._token_indices import RotaryPositions
-from .cross_layer import CrossLayerAttention, Pair
+from .cross_layer import CrossLayerAttention, KeysAndValues
 
 
 class SharedKeyValueAttention(DecodingHeads, SelfAttention):
@@ -19,7 +22,7 @@ class SharedKeyValueAttention(DecodingHeads, SelfAttention):
     Also called: attention with keys as values, `attention_k_eq_v`.
 
     The values are the keys before norm and rotary, or `v_norm(v_proj(x))` with `own_values`. A
-    later `CrossLayerAttention` can reuse its keys and values, by `layer.keys_and_values_of(x)`.
+    later `CrossLayerAttention` can reuse its keys and values, see `with_keys_and_values`.
 
     For Gemma, which does not scale logits, pass `rules=Rules(scale=1.0)`.
 
@@ -66,6 +69,24 @@ class SharedKeyValueAttention(DecodingHeads, SelfAttention):
         self.v_norm = v_norm
         super().__init__(*sizes, **grouped)
 
+    def with_keys_and_values(
+        self, x: Float[Array, "*B T D"], *, cache: Any = None, **call: Unpack[Call]
+    ) -> tuple[Float[Array, "*B T D"], Any, KeysAndValues]:
+        """The call, and what it attended over: `y, cache, shared`, cache None if there is none.
+
+        Later layers read the same keys: `later(x, keys_and_values=shared)`. They store nothing.
+        """
+        arguments = {name: call.get(name) for name in ("mask", "positions", "valid")}
+        shared = self.keys_and_values_of(x, cache=cache, **arguments)
+        if cache is not None:
+            stored = store(shared.k, shared.v, cache, call.get("valid"))
+            cache, shared = stored.cache, replace(shared, stored=stored)
+
+        def project(x: Array, positions: RotaryPositions, cached: bool) -> tuple[Any, ...]:
+            return self.queries(x, positions), shared.k, shared.v, None
+
+        return self.forward(project, x, cache=shared.stored, **call), cache, shared
+
     def keys_and_values_of(
         self,
         x: Float[Array, "*B T D"],
@@ -73,15 +94,20 @@ class SharedKeyValueAttention(DecodingHeads, SelfAttention):
         mask: Mask | Array | None = None,
         positions: Int[Array, "... T"] | None = None,
         valid: Bool[Array, "*#B T"] | None = None,
-    ) -> Pair:
+        cache: AnyCache | None = None,
+    ) -> KeysAndValues:
         """This layer's keys and values of x, for later layers; arguments as in the call.
 
-        Only `Segments` in the mask are used, by a rotary that depends on document lengths.
+        Only `Segments` in the mask are used, by a rotary that depends on document lengths. With a
+        cache they are those of the tokens that it stores next; it stores nothing here.
         """
-        tokens = self.tokens(x, mask, valid, positions)
-        return self.keys_and_values(tokens.x, tokens.positions)
+        tokens = self.tokens(x, mask, valid, positions, cache)
+        places = None if cache is None else cache.next_places(x.shape[-2], valid)
+        return KeysAndValues(*self.keys_and_values(tokens.x, tokens.positions), places)
 
-    def keys_and_values(self, x: Float[Array, "*B T D"], positions: RotaryPositions) -> Pair:
+    def keys_and_values(
+        self, x: Float[Array, "*B T D"], positions: RotaryPositions
+    ) -> tuple[Array, Array]:
         """Keys, normalised and rotated, and values, from one projection or two."""
         k = split_heads(self.k_proj(x), self.head_dim)  # *B T K H
         has_values = "v_proj" in self.kv_projections

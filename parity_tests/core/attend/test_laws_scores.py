@@ -204,9 +204,9 @@ def test_a_function_keeps_shape_and_dtype():
         r"\(2, 3, 4, 7\) float32; it returned "
     )
     for change, given in (
-        (lambda x, *_: x[0], r"\(3, 4, 7\) float32\.$"),
+        (lambda x, *_: x[None], r"\(2, 3, 4, 7, 1\) float32\.$"),
         (lambda x, *_: x.astype(jnp.float16), r"\(2, 3, 4, 7\) float16\.$"),
-        (lambda x, *_: x[0].astype(jnp.float16), r"\(3, 4, 7\) float16\.$"),
+        (lambda x, *_: x[None].astype(jnp.float16), r"\(2, 3, 4, 7, 1\) float16\.$"),
     ):
         with pytest.raises(ValueError, match=words + given):
             scores.ScoreFn(change)(logits, *SIZES.grid())

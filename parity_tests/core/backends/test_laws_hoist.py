@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from flax_attn._internal.types import Sizes
-from flax_attn.backends.hoist import Run, Traced, has_functions, hoist
+from flax_attn.backends.hoist import Run, Traced, TracedScore, has_functions, hoist
 from flax_attn.masks import CAUSAL, FULL, Dense, Lengths, MaskFn, Window
 from flax_attn.parity import judge
 from flax_attn.places import Places
@@ -103,7 +103,7 @@ def test_a_score_function_gives_what_it_gave():
         ),
     ):
         pure = hoist(score, "float32")
-        assert isinstance(pure, ScoreFn)
+        assert isinstance(pure, TracedScore)
         for index, block, truth in (
             (GRID, logits, want),
             (BLOCK, logits[PART], want[PART]),
@@ -217,11 +217,10 @@ def test_scores_are_told_apart_by_what_they_are_and_what_was_traced():
         return x + held[0].astype(x.dtype)[b, n, q, 0]
 
     first, same = (hoist(ScoreFn(score), "float32") for _ in range(2))
-    assert first.fn == same.fn and hash(first.fn) == hash(same.fn) and first == same
-    assert first.fn != score and first.fn != hoist(ScoreFn(weighted().fn), "float32").fn
-    assert first.fn != first.fn.run and first.fn.run != first.fn
+    assert first.run == same.run and hash(first.run) == hash(same.run) and first == same
+    assert first.run != score and first.run != hoist(ScoreFn(weighted().fn), "float32").run
     held[0] = held[0][:, :, :2]
-    assert hoist(ScoreFn(score), "float32").fn != first.fn
+    assert hoist(ScoreFn(score), "float32").run != first.run
 
 
 def constants(table, make=jnp.asarray):

@@ -10,19 +10,16 @@ from flax import nnx
 
 from flax_attn import (
     CAUSAL,
-    CausalAttention,
     CrossAttention,
     CrossLayerAttention,
     Dense,
     DifferentialAttention,
     MaskFn,
-    MultiHeadAttention,
     Rotary,
     T5Attention,
 )
 from parity_tests.core import layer_facts
 from parity_tests.core.drawing import float64 as float64
-from parity_tests.tables import with_nightly
 
 from .cuts import joined, pieces, same
 
@@ -65,39 +62,6 @@ def a_step() -> Any:
     return nnx.jit(lambda layer, x, cache, **how: layer(x, cache=cache, **how))
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", with_nightly(LAYERS, commit=4))
-def test_steps_are_the_full_forward_pass(name):
-    layer, how = made(name)
-    x, step = drawn(3, T, D), a_step()
-    whole = nnx.jit(lambda layer, x: layer(x))(layer, x)
-    for cut in CUTS:
-        y, cache = decoded(layer, x, layer.init_cache(3, T, **how), cut, step)
-        assert same(y, whole), cut
-        assert cache.check().length.tolist() == [T] * 3
-        assert cache.keys.dtype == jnp.float64
-
-
-PADS = [name for name in LAYERS if LAYERS[name][0] not in (MultiHeadAttention, CausalAttention)]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", with_nightly(PADS, commit=4))
-def test_padding_on_the_left_is_neither_seen_nor_stored(name):
-    layer, how = made(name)
-    x, step = drawn(3, T, D), a_step()
-    alone = nnx.jit(lambda layer, x: layer(x))
-    whole = np.zeros(x.shape)
-    for row, there in enumerate(PADDED):
-        whole[row, there] = alone(layer, x[row][there])
-    x = np.where(PADDED[..., None], x, np.nan)
-    for cut in CUTS[1:]:
-        cache = layer.init_cache(3, T, **how)
-        y, cache = decoded(layer, x, cache, cut, step, PADDED)
-        assert same(y, whole), cut
-        assert cache.length.tolist() == PADDED.sum(axis=1).tolist()
-
-
 @pytest.mark.parametrize("name", ["latent", "latent absorbed"])
 def test_a_latent_cache_keeps_the_latent_and_the_shared_key_alone(name):
     layer, _ = made(name)
@@ -125,9 +89,9 @@ def test_keys_and_values_of_an_earlier_layer_are_stored_step_by_step():
     x, cut = drawn(3, T, D), CUTS[2]
     pair = [drawn(3, T, layer.num_kv_heads, layer.head_dim, seed=seed) for seed in (1, 2)]
     step = nnx.jit(lambda layer, x, k, v, **how: layer(x, keys_and_values=(k, v), **how))
-    cache, out = layer.init_cache(3, T), []
+    cache, out, at = layer.init_cache(3, T), [], pieces(np.arange(T), cut, axis=0)
     for part, *both in zip(pieces(x, cut, axis=-2), *(pieces(y, cut) for y in pair), strict=True):
-        y, cache = step(layer, part, *both, cache=cache)
+        y, cache = step(layer, part, *both, cache=cache, positions=next(at))
         out.append(y)
     assert same(joined(out, axis=1), step(layer, x, *pair))
 
