@@ -36,8 +36,8 @@ def check_device(options: argparse.Namespace, console: "Console", progress: "Pro
     """Runs every part.
 
     Returns:
-      0 if everything that was tried is equal, 1 if something differs or failed, 2 if the time ran
-      out before anything was proven.
+      0 if everything that was tried is equal, 1 if something differs or failed, 2 if too little was
+      tried: nothing is proven, or half of the layers or every request is missing.
 
     Raises:
       ValueError: for a duration that is not positive, or an unwritable or non-empty folder.
@@ -56,20 +56,27 @@ def check_device(options: argparse.Namespace, console: "Console", progress: "Pro
         progress.write_line(_summary(task))
         progress.advance()
     text, wrong = _write_page(out)
-    last = wrapped(f"wrote {out}: to share these results, send the folder", console.width)
-    console.out(f"\n{text}\n{last}", highlight=False)
-    if not wrong and not proven(out):
-        console.out("nothing was proven: give it more time by --minutes", highlight=False)
-        return 2
-    return 1 if wrong else 0
+    missing = too_little(out, parts)
+    last = f"wrote {out}: to share these results, send the folder"
+    if missing:
+        last = f"wrote {out}. Too little was tried: {missing}; give it more time by --minutes"
+    console.out(f"\n{text}\n{wrapped(last, console.width)}", highlight=False)
+    return 1 if wrong else 2 if missing else 0
 
 
-def proven(out: Path) -> int:
-    """Number of rows that are equal, or were timed after a comparison."""
+def too_little(out: Path, parts: Sequence[str]) -> str:
+    """What of these parts had no time, if their results say little about the device; "" if not."""
     from ..device_check.page import timed_rows
 
     rows = [row for part in PARTS for row in (*rows_of(out, part), *timed_rows(out, part))]
-    return sum(row.get("verdict") in ("equal", "timed") for row in rows)
+    layers = {row["layer"]: row["of"] for row in rows if "layer" in row}
+    least = max(layers.values(), default=2) / 2
+    if "layers" in parts and len(layers) < least:
+        return f"{len(layers)} of {2 * least:g} layers" if layers else "no layer"
+    if "requests" in parts and not any("request" in row for row in rows):
+        return "no request"
+    proven = any(row.get("verdict") in ("equal", "timed") for row in rows)
+    return "" if proven else "nothing was proven"
 
 
 def _write_page(out: Path) -> tuple[str, int]:

@@ -29,10 +29,11 @@ def run(task: Task) -> None:
         listed = _in_order(select_cases(CASES, (), workers).cases)
         chosen = listed[:SMALL_LAYERS] if task.small else listed
         items = [(case, dtype) for case in chosen for dtype in DTYPES]
+        layers = len({case.variant for case in chosen})
         results = workers.map(_replayed, items)
         pairs = zip(items, results, strict=True)
         for (case, dtype), result in task.in_time(pairs, len(items), "pairs of a case and a dtype"):
-            _write(task, case, dtype, result)
+            _write(task, case, dtype, layers, result)
 
 
 def _in_order(listed: Sequence[Listed]) -> list[Listed]:
@@ -57,8 +58,10 @@ def _replayed(item: tuple[Listed, str]) -> Report | None:
         return case.report(live=False, eager=False)
 
 
-def _write(task: Task, case: Listed, dtype: str, result: Report | Failure | None) -> None:
-    facts = {"layer": case.variant, "case": case.title, "dtype": dtype}
+def _write(
+    task: Task, case: Listed, dtype: str, layers: int, result: Report | Failure | None
+) -> None:
+    facts = {"layer": case.variant, "of": layers, "case": case.title, "dtype": dtype}
     if isinstance(result, Failure):
         task.write(**facts, verdict="failed", text=result.text)
     elif result is not None:

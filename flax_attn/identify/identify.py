@@ -1,7 +1,7 @@
 """`identify`: tells which layer of this library a torch module is, with proofs."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from typing import Any
 
@@ -21,10 +21,11 @@ from .options import Facts
 from .plain import plainly
 from .program import Program
 from .propose import Proposal, proposals
-from .prove import LONGEST, Proof, Prover
+from .prove import Proof, Prover, takes
 from .roles import Unclear
 
 BATCH, SHORT, LONG, MORE = 2, 7, 11, 4  # of the calls that are measured
+RETRY_LENGTH = 300  # tokens of the call that is measured where a longer one differs
 # Standard deviations of their tokens: small ones reach no clamp, large ones not only its inside.
 SIZES = (0.1, 1.0, 0.01)
 MOST = 5  # proposals that are compared
@@ -62,8 +63,8 @@ class Identified:
     @property
     def limit(self) -> list[str]:
         """The most tokens that were compared, beyond which a window is not seen; [] if none."""
-        tokens = [proof.tokens for proof in self.proofs if proof.tokens]
-        return [f"not tested: more than {max(tokens)} tokens"] if tokens else []
+        tokens = max((proof.tokens for proof in self.proofs), default=0)
+        return [f"not tested: more than {tokens} tokens"] if tokens else []
 
     def __str__(self) -> str:
         lines = [self.text] if self.layer is not None else [f"no layer: {self.why}"]
@@ -84,8 +85,9 @@ def identify(
     The module runs in float64 with random weights. Its logits are measured as a function of
     queries, keys and positions, and its mask at two lengths. The layer with the fewest options that
     computes the same is built, and compared with the module: at these inputs, with other weights,
-    with more tokens, and in train mode if it has a dropout. A layer that any comparison calls
-    different is not named. Neither the module nor the inputs are changed.
+    with 1,024 tokens or the most that the module takes, and in train mode if it has a dropout. A
+    layer that any comparison calls different is not named, nor one of a module that runs with more
+    tokens and is not understood there. Neither the module nor the inputs are changed.
 
     Args:
       torch_module: the attention alone, without the norm before it or a sum with its input.
@@ -112,9 +114,10 @@ def identify(
     try:
         whole = whole.in_float64(numbers_in(torch_module))
         result = _at_length(torch_module, whole, LONG)
-        if result.layer is None and result.proofs and result.proofs[-1].tokens == LONGEST:
+        compared = result.proofs[-1].tokens if result.proofs else 0
+        if result.layer is None and compared > max(LONG, whole.sizes[1]):
             # What only far tokens show: a window, or the last of T5's buckets.
-            return _at_length(torch_module, whole, LONGEST)
+            return _retried(torch_module, whole, min(compared, RETRY_LENGTH), result)
     except (Unclear, ParityError) as reason:
         past = ": leave out the past keys and values that are given" if whole.gives_past else ""
         return Identified(why=f"{reason}{past}")
@@ -125,6 +128,14 @@ def _at_length(module: Any, inputs: Inputs, longest: int) -> Identified:
     """What the module is by calls of a few tokens and of `longest`, if only tokens come in."""
     prover, facts = _facts(module, inputs, longest)
     return _proven(prover, [*islice(proposals(facts), MOST)], facts)
+
+
+def _retried(module: Any, inputs: Inputs, longest: int, result: Identified) -> Identified:
+    """The same at `longest`; `result`, with the reason, if nothing is understood there."""
+    try:
+        return _at_length(module, inputs, longest)
+    except (Unclear, ParityError) as reason:
+        return replace(result, why=f"{result.why}; not understood at {longest} tokens: {reason}")
 
 
 def _proven(prover: Prover, candidates: list[Proposal], facts: Facts) -> Identified:
@@ -175,11 +186,9 @@ def _facts_of(module: Any, inputs: Inputs, size: float, longest: int) -> tuple[P
     live, program, first = _measured_run(module, calls[0])
     runs, taken = [first], [calls[0]]
     for call in calls[1:]:
-        try:
+        if takes(module, call):  # else it is a module of one length
             runs.append(_measured_run(module, call)[2])
-        except (ParityError, Unclear):
-            continue  # a module of one length
-        taken.append(call)
+            taken.append(call)
     drops = dropout_of(live, program)
     names = [name for name, _ in module.named_parameters()]
     features = calls[0].sizes[2]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
@@ -14,8 +14,8 @@ from .inputs import Inputs, as_tensors, first_output
 from .plain import plainly
 from .propose import Proposal
 
-LONGEST = 300  # tokens of the longest call, if they are all that the module gets and it runs
-MORE = 5  # tokens beyond the longest call that was measured, if it does not
+MOST_TAPPED = 300  # tokens of a call whose steps are compared too
+LONGEST = 1024  # tokens of the longest call, if they are all that the module gets and it runs
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Proof:
       name: what was compared.
       report: its result; None if the module cannot take it.
       why: why it cannot.
-      tokens: number of tokens, if that is what it is about.
+      tokens: number of tokens; 0 if nothing was compared.
     """
 
     name: str
     report: Report | None
     why: str = ""
-    tokens: int | None = None
+    tokens: int = 0
 
     @property
     def differs(self) -> bool:
@@ -43,8 +43,8 @@ class Proof:
         if self.report is None:
             return f"not proven  {self.name}: {self.why}"
         if self.report.ok:
-            return f"equal       {self.name}"
-        return f"DIFFERENT   {self.name}, first at {self.report.first}"
+            return f"equal       {self.name}, {self.tokens} tokens"
+        return f"DIFFERENT   {self.name}, {self.tokens} tokens, first at {self.report.first}"
 
 
 @dataclass(frozen=True)
@@ -91,25 +91,20 @@ class Prover:
 
     def _at_more_tokens(self, proposal: Proposal, last: Inputs) -> Proof:
         """A length that was not measured, unless the caller gives a mask for it."""
-        longest = last.sizes[1]
-        lengths = [longest] if last.others else [LONGEST, longest + MORE, longest + 1, longest]
-        length = next(n for n in lengths if n == longest or self._takes(last.drawn(n, 2)))
+        length = last.sizes[1] if last.others else self._most(last)
         run, more = len(self.calls) - 1, last.drawn(length, 2)
-        proof = self._proof(f"{length} tokens", proposal, more, seed=2, run=run)
-        return replace(proof, tokens=length)
+        return self._proof("more tokens", proposal, more, seed=2, run=run)
 
-    def _takes(self, inputs: Inputs) -> bool:
-        """Whether the module runs on these."""
-        import torch
-
-        module = deepcopy(self.module).double().eval()
-        args, kwargs = as_tensors(inputs.with_arrays(*inputs.arrays))
-        try:
-            with torch.no_grad():
-                plainly(inputs.call, flex_only=True)(module, *args, **kwargs)
-        except Exception:  # whatever a module raises at a length that it does not take
-            return False
-        return True
+    def _most(self, last: Inputs) -> int:
+        """The most tokens that the module takes, up to `LONGEST`."""
+        most, refused = last.sizes[1], LONGEST + 1
+        while refused - most > 1:
+            middle = LONGEST if refused > LONGEST else (most + refused) // 2
+            if takes(self.module, last.drawn(middle, 2)):
+                most = middle
+            else:
+                refused = middle
+        return most
 
     def _not_called(self, proposal: Proposal) -> Iterator[Proof]:
         """What the module takes and this call does not give."""
@@ -143,7 +138,7 @@ class Prover:
             *inputs.arrays,
             dtypes=("float64",),
             eager=False,
-            taps=inputs.sizes[1] < LONGEST,  # which cost minutes there, and say no more
+            taps=inputs.sizes[1] < MOST_TAPPED,  # which cost minutes there, and say no more
             train=train,
             weights=weights,
             seed=seed,
@@ -152,7 +147,21 @@ class Prover:
             flax_call=_flax_call(inputs, proposal.called[run].call),
             title=f"{type(self.module).__name__} and {proposal.text}: {name}",
         )
-        return Proof(name, report)
+        return Proof(name, report, tokens=inputs.sizes[1])
+
+
+def takes(module: Any, inputs: Inputs) -> bool:
+    """Whether a torch module runs on these."""
+    import torch
+
+    module = deepcopy(module).double().eval()
+    args, kwargs = as_tensors(inputs.with_arrays(*inputs.arrays))
+    try:
+        with torch.no_grad():
+            plainly(inputs.call, flex_only=True)(module, *args, **kwargs)
+    except Exception:  # whatever a module raises at a length that it does not take
+        return False
+    return True
 
 
 def _torch_call(inputs: Inputs) -> Callable[..., Any]:

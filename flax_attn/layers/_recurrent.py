@@ -115,7 +115,7 @@ class Recurrent(Layer):
         last: nnx.Linear = getattr(self, self.last)
         x = check_and_mask(x, last.out_features, valid, cache)
         stored = valid
-        segments, valid = _documents_of(mask, segments, x, valid, cache)
+        segments, valid = documents_of_recurrence(mask, segments, x, valid, cache)
         x = x if valid is stored else zero_padding(x, valid)
         start, documents = cache, None
         if cache is not None and segments is not None:
@@ -151,7 +151,7 @@ class Recurrent(Layer):
         return empty_state(batch, length, layers, dtype, **state_kwargs)
 
 
-def _documents_of(
+def documents_of_recurrence(
     mask: Any, segments: Any, x: Any, valid: Any, cache: State | None
 ) -> tuple[Any, Any]:
     """Returns the ids of packed documents, from `segments` or the mask, and what is no padding.

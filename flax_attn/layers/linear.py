@@ -5,14 +5,18 @@ from typing import Any, NamedTuple, Unpack
 import jax
 import jax.numpy as jnp
 from jax.export import is_symbolic_dim
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from .._internal.checks import check_input, check_positive
 from .._internal.types import wide
+from ..masks import Mask
+from ..recurrence.documents import begins, check_segments
 from ..taps import tap
 from ._common import check_tokens, merge_heads, split_heads
 from ._init import InitKeywords, InitWithoutDropout, init_signature
 from ._layer import Layer
+from ._recurrent import documents_of_recurrence
+from ._token_indices import check_positions
 
 CHUNK = 64
 
@@ -60,34 +64,40 @@ def empty(batch: tuple[int, ...], heads: int, width: int, dtype: Any) -> State:
     return State(kv, jnp.zeros((*batch, heads, width), dtype))
 
 
-def causal(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+def causal(q: jax.Array, k: jax.Array, v: jax.Array, document: jax.Array) -> jax.Array:
     """Causal attention, chunk by chunk; phi is already applied to q and k.
 
     Memory grows with T, not with its square: all pairs within a chunk, the state for earlier ones.
+    `document`, `*B T`, numbers the document of each token, from 0; the state is of one document.
     """
     length = q.shape[-3]
     chunk = CHUNK if is_symbolic_dim(length) else min(CHUNK, max(length, 1))
-    pieces = [_chunked(x, chunk) for x in (q, k, v)]
+    pieces = [_chunked(x, chunk) for x in (q, k, v, document[..., None, None])]
     start = empty(q.shape[:-3], q.shape[-2], q.shape[-1], q.dtype)
-    past = jnp.tril(jnp.ones((chunk, chunk), q.dtype))
+    past = jnp.tril(jnp.ones((chunk, chunk), bool))
 
-    def one(state: State, qkv: list[jax.Array]) -> tuple[State, jax.Array]:
-        q, k, v = qkv
+    def one(carry: tuple[State, jax.Array], chunks: list[jax.Array]) -> tuple[Any, jax.Array]:
+        (state, before), (q, k, v, document) = carry, chunks  # *B 1 1 1, *B chunk 1 1
+        same = document[..., 0, 0][..., :, None] == document[..., 0, 0][..., None, :]
+        visible = same & past.reshape((1,) * (same.ndim - 2) + past.shape)  # *B chunk chunk
         pairs = jnp.einsum("...tnh,...snh->...nts", q, k)
-        pairs = pairs * past.reshape((1,) * (pairs.ndim - 2) + past.shape)
-        sums, total = read(state, q)
+        pairs = jnp.where(visible[..., None, :, :], pairs, 0)
+        sums, total = read(state, jnp.where(document == before, q, 0))
         sums = sums + jnp.einsum("...nts,...snd->...tnd", pairs, v)
         total = total + jnp.swapaxes(pairs.sum(axis=-1), -1, -2)
-        return update(state, k, v), divide(sums, total)
+        last = document[..., -1:, :, :]
+        goes_on = (last == before)[..., 0]  # *B 1 1
+        state = State(jnp.where(goes_on[..., None], state.kv, 0), jnp.where(goes_on, state.z, 0))
+        return (update(state, jnp.where(document == last, k, 0), v), last), divide(sums, total)
 
-    _, chunks = jax.lax.scan(one, start, pieces)  # C *B chunk N h
+    _, chunks = jax.lax.scan(one, (start, document[..., :1, None, None]), pieces)  # C *B chunk N h
     whole = jnp.moveaxis(chunks, 0, -4)
     rows = whole.shape[-4] * chunk
     return whole.reshape(*whole.shape[:-4], rows, *whole.shape[-2:])[..., :length, :, :]
 
 
 def _chunked(x: jax.Array, chunk: int) -> jax.Array:
-    """`*B T N H` as `C *B chunk N H`, padded with zeros, which have no weight."""
+    """`*B T N H` as `C *B chunk N H`, padded with zeros: keys without weight."""
     count = -(-x.shape[-3] // chunk)
     more = count * chunk - x.shape[-3]
     x = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [(0, more), (0, 0), (0, 0)])
@@ -113,8 +123,8 @@ class LinearAttention(Layer):
       kernel_init, bias_init, rngs, param_dtype: as in `LightningAttention`.
 
     Raises:
-      ValueError: for counts below 1, if x is not `*B T in_features`, or for `recurrent` and `step`
-        of a layer that is not causal.
+      ValueError: for counts below 1, if x is not `*B T in_features`, or for packed documents,
+        `recurrent` and `step` of a layer that is not causal.
       TypeError: if x is not floating.
 
     Source: Katharopoulos et al., "Transformers are RNNs: Fast Autoregressive Transformers with
@@ -150,25 +160,45 @@ class LinearAttention(Layer):
         self,
         x: Float[Array, "*B T D"],
         *,
-        mask: Bool[Array, "*#B T"] | None = None,
+        mask: Mask | Bool[Array, "*#B T"] | None = None,
+        positions: Int[Array, "... T"] | None = None,
         deterministic: bool | None = None,
     ) -> Float[Array, "*B T D"]:
         """Attention of x over itself; tokens where `mask`, `*B T`, is False are masked out.
 
-        Their outputs are zero.
+        Their outputs are zero. With `causal=True` the mask may be CAUSAL too, or packed documents,
+        `CAUSAL & Documents(lengths)`, as for recurrent layers.
 
-        There is no dropout, so `deterministic` has no effect.
+        No position is read and there is no dropout: `positions`, `deterministic` have no effect.
         """
+        check_positions(positions)
         x = check_input("x", x, self.q_proj.in_features)
-        is_valid = check_tokens("mask", mask, x)[..., None]  # *B T 1
+        is_valid, document = self._documents(mask, x)  # *B T
+        is_valid = is_valid[..., None]  # *B T 1
         x = jnp.where(is_valid, x, 0)
         q, k, v = self._feature_map(x)  # *B T N H
         k = jnp.where(is_valid[..., None], k, 0)
         if self.causal:
-            o = causal(q, k, v)  # *B T N H
+            o = causal(q, k, v, document)  # *B T N H
         else:
             o = divide(*read(update(self.initial_state(x.shape[:-2], q.dtype), k, v), q))
         return self._out(jnp.where(is_valid[..., None], o, 0), x)  # *B T D
+
+    def _documents(self, mask: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Which tokens are real, and the number of each token's document, both `*B T`."""
+        if not isinstance(mask, Mask):
+            return check_tokens("mask", mask, x), jnp.zeros(x.shape[:-1], jnp.int32)
+        if not self.causal:
+            raise ValueError(
+                "LinearAttention without causal=True takes a mask of tokens, such as "
+                f"mask=jnp.arange(T) < n; got {mask}."
+            )
+        ids, valid = documents_of_recurrence(mask, None, x, None, None)
+        is_valid = check_tokens("mask", valid, x)
+        ids = (
+            jnp.zeros(x.shape[:-1], jnp.int32) if ids is None else check_segments(ids, x.shape[:-1])
+        )
+        return is_valid, jnp.cumsum(begins(ids, is_valid), axis=-1, dtype=jnp.int32)
 
     def recurrent(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T D"]:
         """The causal call as a scan over tokens, with the same result."""

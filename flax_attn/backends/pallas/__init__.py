@@ -120,10 +120,25 @@ def _forward(kernel: Kernel, q: Any, k: Any, v: Any, leaves: Any, rules: Rules) 
 
     T, h = q.shape[1], v.shape[-1]
     ranges = block_ranges(rules.mask, kernel.sizes, kernel.blocks.rows)
-    o, m, l = forward(kernel, _whole_blocks(kernel, q, k, v), ranges, leaves)
+    run = _without_derivative(partial(forward, kernel))
+    o, m, l = run(_whole_blocks(kernel, q, k, v), ranges, leaves)
     part = o[:, :T, :, :h], m[..., :T], l[..., :T]
     o, stats = blockwise.with_sinks(rules.sinks, *part)
     return (o.astype(q.dtype), stats), (o, *part[1:])
+
+
+def _without_derivative(run: Any) -> Any:
+    """`run`, a kernel, which says what has further derivatives where JAX asks for one."""
+
+    def refuse(*_: Any) -> Any:
+        raise NotImplementedError(
+            'Derivatives of derivatives are not supported by backend "pallas". Call attend(..., '
+            'backend="autodiff"), or put the call inside flax_attn.use_backend("autodiff").'
+        )
+
+    call = jax.custom_jvp(run)
+    call.defjvp(refuse)
+    return call
 
 
 def _residuals(kernel: Kernel, plan: Any, *args: Any) -> Any:
@@ -178,7 +193,8 @@ def _kernel_gradients(
     is_dead = jnp.moveaxis(lines[0] == jnp.inf, 1, 2)[..., None]
     q, do = (jnp.where(is_dead, 0, x) for x in (qkv[0], do))
     whole = _whole_blocks(kernel, q, *qkv[1:])
-    padded, sums = backward(kernel, whole, _padded(do, rows), padded_lines, ranges, leaves, reads)
+    run = _without_derivative(partial(backward, kernel, reads=reads))
+    padded, sums = run(whole, _padded(do, rows), padded_lines, ranges, leaves)
     each = zip(padded, qkv, strict=True)
     return [x[tuple(map(slice, y.shape))].astype(y.dtype) for x, y in each], sums
 

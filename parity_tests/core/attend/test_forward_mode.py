@@ -88,6 +88,13 @@ jax.grad(lambda x: jax.grad(loss)(x).sum())(x)
     assert 'use_backend("autodiff")' in run.stderr
 
 
+@pytest.mark.parametrize("name", TWICE)
+def test_second_derivatives_of_the_pallas_kernel_name_what_has_them(name):
+    x, u = (jnp.asarray(x[:5], jnp.float32) for x in (X, U))
+    with use_backend("pallas"), told(NotImplementedError, "Derivatives of", '"autodiff"'):
+        jax.eval_shape(TWICE[name], x, u)
+
+
 @pytest.mark.nightly
 def test_the_way_out_leads_out():
     """Eagerly by name, under jit by the context, "xla" of the drop-in, and by weights."""

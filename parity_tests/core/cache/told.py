@@ -46,9 +46,18 @@ class Told:
     def _with(self, valid):
         return zip(self.rows, np.asarray(valid), strict=True)
 
-    def _ahead(self, row, places):
+    def up_to_what_is_shown(self, valid):
+        """The call without last tokens that are shown others after it."""
+        valid = valid.copy()
+        for row, mine in enumerate(valid):
+            start = len(self.rows[row])
+            while self._ahead(row, range(start, start + mine.sum()), start + mine.sum()):
+                mine[np.flatnonzero(mine)[-1]] = False
+        return valid
+
+    def _ahead(self, row, places, length=None):
         """Whether a token of the call is shown one that is not stored yet."""
-        length = len(self.rows[row])
+        length = len(self.rows[row]) if length is None else length
         end = length + self.reach[1] if self.ring else SLOTS
         return any(self.shows(p, np.arange(length, end)).any() for p in places if p >= 0)
 

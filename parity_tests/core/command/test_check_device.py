@@ -101,9 +101,24 @@ def test_what_is_asked_wrongly_is_refused_before_anything_runs(tmp_path):
         checked(tmp_path)
 
 
-def test_a_check_that_had_no_time_is_no_success(tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "_run", lambda task: task.leave_out(task.part))
-    assert checked(tmp_path / "check") == 2
+@pytest.mark.parametrize(
+    ("layers", "requests", "code", "words"),
+    [(0, 1, 2, "no layer;"), (1, 1, 2, "1 of 4 layers;"), (2, 0, 2, "no request;"), (2, 1, 0, "")],
+)
+def test_a_check_that_tried_too_little_is_no_success(
+    tmp_path, monkeypatch, capsys, layers, requests, code, words
+):
+    equal = {"dtype": "float32", "verdict": "equal", "share": 0.1}
+
+    def run(task):
+        for i in range({"layers": layers, "requests": requests}.get(task.part, 0)):
+            task.write(layer=str(i), of=4, request=i, backend="reference", words="CAUSAL", **equal)
+        task.leave_out("the rest")
+
+    monkeypatch.setattr(command, "_run", run)
+    assert checked(tmp_path / "check") == code
+    text = " ".join(capsys.readouterr().out.split())
+    assert ("Too little was tried: " + words in text) == (code == 2) != ("send the folder" in text)
 
 
 # Right and wrong.
@@ -202,7 +217,7 @@ def test_one_case_of_each_layer_comes_first():
 def test_a_case_that_was_never_recorded_in_a_dtype_is_no_row(tmp_path):
     case = Listed("p", "m", 0, "a", "w", "a[0]")
     for result in (None, Failure("it broke")):
-        replay._write(task(tmp_path, "layers"), case, "bfloat16", result)
+        replay._write(task(tmp_path, "layers"), case, "bfloat16", 1, result)
     (row,) = rows_of(tmp_path, "layers")
     assert (row["verdict"], row["text"], row["layer"]) == ("failed", "it broke", "a")
 

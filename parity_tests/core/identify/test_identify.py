@@ -153,7 +153,44 @@ class Banded(torch.nn.Module):
 )
 def test_what_only_far_tokens_show_is_seen(module, text):
     result = identify(module, np.random.RandomState(0).standard_normal((2, 6, 22)))
-    assert text in result.text and result.limit == ["not tested: more than 300 tokens"], result
+    assert text in result.text and result.limit == ["not tested: more than 1024 tokens"], result
+
+
+class FarOnly(torch.nn.Module):
+    """Plain attention up to `limit` tokens, another one with more, and none beyond `most`."""
+
+    def __init__(self, kind, limit, most):
+        super().__init__()
+        self.qkv, self.out = torch.nn.Linear(12, 36), torch.nn.Linear(12, 12)
+        self.kind, self.limit, self.most = kind, limit, most
+
+    def forward(self, x):
+        T = x.shape[1]
+        assert T <= self.most, f"{T} tokens"
+        q, k, v = (y.unflatten(-1, (3, 4)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        if self.kind == "log-n":
+            q = q * max(1.0, math.log(T) / math.log(self.limit))
+        if self.kind == "blocks":
+            block = torch.floor(torch.arange(1, T + 1) / self.limit)
+            q = q * (1 + 0.1 * torch.log(1 + block))[:, None]
+        logits = q @ k.mT / 2
+        if self.kind == "best keys":
+            least = logits.topk(min(self.limit, T)).values[..., -1:]
+            logits = logits.masked_fill(logits < least, -torch.inf)
+        return self.out((logits.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.nightly(but=["best keys-0"])
+@pytest.mark.parametrize("seed", with_nightly([0, 1, 2], commit=[0]))
+@pytest.mark.parametrize("kind", ["log-n", "blocks", "best keys"])
+def test_what_is_another_module_with_more_tokens_is_not_named(kind, seed):
+    random = np.random.RandomState(seed)
+    most = [40, 2000, random.randint(100, 900)][seed]
+    module = FarOnly(kind, random.randint(12, min(most, 1000) - 3), most)
+    result = identify(module, random.standard_normal((2, 5, 12)))
+    assert result.layer is None and "DIFFERENT" in str(result), result
+    same = identify(FarOnly("plain", 0, most), random.standard_normal((2, 5, 12)))
+    assert same.layer is not None and f"{min(most, 1024)} tokens" in str(same), same
 
 
 @pytest.mark.nightly

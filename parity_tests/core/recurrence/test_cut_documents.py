@@ -8,6 +8,7 @@ from flax import nnx
 
 import flax_attn
 from flax_attn import CAUSAL, Documents, State
+from flax_attn.layers import linear
 from flax_attn.layers._recurrent import Recurrent
 from parity_tests.core.recurrence.test_recurrent_layers import (
     LAYERS,
@@ -149,3 +150,24 @@ def test_a_document_that_begins_a_call_is_as_the_first_of_a_row(name):
         y, state = call(name, X[:, 4:], segments=two, cache=state)
         agree(y, call(name, X[:, 4:], segments=two, cache=state_of(name, 2))[0])
         assert state.length.tolist() == [T, T]
+
+
+def test_linear_attention_takes_documents_as_recurrences_do(monkeypatch):
+    """Drawn lengths, documents across the borders of its chunks, NaN behind the last."""
+    monkeypatch.setattr(linear, "CHUNK", 4)
+    with jax.enable_x64(True):
+        how = {"causal": True, "param_dtype": jnp.float64, "rngs": nnx.Rngs(0)}
+        layer = flax_attn.LinearAttention(11, 2, 5, **how)
+        called = nnx.jit(
+            lambda layer, x, n: layer(x, mask=CAUSAL & Documents(n), positions=np.arange(T))
+        )
+        alone = nnx.jit(lambda layer, x, valid: layer(x, mask=valid))
+        draw = np.random.RandomState(0)
+        for _ in range(4):
+            lengths = draw.randint(0, 6, (2, 3))
+            ids = np.asarray([np.repeat(range(4), [*n, T - n.sum()])[:T] for n in lengths])
+            y = called(layer, np.where(ids[..., None] < 3, X, np.nan), lengths)
+            want = sum(alone(layer, X, ids == document) for document in range(3))
+            agree(y, want)
+    with pytest.raises(ValueError, match="without causal=True takes a mask of tokens"):
+        flax_attn.LinearAttention(11, 2, 5, rngs=nnx.Rngs(0))(X, mask=CAUSAL & Documents([T]))
