@@ -83,6 +83,7 @@ NUMBERED = {
 }
 # Layers that take `valid` but have no token positions, or whose tokens are pixels, and why.
 NOT_NUMBERED = {
+    "LinearAttention": "it reads no positions, and padding from its mask of tokens",
     "AttentionPool": "a probe without a place looks at all tokens",
     "AxialAttention": "lines of an image, without positions",
     "CrossCovarianceAttention": "channels look at channels",
