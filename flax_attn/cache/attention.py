@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from .._internal.checks import checked_arguments
+from .._internal.checks import checked_arguments, valid_tokens
 from .._internal.types import frozen
 from ..attend import dispatch, requested_backend
 from ..backends.blockwise import passed_over
@@ -123,7 +123,7 @@ class Stored:
             raise ValueError(
                 f"keys_and_values are of a call with {self.places.shape[-1]} tokens; x has {T}."
             )
-        return self.places if valid is None else jnp.where(valid, self.places, -1)
+        return jnp.where(valid_tokens("valid", valid, self.places.shape), self.places, -1)
 
 
 def store(

@@ -37,7 +37,7 @@ def check_device(options: argparse.Namespace, console: "Console", progress: "Pro
 
     Returns:
       0 if everything that was tried is equal, 1 if something differs or failed, 2 if too little was
-      tried: nothing is proven, or half of the layers or every request is missing.
+      tried: nothing is proven, fewer than half of the layers ran, or no request did.
 
     Raises:
       ValueError: for a duration that is not positive, or an unwritable or non-empty folder.
@@ -70,9 +70,10 @@ def too_little(out: Path, parts: Sequence[str]) -> str:
 
     rows = [row for part in PARTS for row in (*rows_of(out, part), *timed_rows(out, part))]
     layers = {row["layer"]: row["of"] for row in rows if "layer" in row}
-    least = max(layers.values(), default=2) / 2
-    if "layers" in parts and len(layers) < least:
-        return f"{len(layers)} of {2 * least:g} layers" if layers else "no layer"
+    if "layers" in parts and not layers:
+        return "no layer"
+    if layers and len(layers) < max(layers.values()) / 2:
+        return f"{len(layers)} of {max(layers.values())} layers"
     if "requests" in parts and not any("request" in row for row in rows):
         return "no request"
     proven = any(row.get("verdict") in ("equal", "timed") for row in rows)

@@ -121,6 +121,7 @@ class CrossLayerAttention(DecodingHeads, Forward):
         What the earlier layer has stored takes the place of a cache.
         """
         shared = shared if isinstance(shared, KeysAndValues) else KeysAndValues(*shared)
+        self.check_shared_kv(shared, check_input("x", x, self.q_proj.in_features))
         cache, stored, valid = call.get("cache"), shared.stored, call.get("valid")
         if cache is not None:
             check_kind(cache, x)
@@ -168,11 +169,16 @@ class CrossLayerAttention(DecodingHeads, Forward):
         positions: RotaryPositions,
         cached: bool,
     ) -> tuple[Float[Array, "*B T N H"], Array, Array, None]:
-        """Queries of x, and the keys and values of an earlier layer."""
+        """Queries of x, and the keys and values of an earlier layer, zeros at padding."""
+        is_valid = check_tokens("valid", valid, x)[..., None, None]  # *B T 1 1
+        k, v = (jnp.where(is_valid, part, 0) for part in shared)
+        return self.queries(x, positions), k, v, None
+
+    def check_shared_kv(self, shared: KeysAndValues, x: Float[Array, "*B T D"]) -> None:
+        """Raises unless keys and values are floating and have the shape that the tokens ask for."""
         shape = (*x.shape[:-1], self.num_kv_heads, self.head_dim)
         if any(jnp.shape(part) != shape for part in shared):
             shapes = ", ".join(str(jnp.shape(part)) for part in shared)
             raise ValueError(f"keys_and_values must be two of *B T K H = {shape}; got {shapes}.")
-        is_valid = check_tokens("valid", valid, x)[..., None, None]  # *B T 1 1
-        k, v = (jnp.where(is_valid, check_input("keys_and_values", part), 0) for part in shared)
-        return self.queries(x, positions), k, v, None
+        for part in shared:
+            check_input("keys_and_values", part)

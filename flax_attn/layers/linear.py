@@ -64,33 +64,38 @@ def empty(batch: tuple[int, ...], heads: int, width: int, dtype: Any) -> State:
     return State(kv, jnp.zeros((*batch, heads, width), dtype))
 
 
-def causal(q: jax.Array, k: jax.Array, v: jax.Array, document: jax.Array) -> jax.Array:
+def causal(q: jax.Array, k: jax.Array, v: jax.Array, document: jax.Array | None) -> jax.Array:
     """Causal attention, chunk by chunk; phi is already applied to q and k.
 
     Memory grows with T, not with its square: all pairs within a chunk, the state for earlier ones.
-    `document`, `*B T`, numbers the document of each token, from 0; the state is of one document.
+    `document`, `*B T`, numbers the document of each token, from 0; None for one document a row.
     """
     length = q.shape[-3]
     chunk = CHUNK if is_symbolic_dim(length) else min(CHUNK, max(length, 1))
-    pieces = [_chunked(x, chunk) for x in (q, k, v, document[..., None, None])]
+    packed = () if document is None else (document[..., None, None],)
+    pieces = [_chunked(x, chunk) for x in (q, k, v, *packed)]
     start = empty(q.shape[:-3], q.shape[-2], q.shape[-1], q.dtype)
-    past = jnp.tril(jnp.ones((chunk, chunk), bool))
+    past = jnp.tril(jnp.ones((chunk, chunk), q.dtype))
 
     def one(carry: tuple[State, jax.Array], chunks: list[jax.Array]) -> tuple[Any, jax.Array]:
-        (state, before), (q, k, v, document) = carry, chunks  # *B 1 1 1, *B chunk 1 1
-        same = document[..., 0, 0][..., :, None] == document[..., 0, 0][..., None, :]
-        visible = same & past.reshape((1,) * (same.ndim - 2) + past.shape)  # *B chunk chunk
+        (state, before), (q, k, v, *packed) = carry, chunks  # before: *B 1 1 1
         pairs = jnp.einsum("...tnh,...snh->...nts", q, k)
-        pairs = jnp.where(visible[..., None, :, :], pairs, 0)
-        sums, total = read(state, jnp.where(document == before, q, 0))
+        pairs = pairs * past.reshape((1,) * (pairs.ndim - 2) + past.shape)
+        readers, old = q, state
+        for document in packed:  # *B chunk 1 1; the state is of the document of the last token
+            same = document[..., 0, 0][..., :, None] == document[..., 0, 0][..., None, :]
+            pairs = jnp.where(same[..., None, :, :], pairs, 0)
+            readers, last = jnp.where(document == before, q, 0), document[..., -1:, :, :]
+            goes_on = (last == before)[..., 0]  # *B 1 1
+            old = State(jnp.where(goes_on[..., None], state.kv, 0), jnp.where(goes_on, state.z, 0))
+            k, before = jnp.where(document == last, k, 0), last
+        sums, total = read(state, readers)
         sums = sums + jnp.einsum("...nts,...snd->...tnd", pairs, v)
         total = total + jnp.swapaxes(pairs.sum(axis=-1), -1, -2)
-        last = document[..., -1:, :, :]
-        goes_on = (last == before)[..., 0]  # *B 1 1
-        state = State(jnp.where(goes_on[..., None], state.kv, 0), jnp.where(goes_on, state.z, 0))
-        return (update(state, jnp.where(document == last, k, 0), v), last), divide(sums, total)
+        return (update(old, k, v), before), divide(sums, total)
 
-    _, chunks = jax.lax.scan(one, (start, document[..., :1, None, None]), pieces)  # C *B chunk N h
+    first = jnp.zeros((*q.shape[:-3], 1, 1, 1), jnp.int32)
+    _, chunks = jax.lax.scan(one, (start, first), pieces)  # C *B chunk N h
     whole = jnp.moveaxis(chunks, 0, -4)
     rows = whole.shape[-4] * chunk
     return whole.reshape(*whole.shape[:-4], rows, *whole.shape[-2:])[..., :length, :, :]
@@ -184,10 +189,10 @@ class LinearAttention(Layer):
             o = divide(*read(update(self.initial_state(x.shape[:-2], q.dtype), k, v), q))
         return self._out(jnp.where(is_valid[..., None], o, 0), x)  # *B T D
 
-    def _documents(self, mask: Any, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _documents(self, mask: Any, x: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         """Which tokens are real, and the number of each token's document, both `*B T`."""
         if not isinstance(mask, Mask):
-            return check_tokens("mask", mask, x), jnp.zeros(x.shape[:-1], jnp.int32)
+            return check_tokens("mask", mask, x), None
         if not self.causal:
             raise ValueError(
                 "LinearAttention without causal=True takes a mask of tokens, such as "
@@ -195,10 +200,10 @@ class LinearAttention(Layer):
             )
         ids, valid = documents_of_recurrence(mask, None, x, None, None)
         is_valid = check_tokens("mask", valid, x)
-        ids = (
-            jnp.zeros(x.shape[:-1], jnp.int32) if ids is None else check_segments(ids, x.shape[:-1])
-        )
-        return is_valid, jnp.cumsum(begins(ids, is_valid), axis=-1, dtype=jnp.int32)
+        if ids is None:
+            return is_valid, None
+        first = begins(check_segments(ids, x.shape[:-1]), is_valid)  # *B T
+        return is_valid, jnp.cumsum(first, axis=-1, dtype=jnp.int32)
 
     def recurrent(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T D"]:
         """The causal call as a scan over tokens, with the same result."""

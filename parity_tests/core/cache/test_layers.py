@@ -1,5 +1,6 @@
 """Every layer that decodes gives what its full forward pass gives, however tokens are cut."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from flax_attn import (
     DifferentialAttention,
     MaskFn,
     Rotary,
+    SharedKeyValueAttention,
     T5Attention,
 )
 from parity_tests.core import layer_facts
@@ -94,6 +96,34 @@ def test_keys_and_values_of_an_earlier_layer_are_stored_step_by_step():
         y, cache = step(layer, part, *both, cache=cache, positions=next(at))
         out.append(y)
     assert same(joined(out, axis=1), step(layer, x, *pair))
+
+
+def test_keys_of_an_earlier_layer_that_are_not_at_their_places_are_refused():
+    """A second call whose keys count from 0, or are of other tokens; NaN under jit."""
+    how = {"rotary": Rotary(), **HOW}
+    kinds = SharedKeyValueAttention, CrossLayerAttention
+    first, later = nnx.jit(lambda: tuple(kind(*HEADS, **how, rngs=nnx.Rngs(0)) for kind in kinds))()
+    keys_of = nnx.jit(lambda layer, x, cache: layer.keys_and_values_of(x, cache=cache))
+    step = nnx.jit(lambda layer, x, pair, cache: layer(x, keys_and_values=pair, cache=cache))
+    x, cache = drawn(1, 2, D), later.init_cache(1, T)
+    second, from_0 = keys_of(first, x, cache), keys_of(first, x, None)
+    _, cache = step(later, x, second, cache)
+    for pair in (from_0, tuple(from_0), second):
+        with pytest.raises(ValueError, match="Row 0 of the cache stores other tokens next"):
+            later(x, keys_and_values=pair, cache=cache)
+        y, after = step(later, x, pair, cache)
+        assert np.isnan(np.asarray(y)).all() and np.isnan(np.asarray(after.keys)[:, :, 2:4]).all()
+    with pytest.raises(ValueError, match="keys of new tokens alone, for a cache of this layer"):
+        later(x, keys_and_values=second)
+    call = nnx.jit(lambda layer, x, cache: layer.with_keys_and_values(x, cache=cache))
+    shared = call(first, x, later.init_cache(1, T))[2]
+    with pytest.raises(ValueError, match="of a call with 2 tokens; x has 3"):
+        later(
+            drawn(1, 3, D),
+            keys_and_values=replace(shared, k=drawn(1, 3, 3, 4), v=drawn(1, 3, 3, 4)),
+        )
+    with pytest.raises(TypeError, match="valid must be boolean"):
+        later(x, keys_and_values=shared, valid=np.ones((1, 2), int))
 
 
 @pytest.mark.nightly

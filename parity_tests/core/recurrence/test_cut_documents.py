@@ -156,18 +156,17 @@ def test_linear_attention_takes_documents_as_recurrences_do(monkeypatch):
     """Drawn lengths, documents across the borders of its chunks, NaN behind the last."""
     monkeypatch.setattr(linear, "CHUNK", 4)
     with jax.enable_x64(True):
-        how = {"causal": True, "param_dtype": jnp.float64, "rngs": nnx.Rngs(0)}
-        layer = flax_attn.LinearAttention(11, 2, 5, **how)
-        called = nnx.jit(
-            lambda layer, x, n: layer(x, mask=CAUSAL & Documents(n), positions=np.arange(T))
-        )
+        how = {"causal": True, "param_dtype": jnp.float64}
+        layer = nnx.jit(lambda: flax_attn.LinearAttention(11, 2, 5, **how, rngs=nnx.Rngs(0)))()
+        called = nnx.jit(lambda layer, x, n: layer(x, mask=CAUSAL & Documents(n), positions=n))
         alone = nnx.jit(lambda layer, x, valid: layer(x, mask=valid))
         draw = np.random.RandomState(0)
         for _ in range(4):
             lengths = draw.randint(0, 6, (2, 3))
             ids = np.asarray([np.repeat(range(4), [*n, T - n.sum()])[:T] for n in lengths])
             y = called(layer, np.where(ids[..., None] < 3, X, np.nan), lengths)
-            want = sum(alone(layer, X, ids == document) for document in range(3))
-            agree(y, want)
+            agree(y, sum(alone(layer, X, ids == document) for document in range(3)))
+        assert called(layer, X[:, :0], lengths).shape == (2, 0, 11)
+    layer.causal = False
     with pytest.raises(ValueError, match="without causal=True takes a mask of tokens"):
-        flax_attn.LinearAttention(11, 2, 5, rngs=nnx.Rngs(0))(X, mask=CAUSAL & Documents([T]))
+        layer(X, mask=CAUSAL & Documents([T]))
