@@ -1,8 +1,10 @@
 """What each room of the tests took, beside its budget: compiled programs, and CPU seconds.
 
 A whole `pytest` fails if it compiles more programs than parity_tests/budget.toml allows: in all by
-2 %, or in a room by 10 %. It names the tests that compiled most. Seconds depend on the machine and
-are printed only. In a run of several processes each counts its own tests and hands on its counts.
+2 %, or in a room by 10 % and 20. It names the tests that compiled most. Seconds depend on the
+machine and are printed only. In a run of several processes each counts its own tests and hands on
+its counts. What two rooms need is compiled by the one that a process comes to first, and so a small
+room may count a few programs more in one run than in the next.
 """
 
 import os
@@ -19,6 +21,7 @@ import pytest
 COMPILED = "/jax/core/compile/backend_compile_duration"
 BUDGET = Path(__file__).with_name("budget.toml")
 SLACK, SLACK_OF_ROOM = 1.02, 1.1
+FEW = 20  # programs that a room may compile in one run and its neighbour in the next
 NAMED = 12  # tests, where a budget is exceeded
 
 
@@ -110,19 +113,20 @@ def by_room(costs: Mapping[str, Cost]) -> dict[str, Cost]:
 def over_budget(costs: Mapping[str, Cost], allowed: Mapping[str, int]) -> list[str]:
     """A sentence for the total and for each room that compiled too much, and its dearest tests.
 
-    >>> costs = {"parity_tests/test_a.py::x": Cost(1.0, 9, 1), "flax_attn/b.py::y": Cost(1.0, 1, 1)}
-    >>> over_budget(costs, {"all": 10, "cases": 9, "doctests": 1})
+    >>> costs = {"parity_tests/test_a.py::x": Cost(1.0, 99, 1), "flax_attn/b.py::y": Cost(1, 1, 1)}
+    >>> over_budget(costs, {"all": 100, "cases": 79, "doctests": 1})
     []
-    >>> print(*over_budget(costs, {"all": 10, "cases": 8, "doctests": 1}), sep="\\n")
-    cases compiled 9 programs, and parity_tests/budget.toml allows 8. Most were compiled by:
-         9  parity_tests/test_a.py::x
+    >>> print(*over_budget(costs, {"all": 100, "cases": 78, "doctests": 1}), sep="\\n")
+    cases compiled 99 programs, and parity_tests/budget.toml allows 78. Most were compiled by:
+        99  parity_tests/test_a.py::x
     """
     rooms = by_room(costs)
     spent = {"all": sum(rooms.values(), Cost()), **rooms}
     faults = []
     for room, cost in spent.items():
         most = allowed.get(room, 0)
-        if cost.programs > most * (SLACK if room == "all" else SLACK_OF_ROOM):
+        slack = most * SLACK if room == "all" else max(most * SLACK_OF_ROOM, most + FEW)
+        if cost.programs > slack:
             mine = [test for test in costs if room in ("all", room_of(test))]
             dearest = sorted(mine, key=lambda test: -costs[test].programs)[:NAMED]
             lines = [f"{costs[test].programs:6}  {test}" for test in dearest]

@@ -90,7 +90,7 @@ def plugin(programs: int, **options) -> tuple[rooms.Rooms, SimpleNamespace]:
 
 def test_a_whole_run_fails_above_the_budget(monkeypatch):
     monkeypatch.setattr(rooms, "budget", lambda: {"programs": {"all": 100, "masks": 100}})
-    for programs, faults in ((100, 0), (102, 0), (103, 1), (111, 2)):
+    for programs, faults in ((100, 0), (102, 0), (103, 1), (120, 1), (121, 2)):
         run, session = plugin(programs)
         assert len(run.faults()) == faults, run.faults()
         assert session.exitstatus == (pytest.ExitCode.TESTS_FAILED if faults else 0)

@@ -78,11 +78,10 @@ def test_behaviours_are_sentences_and_files_are_of_the_library():
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("[[bug", "room.toml is not TOML: "),
-        ("[bug]", "room.toml must hold [[bug]] entries"),
-        ("", "room.toml must hold [[bug]] entries"),
-        ("[[bug]]\nid = 'a'", "Bug 1 of room.toml must have id, behaviour, file, old, new"),
-        ("[[bug]]\nid=1\nbehaviour=''\nfile=''\nold=''\nnew=''", "must have text for id."),
+        ("[bug", "room.toml is not TOML: "),
+        ("bug = 1", "bug of room.toml must have behaviour, file, old, new and no more"),
+        ("[bug]\nid = 'a'", "bug of room.toml must have behaviour, file, old, new"),
+        ("[bug]\nbehaviour=1\nfile=''\nold=''\nnew=''", "must have text for behaviour."),
     ],
 )
 def test_a_list_that_is_wrong_is_refused_in_a_sentence(tmp_path, text, error):

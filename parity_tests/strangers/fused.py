@@ -12,7 +12,7 @@ from flax_attn import Additive as bias_of
 from flax_attn.parity import Rule
 from flax_attn.scores import Score
 
-from .stranger import Stranger, additive, causal, linear, normal, padded
+from .stranger import additive, causal, linear, normal, padded, stranger
 
 B, T = 5, 7
 SEEN = causal(T) & padded([7, 6, 4, 7, 5], T)[:, None, None]  # B 1 T T
@@ -128,35 +128,35 @@ def call_bigcode(module: torch.nn.Module, x: torch.Tensor, seen: torch.Tensor) -
 
 
 STRANGERS = {
-    "gpt_neox": Stranger(
+    "gpt_neox": stranger(
         gpt_neox,
         lambda rngs: Fused(18, 2, 2, rotary=4, rngs=rngs),
         lambda: inputs(18),
         lambda: rules("query_key_value", "(h n o) -> (h o)", h=2),
         call_gpt_neox,
     ),
-    "falcon_grouped": Stranger(
+    "falcon_grouped": stranger(
         lambda: falcon(num_attention_heads=6, num_kv_heads=2, new_decoder_architecture=True),
         lambda rngs: Fused(24, 6, 2, rotary=4, rngs=rngs),
         lambda: inputs(24),
         lambda: rules("query_key_value", "(k n o) -> (k o)", o=(12, 4, 4)),
         call_falcon,
     ),
-    "falcon_multi_query": Stranger(
+    "falcon_multi_query": stranger(
         lambda: falcon(num_attention_heads=6, multi_query=True),
         lambda rngs: Fused(24, 6, 1, rotary=4, rngs=rngs),
         lambda: inputs(24),
         lambda: rules("query_key_value", "(n o) -> o", o=(24, 4, 4)),
         call_falcon,
     ),
-    "falcon_alibi": Stranger(
+    "falcon_alibi": stranger(
         lambda: falcon(num_attention_heads=12, multi_query=False, alibi=True),
         lambda rngs: FalconAlibi(24, 12, 12, rngs=rngs),
         lambda: inputs(24),
         lambda: rules("query_key_value", "(h n o) -> (h o)", h=12),
         call_falcon,
     ),
-    "bigcode": Stranger(
+    "bigcode": stranger(
         bigcode,
         lambda rngs: Fused(18, 6, 1, rngs=rngs),
         lambda: inputs(18),

@@ -13,7 +13,7 @@ from flax_attn import Additive as bias_of
 from flax_attn import attend, merge_heads, split_heads
 from flax_attn.parity import Rule
 
-from .stranger import Stranger, linear, normal, normalised, zeros
+from .stranger import linear, normal, normalised, stranger, zeros
 
 
 class Swin(nnx.Module):
@@ -223,8 +223,8 @@ def pvt() -> torch.nn.Module:
 
 
 STRANGERS = {
-    "swin_v2": Stranger(swin, Swin, swin_inputs, torch_call=call_swin),
-    "sam": Stranger(
+    "swin_v2": stranger(swin, Swin, swin_inputs, torch_call=call_swin),
+    "sam": stranger(
         sam,
         Sam,
         lambda: {"x": normal(2, 3, 3, 20)},
@@ -234,19 +234,19 @@ STRANGERS = {
         ),
         call_images,
     ),
-    "levit": Stranger(
+    "levit": stranger(
         levit,
         Levit,
         lambda: {"x": normal(2, 9, 10)},
         torch_call=lambda module, x: module(x),
     ),
-    "cvt": Stranger(
+    "cvt": stranger(
         cvt,
         Cvt,
         lambda: {"hidden_state": normal(4, 11, 18), "height": 2, "width": 5},
         lambda: CVT_RULES,
     ),
-    "pvt": Stranger(
+    "pvt": stranger(
         pvt,
         Pvt,
         lambda: {"hidden_states": normal(4, 12, 18), "height": 2, "width": 6},

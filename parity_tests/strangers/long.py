@@ -11,7 +11,7 @@ from flax import nnx
 from flax_attn import Additive as bias_of
 from flax_attn import Dense, Window, attend, attention_weights, merge_heads, split_heads
 
-from .stranger import Stranger, linear, normal, padded
+from .stranger import linear, normal, padded, stranger
 
 B, T = 5, 8
 REAL = padded([8, 6, 5, 7, 8], T)
@@ -198,25 +198,25 @@ def call_reformer(module: torch.nn.Module, x: torch.Tensor, real: torch.Tensor) 
 
 
 STRANGERS = {
-    "longformer": Stranger(
+    "longformer": stranger(
         longformer,
         Longformer,
         lambda: {"x": normal(B, T, 18), "real": REAL, "is_global": GLOBAL},
         torch_call=call_longformer,
     ),
-    "nystromformer": Stranger(
+    "nystromformer": stranger(
         nystromformer,
         Nystromformer,
         lambda: {"x": normal(B, T, 18), "hidden": np.where(REAL, 0.0, -30.0)[:, None, None]},
         torch_call=lambda module, x, hidden: module(x, hidden)[0],
     ),
-    "perceiver": Stranger(
+    "perceiver": stranger(
         perceiver,
         Perceiver,
         lambda: {"x": normal(B, 4, 10), "inputs": normal(B, T, 14, seed=1), "seen": REAL},
         torch_call=call_perceiver,
     ),
-    "reformer_local": Stranger(
+    "reformer_local": stranger(
         reformer,
         Reformer,
         lambda: {"x": normal(B, T, 18), "real": REAL},

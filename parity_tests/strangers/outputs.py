@@ -12,7 +12,7 @@ from flax import nnx
 from flax_attn import Causal, attend, merge_heads, split_heads
 from flax_attn.parity import Rule
 
-from .stranger import Stranger, linear, normal, padded, zeros
+from .stranger import linear, normal, padded, stranger, zeros
 
 B, T = 5, 7
 
@@ -195,12 +195,12 @@ def call_fnet(module: torch.nn.Module, x: torch.Tensor) -> dict[str, torch.Tenso
 
 
 STRANGERS = {
-    "bros": Stranger(
+    "bros": stranger(
         BrosHeads,
         Bros,
         lambda: {"x": normal(B, T, 18), "real": padded([7, 6, 4, 7, 5], T)},
     ),
-    "x_cache": Stranger(
+    "x_cache": stranger(
         decoder,
         Decoder,
         lambda: {
@@ -209,10 +209,10 @@ STRANGERS = {
         },
         torch_call=call_decoder,
     ),
-    "quantizer": Stranger(
+    "quantizer": stranger(
         quantizer, Quantizer, lambda: {"x": normal(B, T, 10)}, torch_call=call_quantizer
     ),
-    "fnet": Stranger(
+    "fnet": stranger(
         fnet,
         FNet,
         lambda: {"x": normal(B, T, 18)},

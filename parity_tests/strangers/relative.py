@@ -11,7 +11,7 @@ from flax import nnx
 from flax_attn import Additive as bias_of
 from flax_attn import Dense, attend, merge_heads, split_heads
 
-from .stranger import Stranger, additive, first, linear, normal, padded, zeros
+from .stranger import additive, first, linear, normal, padded, stranger, zeros
 
 B, T = 5, 7
 LOOKS = np.random.RandomState(3).rand(B, 1, T, T) < 0.6  # asymmetric in every axis
@@ -323,29 +323,27 @@ def layoutlm_inputs() -> dict[str, Any]:
 
 
 STRANGERS = {
-    "deberta_v2": Stranger(
+    "deberta_v2": stranger(
         deberta,
         Deberta,
         lambda: {"x": normal(B, T, 18), "seen": LOOKS, "places": normal(8, 18, seed=1)},
         torch_call=call_deberta,
     ),
-    "xlnet": Stranger(
-        xlnet, XLNet, xlnet_inputs, torch_call=call_xlnet, options={"constants": ("mask",)}
-    ),
-    "funnel": Stranger(
+    "xlnet": stranger(xlnet, XLNet, xlnet_inputs, torch_call=call_xlnet, constants=("mask",)),
+    "funnel": stranger(
         funnel,
         Funnel,
         funnel_inputs,
         torch_call=call_funnel,
-        options={"constants": ("attention_inputs[2]",)},
+        constants=("attention_inputs[2]",),
     ),
-    "conformer": Stranger(
+    "conformer": stranger(
         conformer,
         Conformer,
         lambda: {"x": normal(B, T, 18), "places": normal(1, 2 * T - 1, 18, seed=1), "seen": LOOKS},
         torch_call=call_conformer,
     ),
-    "mpnet": Stranger(
+    "mpnet": stranger(
         mpnet,
         MPNet,
         lambda: {
@@ -354,13 +352,13 @@ STRANGERS = {
             "position_bias": normal(B, 6, T, T, seed=1),
         },
         torch_call=call_mpnet,
-        options={"constants": ("real",)},
+        constants=("real",),
     ),
-    "layoutlmv3": Stranger(
+    "layoutlmv3": stranger(
         layoutlm,
         LayoutLMv3,
         layoutlm_inputs,
         torch_call=first,
-        options={"constants": ("attention_mask",)},
+        constants=("attention_mask",),
     ),
 }

@@ -1,7 +1,6 @@
-"""One stranger as data: its original, its port, its inputs and the rules between them."""
+"""What ports of strangers share: how they are compared, and small functions of torch and Flax."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -10,44 +9,24 @@ import numpy as np
 import torch
 from flax import nnx
 
-from flax_attn.parity import Report, Rule, compare
+from flax_attn.parity import Rule
+
+from ..port import Port
 
 
-@dataclass(frozen=True)
-class Stranger:
-    """An original and its port.
-
-    Attributes:
-      theirs: builds the original; a class of another package is imported only here.
-      port: the Flax class, built with `rngs` alone.
-      inputs: the arguments of both calls by name.
-      rules: what names do not say about the weights.
-      torch_call, flax_call: how the two are called, where not with the inputs alone.
-      dtypes: in which they are compared.
-      options: further arguments of `compare`.
-    """
-
-    theirs: Callable[[], torch.nn.Module]
-    port: Callable[..., nnx.Module]
-    inputs: Callable[[], Mapping[str, Any]]
-    rules: Callable[[], tuple[Rule, ...]] = tuple
-    torch_call: Callable[..., Any] | None = None
-    flax_call: Callable[..., Any] | None = None
-    dtypes: tuple[str, ...] = ("float64", "float32")
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def compared(self, **options: Any) -> Report:
-        """The comparison, of the outputs and all gradients, under jit."""
-        given = {"dtypes": self.dtypes, "eager": False, **self.options, **options}
-        return compare(
-            self.theirs(),
-            self.port(rngs=nnx.Rngs(0)),
-            kwargs=self.inputs(),
-            rules=self.rules(),
-            torch_call=self.torch_call,
-            flax_call=self.flax_call,
-            **given,
-        )
+def stranger(
+    theirs: Callable[[], torch.nn.Module],
+    mine: Callable[..., nnx.Module],
+    inputs: Callable[[], Mapping[str, Any]],
+    rules: Callable[[], tuple[Rule, ...]] = tuple,
+    torch_call: Callable[..., Any] | None = None,
+    flax_call: Callable[..., Any] | None = None,
+    **options: Any,
+) -> Port:
+    """The port of an original, compared in two dtypes under jit; `options` are of `compare`."""
+    made = {"dtypes": ("float64", "float32"), "jit": True, "eager": False, **options}
+    made |= {"torch_call": torch_call, "flax_call": flax_call}
+    return Port(theirs.__name__, theirs, mine, lambda seed: inputs(), rules(), made)
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:

@@ -18,9 +18,9 @@ from parity_tests.strangers import (  # noqa: E402
 from parity_tests.tables import with_nightly  # noqa: E402
 
 STRANGERS = {
-    name: stranger
+    name: port
     for file in (fused, x_options, relative, images, long, outputs)
-    for name, stranger in file.STRANGERS.items()
+    for name, port in file.STRANGERS.items()
 }
 # The cheapest that differ most: split weights, mixed heads, places, images, fills, nests.
 SLICE = ("gpt_neox", "x_talking_heads", "deberta_v2", "cvt", "bros", "x_cache")
@@ -30,9 +30,9 @@ SLICE = ("gpt_neox", "x_talking_heads", "deberta_v2", "cvt", "bros", "x_cache")
 def test_a_port_is_its_original(name):
     if name.startswith("x_"):
         pytest.importorskip("x_transformers", reason="holds the original")
-    stranger = STRANGERS[name]
-    report = stranger.compared(title=name)
+    port = STRANGERS[name]
+    report = port.report(title=name)
     if not report.ok:
         raise ParityError(str(report), report)
     shown = {(row.kind, row.dtype) for row in report.rows}
-    assert {(k, d) for k in ("output", "gradient") for d in stranger.dtypes} <= shown
+    assert {(k, d) for k in ("output", "gradient") for d in port.options["dtypes"]} <= shown

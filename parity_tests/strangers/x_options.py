@@ -15,7 +15,8 @@ from flax_attn.parity import Rule
 from flax_attn.scores import Score
 from flax_attn.taps import tap
 
-from .stranger import Stranger, causal, linear, normal, normalised, padded, zeros
+from ..port import Port
+from .stranger import causal, linear, normal, normalised, padded, stranger, zeros
 
 B, T, D, N, H, V = 5, 7, 18, 6, 4, 3
 SEEN = padded([7, 6, 4, 7, 5], T)  # B T
@@ -258,10 +259,10 @@ def inputs() -> dict[str, Any]:
     return {"x": normal(B, T, D), "mask": SEEN}
 
 
-def option(port: type[nnx.Module], rules: tuple[Rule, ...] = (), **options: Any) -> Stranger:
+def option(port: type[nnx.Module], rules: tuple[Rule, ...] = (), **options: Any) -> Port:
     """An option of theirs and its port; causal unless it says otherwise."""
     options = {"causal": port.is_causal, **options}
-    return Stranger(
+    return stranger(
         lambda: attention(D, heads=N, dim_head=H, **options), port, inputs, lambda: rules
     )
 

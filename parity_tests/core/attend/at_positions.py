@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parity_tests.core import oracle
-from parity_tests.core.random_masks import Random, Sizes
+from parity_tests.requests import oracle
+from parity_tests.requests.masks import Random, Sizes
 
 SIZES, K, H, h = Sizes((2,), 4, 9, 13), 2, 3, 5
 B, N, T, S = 2, *SIZES[1:]

@@ -38,7 +38,7 @@ from flax_attn import (
 from flax_attn.backends import BACKENDS, splash
 from flax_attn.backends.platform import assume_platform
 from flax_attn.rules import Rules, sizes_of
-from parity_tests.core.backends.flash import check_precision, check_same, normal, outcome, widened
+from parity_tests.core.backends.flash import check_precision, normal
 from parity_tests.tables import with_nightly
 
 B, T, S, N, K, H, h = 2, 11, 13, 6, 3, 8, 16
@@ -115,58 +115,6 @@ def verdict(name, q, k, v, rules):
 
 
 OURS = ("blockwise", "autodiff")
-
-
-def of_ours(rows, commit):
-    """Rows of each of our backends, of which those of `commit` run at each commit."""
-    every = [(name, row) for name in OURS for row in rows]
-    return with_nightly(every, commit=lambda x: x[1] in commit[x[0]])
-
-
-# Masks and scores, each with each, are test_blockwise's; here is one of either and all the rest.
-HERE = ["lengths", "bias of few axes", *list(KNOBS)[list(KNOBS).index("scale") :]]
-
-
-NIGHTLY = ["scale", "one key head", "as many key heads", "values as wide"]
-
-
-DAILY = [knob for knob in HERE if knob not in NIGHTLY]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name, knob", of_ours(HERE, {"blockwise": DAILY, "autodiff": ["lengths"]}))
-def test_what_runs_here_is_the_reference(name, knob):
-    rules, shape = KNOBS[knob]
-    with jax.enable_x64(True):
-        given = arrays(jnp.float64, **shape)
-        found = [outcome(by(one), *given, widened(rules)) for one in (name, "reference")]
-        check_same(*found)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "name, dtype",
-    of_ours([jnp.float16, jnp.bfloat16, jnp.float32], {name: [jnp.bfloat16] for name in OURS}),
-)
-def test_in_narrow_dtypes_too(name, dtype):
-    rules = Rules(CAUSAL, Softcap(3.0), sinks=f32(7, N))
-    check_precision(by(name), *arrays(dtype), rules)
-
-
-AXES = [(), (1, 3), (2, 1, 2)]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "name, axes", of_ours(AXES, {"blockwise": AXES, "autodiff": [(2, 1, 2)]}), ids=str
-)
-def test_with_any_batch_axes(name, axes):
-    given = [normal(i, *axes, *x.shape[1:]) for i, x in enumerate(arrays(jnp.float32))]
-    mask = Lengths(np.arange(4, 4 + (axes or (1,))[-1]).reshape(axes[-1:]))
-    calls = [partial(attend, mask=mask, backend=x, return_lse=True) for x in (name, "reference")]
-    found = [jax.jit(call)(*given) for call in calls]
-    for a, b in zip(*found, strict=True):
-        assert a.shape == b.shape and a.shape[: len(axes)] == axes
 
 
 # The kernels of other machines.

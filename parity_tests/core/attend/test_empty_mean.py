@@ -22,10 +22,10 @@ from flax_attn._internal.types import Sizes
 from flax_attn.backends import local, protocol, splash
 from flax_attn.parity import judge
 from flax_attn.rules import sizes_of
-from parity_tests.core import random_masks
-from parity_tests.core.attend.numpy_attention import attention, gathered
 from parity_tests.core.backends.refusal import refused
 from parity_tests.core.drawing import normal
+from parity_tests.requests import masks as random_masks
+from parity_tests.requests.oracle import plain
 from parity_tests.tables import with_nightly
 
 B, T, S, N, K, H, h = 2, 5, 7, 6, 3, 4, 8
@@ -85,11 +85,17 @@ def truth(q, k, v, do, seen):
     seen = np.broadcast_to(seen, (len(q), q.shape[2], q.shape[1], S))
     dead = np.swapaxes(~seen.any(-1), 1, 2)  # B T N
     dlse = np.where(dead, 0, normal(9, *q.shape[:-1]))
-    found = attention(q, k, v, do, seen=seen, lse_cotangent=dlse)
+    found = plain(q, k, v, do, seen=seen, dlse=dlse)
     means = np.repeat(v.mean(1, keepdims=True), G, axis=2)  # B 1 N h
-    out = np.where(dead[..., None], means, found["out"])
+    out = np.where(dead[..., None], means, found["o"])
     sent = np.where(dead[..., None], do, 0).sum(1, keepdims=True) / S  # B 1 N h
-    return [out, found["lse"], found["q"], found["k"], found["v"] + gathered(sent, G)]
+    return [
+        out,
+        found["lse"],
+        found["q"],
+        found["k"],
+        found["v"] + sent.reshape(len(q), 1, -1, G, sent.shape[-1]).sum(3),
+    ]
 
 
 def check(got, want, name=None):

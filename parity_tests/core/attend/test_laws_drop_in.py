@@ -1,7 +1,4 @@
-"""The laws of the drop-in for jax.nn: what it means, keeps apart, refuses and gives back.
-
-Without torch: `parity_tests.core.mutation` runs them on every mutant of the drop-in.
-"""
+"""The laws of the drop-in for jax.nn: what it means, keeps apart, refuses and gives back."""
 
 import re
 from functools import cache
@@ -14,9 +11,9 @@ import pytest
 from flax_attn.attend import use_backend
 from flax_attn.drop_in.jax_nn import dot_product_attention
 from flax_attn.parity import judge
+from parity_tests.requests.oracle import plain
 
 from ..backends.law_cases import eager64, normal
-from .numpy_attention import attention
 from .test_laws_attend import BIAS, DIAGONAL, KEYS, ONES, TABLE, B, H, K, N, Q, S, T, same
 
 SEEN, COUNTS, ROWS = TABLE, np.asarray([3, 5], "int32"), np.asarray([4, 2], "int32")
@@ -71,8 +68,8 @@ CALLS = [
 
 @cache
 def of_jax(i):
-    found = attention(Q, KEYS, VALUES, np.zeros((B, T, N, H)), **CALLS[i][1])
-    return found["out"], found["lse"]
+    found = plain(Q, KEYS, VALUES, np.zeros((B, T, N, H)), **CALLS[i][1])
+    return found["o"], found["lse"]
 
 
 @eager64
@@ -84,9 +81,7 @@ def test_the_drop_in_means_what_jax_means():
         only = dot_product_attention(Q, KEYS, VALUES, implementation="xla", **given)
         assert judge.same_function(only, want[0]).ok
     got = dot_product_attention(Q, KEYS, VALUES, BIAS, SEEN)  # by place
-    assert judge.same_function(
-        got, attention(Q, KEYS, VALUES, 0 * got, bias=BIAS, seen=SEEN)["out"]
-    ).ok
+    assert judge.same_function(got, plain(Q, KEYS, VALUES, 0 * got, bias=BIAS, seen=SEEN)["o"]).ok
 
 
 @eager64

@@ -1,7 +1,4 @@
-"""The laws of what is hidden from the plain formula: it reaches no output and no gradient.
-
-Quick and without torch: `parity_tests.core.mutation` runs them on every mutant of the reference.
-"""
+"""The laws of what is hidden from the plain formula: it reaches no output and no gradient."""
 
 import jax
 import jax.numpy as jnp

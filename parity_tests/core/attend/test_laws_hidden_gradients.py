@@ -1,7 +1,4 @@
-"""The laws of gradients beside what is hidden: those of the formula, and finite.
-
-Quick and without torch: `parity_tests.core.mutation` runs them on every mutant of the reference.
-"""
+"""The laws of gradients beside what is hidden: those of the formula, and finite."""
 
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,4 @@
-"""The laws of the plain formula, by loops in numpy: outputs, weights, lse, silence, taps.
-
-Quick and without torch: `parity_tests.core.mutation` runs them on every mutant of the reference.
-"""
+"""The laws of the plain formula, by loops in numpy: outputs, weights, lse, silence, taps."""
 
 from functools import cache, wraps
 

@@ -1,7 +1,4 @@
-"""The laws of scores, by closed forms in numpy: every place, every block, every refusal.
-
-Quick and without torch: `parity_tests.core.mutation` runs them on every mutant of the scores.
-"""
+"""The laws of scores, by closed forms in numpy: every place, every block, every refusal."""
 
 import math
 from dataclasses import replace

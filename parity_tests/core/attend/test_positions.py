@@ -26,7 +26,6 @@ from flax_attn import (
 )
 from flax_attn.parity import judge
 from flax_attn.places import Positions
-from parity_tests.core import random_masks
 from parity_tests.core.attend.at_positions import (
     SIZES,
     B,
@@ -41,8 +40,9 @@ from parity_tests.core.attend.at_positions import (
     where,
 )
 from parity_tests.core.drawing import float64 as float64
-from parity_tests.core.fuzz.backends import planned, quickly
-from parity_tests.core.random_masks import Node, Random
+from parity_tests.requests import masks as random_masks
+from parity_tests.requests.backends import planned, quickly
+from parity_tests.requests.masks import Node, Random
 from parity_tests.tables import with_nightly
 
 PLANS = {

@@ -32,7 +32,7 @@ from flax_attn.rules import sizes_of
 from parity_tests.core.attend.at_positions import B, H, K, N, S, T, Where, drawn, h, where
 from parity_tests.core.backends.refusal import refused
 from parity_tests.core.drawing import float64 as float64
-from parity_tests.core.random_masks import Random
+from parity_tests.requests.masks import Random
 
 
 def arrays(seed=0):

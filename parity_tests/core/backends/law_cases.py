@@ -1,9 +1,5 @@
-"""What the laws of attention in blocks are held against, found once and kept while mutants change.
+"""What the laws of attention in blocks are held against: masks, rules, and what is right."""
 
-Nothing here is built on attention in blocks, so that a mutant of it leaves all of this as it is.
-"""
-
-import os
 from functools import cache, partial, wraps
 from typing import Any, NamedTuple
 
@@ -31,24 +27,18 @@ from flax_attn.parity import judge
 from flax_attn.rules import Rules
 from flax_attn.scores import Additive, Alibi, ScoreFn, Softcap
 from parity_tests.core.drawing import normal as normal
-
-from .. import random_masks
+from parity_tests.requests import masks as random_masks
 
 
 def eager64(law):
-    """A law in float64; among mutants it compiles nothing but single operations, which stay so."""
+    """A law in float64."""
 
     @wraps(law)
-    def eager():
-        with jax.enable_x64(True), jax.disable_jit("MUTANTS" in os.environ):
+    def wide():
+        with jax.enable_x64(True):
             law()
 
-    return eager
-
-
-def draws(count: int) -> int:
-    """How many are drawn where mutants get `count`."""
-    return count if "MUTANTS" in os.environ else -(-count // 3)
+    return wide
 
 
 class Drawn(NamedTuple):
@@ -61,12 +51,9 @@ class Drawn(NamedTuple):
 
 @cache
 def drawn_masks(count: int, *shapes: tuple[int, int], seed: int = 0) -> list[Drawn]:
-    """Random masks with offsets of their own for every batch entry, in these T and S by turns.
-
-    A third of the count, but among mutants.
-    """
+    """Random masks with offsets of their own for every batch entry, in these T and S by turns."""
     drawn = []
-    for i in range(draws(count)):
+    for i in range(count):
         sizes = Sizes((2,), 2, *shapes[i % len(shapes)])
         mask, seen = random_masks.masks(seed + i, sizes)
         drawn.append(Drawn(mask.bind(sizes), seen, sizes))
@@ -191,13 +178,9 @@ def case(name: str, dtype: str = "float64") -> Case:
 
 
 def check(forward: Any, name: str, **how: Any) -> None:
-    """`forward` is the plain formula, in float64: in two programs, but among mutants.
-
-    A mutant compiles nothing as a whole, since no other runs its program again.
-    """
+    """`forward` is the plain formula, in float64."""
     given, cotangents, want = case(name)
-    with jax.disable_jit("MUTANTS" in os.environ):
-        got = outcome(jax.jit(partial(forward, **how)), given, cotangents)
+    got = outcome(jax.jit(partial(forward, **how)), given, cotangents)
     same(got, want, name)
 
 

@@ -1,4 +1,4 @@
-"""What else attention in blocks promises: silence, functions, transformations and memory."""
+"""What attention in blocks promises beside its laws: functions, transformations, memory, a band."""
 
 from functools import partial
 from itertools import product
@@ -11,14 +11,13 @@ from jax.extend.core import jaxprs_in_params
 
 from flax_attn import (
     CAUSAL,
-    Additive,
     Alibi,
     Chunked,
     Dropout,
-    DropoutMask,
     Lengths,
     MaskFn,
     ScoreFn,
+    Segments,
     Softcap,
     Window,
     attend,
@@ -30,73 +29,20 @@ from flax_attn.backends import blockwise
 from flax_attn.parity import judge
 from flax_attn.rules import Rules, sizes_of
 from parity_tests.core.attend.test_contracts import dots
-from parity_tests.core.backends.flash import normal, outcome, traced
-from parity_tests.core.backends.test_blockwise import (
-    MASKS,
-    SHAPES,
-    WALKS,
-    B,
-    H,
-    arrays,
-    check,
-    drawn,
-)
+from parity_tests.core.backends.flash import check_same, normal, outcome, traced
 from parity_tests.core.drawing import float64 as float64
 from parity_tests.tables import of_both_modes, with_nightly
 
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("poison", "walk"), with_nightly(product([np.nan, np.inf], WALKS), commit=3)
-)
-def test_what_nobody_sees_reaches_nothing(walk, poison):
-    T, S, N, K, rows, cols = SHAPES[0]
-    q, k, v = arrays(T, S, N, K)
-    slopes = jnp.arange(1.0, N + 1) / 7
-    rules = Rules(Lengths(np.asarray([9, 6]), q=np.asarray([T, 7])), Softcap(2.0) >> Alibi(slopes))
-    how = {"rows": rows, "cols": cols, **WALKS[walk]}
-    clean = outcome(blockwise.forward, q, k, v, rules, **how)
-    q = q.at[1, 7:].set(poison)
-    k, v = (x.at[0, 9:].set(poison).at[1, 6:].set(poison) for x in (k, v))
-    dirty = outcome(blockwise.forward, q, k, v, rules, **how)
-    assert all(judge.exact(a, b).ok for a, b in zip(clean, dirty, strict=True))
-    assert all(jnp.isfinite(x).all() for x in (clean[0], *clean[2:]))
+B, T, S, N, K, H, h = 2, 11, 13, 6, 3, 4, 5
+WALKS = {"loops": {"unrolled": False}, "unrolled": {"unrolled": True}, "batched": {"batched": True}}
 
 
-@pytest.mark.nightly
-def test_a_row_of_additive_infinities_gives_zeros():
-    T, S, N, K, rows, cols = SHAPES[0]
-    bias = normal(3, N, T, S).at[1, 4].set(-jnp.inf)
-    got = outcome(
-        blockwise.forward, *arrays(T, S, N, K), Rules(score=Additive(bias)), rows=rows, cols=cols
-    )
-    assert not got[0][:, 4, 1].any() and jnp.isneginf(got[1][:, 1, 4]).all()
-    assert all(jnp.isfinite(x).all() for x in (got[0], *got[2:]))
+def drawn(seed, *shape):
+    return np.random.RandomState(seed).rand(*shape)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "drop", [Dropout(0.5, jax.random.key(3)), DropoutMask(drawn(4, 6, 11, 13) < 0.5, 0.5)]
-)
-def test_the_same_elements_are_dropped(drop):
-    """With the unit matrix as values the outputs are the weights."""
-    T, S, N, K, rows, cols = SHAPES[0]
-    q, k, _ = arrays(T, S, N, K)
-    v = jnp.broadcast_to(jnp.eye(S)[:, None], (B, S, K, S))
-    rules = Rules(dropout=drop).bind(sizes_of(q, k), H)
-    want = np.asarray(jax.jit(reference.forward)(q, k, v, rules)[0]) == 0
-    for width in (cols, S):
-        blocks = jax.jit(partial(blockwise.forward, rows=rows, cols=width))
-        got = np.asarray(blocks(q, k, v, rules)[0]) == 0
-        assert judge.exact(got, want).ok and 0.4 < got.mean() < 0.6
-
-
-@pytest.mark.nightly
-def test_a_rate_of_one_drops_all():
-    T, S, N, K, rows, cols = SHAPES[0]
-    rules = Rules(dropout=Dropout(1.0, jax.random.key(3)))
-    got = outcome(blockwise.forward, *arrays(T, S, N, K), rules, rows=rows, cols=cols)
-    assert not got[0].any() and jnp.isfinite(got[1]).all()
+def arrays(T, S, N, K):
+    return normal(0, B, T, N, H), normal(1, B, S, K, H), normal(2, B, S, K, h)
 
 
 def closing_over(table, gain, backend):
@@ -132,7 +78,6 @@ WRAPS = {
 @pytest.mark.parametrize("wrap", with_nightly(WRAPS, commit=3))
 def test_functions_may_close_over_arrays(wrap):
     """Over arrays of any trace, differentiated ones too."""
-    T, S, N, K, *_ = SHAPES[0]
     x = arrays(T, S, N, K), jnp.asarray(drawn(5, T, S) < 0.6), normal(6, N)
     by = {}
     for backend in ("reference", "blockwise"):
@@ -153,7 +98,6 @@ def test_functions_may_close_over_arrays(wrap):
 @pytest.mark.nightly
 def test_one_function_over_other_arrays():
     """A function that is handed out again after what it closes over has changed."""
-    T, S, N, K, *_ = SHAPES[0]
     q, k, v = arrays(T, S, N, K)
     table = [jnp.asarray(drawn(5, T, S) < 0.6)]
     mask = MaskFn(lambda b, n, q, k: table[0][q, k])
@@ -169,7 +113,6 @@ def test_one_function_over_other_arrays():
 @pytest.mark.nightly
 @of_both_modes
 def test_under_vmap(mode):
-    T, S, N, K, *_ = SHAPES[0]
     q, k, v = arrays(T, S, N, K)
     lengths = jnp.asarray([9, 4])
 
@@ -188,7 +131,6 @@ def test_under_vmap(mode):
 @pytest.mark.nightly
 @of_both_modes
 def test_under_shard_map(mode):
-    T, S, N, K, *_ = SHAPES[0]
     q, k, v = arrays(T, S, N, K)
     slopes = normal(7, N)
     mesh = jax.make_mesh((1,), ("b",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -223,7 +165,11 @@ def sizes_in(jaxpr):
             yield from sizes_in(inner)
 
 
-NARROW = ("documents", "causal", "window")
+NARROW = {
+    "documents": CAUSAL & Segments(q_ids=np.arange(130) // 9, kv_ids=np.arange(140) // 8),
+    "causal": CAUSAL,
+    "window": Window(2, 1),
+}
 
 
 @pytest.mark.nightly
@@ -233,7 +179,7 @@ NARROW = ("documents", "causal", "window")
 )
 def test_no_array_of_both_lengths(mask, walk):
     T, S, N, K = 130, 140, 4, 2
-    rules = Rules(MASKS[mask](N, T, S), Softcap(2.0) >> Alibi(normal(1, N)), sinks=normal(2, N))
+    rules = Rules(NARROW[mask], Softcap(2.0) >> Alibi(normal(1, N)), sinks=normal(2, N))
     rules = Rules(rules.mask, rules.score, None, rules.sinks, Dropout(0.5, jax.random.key(0)))
     q, k, v = arrays(T, S, N, K)
     how = {"rows": 16, "cols": 16, **WALKS[walk]}
@@ -257,7 +203,6 @@ def test_auto_takes_it_for_long_ones():
 
 
 def test_the_precision_asked_for_in_the_forward_pass_holds_in_the_backward_pass():
-    T, S, N, K, *_ = SHAPES[0]
 
     def gradients(*x):
         with jax.default_matmul_precision("highest"):
@@ -277,7 +222,11 @@ def test_narrow_masks_read_a_band_of_keys(window):
     """One piece of keys for each block of queries, not a loop over blocks of keys."""
     q, k, v = arrays(40, 44, 6, 3)
     how = {"rows": 8, "cols": 4, "unrolled": False}
-    check(q, k, v, Rules(window), **how)
+    got, want = (
+        outcome(forward, q, k, v, Rules(window), **more)
+        for forward, more in ((blockwise.forward, how), (reference.forward, {}))
+    )
+    check_same(got, want)
     rules = Rules(window).bind(sizes_of(q, k), H)
     jaxpr = jax.make_jaxpr(lambda *x: blockwise.forward(*x, rules, **how))(q, k, v)
     assert "while" not in str(jaxpr) and "scan" in str(jaxpr)

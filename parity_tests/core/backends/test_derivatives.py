@@ -29,9 +29,9 @@ from flax_attn import (
 )
 from flax_attn.backends.blockwise import autodiff
 from flax_attn.parity import judge
-from parity_tests.core.fuzz import runs
-from parity_tests.core.fuzz.backends import rules_of
-from parity_tests.core.random_programs import program, request
+from parity_tests.requests import runs
+from parity_tests.requests.backends import rules_of
+from parity_tests.requests.programs import program, request
 from parity_tests.tables import with_nightly
 
 H, h = 3, 2

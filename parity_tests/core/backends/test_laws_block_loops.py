@@ -1,8 +1,4 @@
-"""The laws of the loops: which blocks of keys and queries are taken, in what order, how often.
-
-Quick and without torch: `parity_tests.core.mutation` runs them on every mutant of the loops
-and the plan.
-"""
+"""The laws of the loops: which blocks of keys and queries are taken, in what order, how often."""
 
 import itertools
 from functools import partial
@@ -109,7 +105,7 @@ def test_pieces_are_all_keys_once_and_masked_only_where_they_must_be():
 
 
 def test_blocks_written_out_are_what_the_queries_see():
-    for mask, table, sizes in drawn_masks(24, (6, 8), (7, 5), seed=300):
+    for mask, table, sizes in drawn_masks(5, (6, 8), (7, 5), seed=300):
         if not mask.is_static:
             continue
         for q, rows, cols in ((0, 3, 8), (2, 4, 8), (1, 2, 3)):
@@ -125,7 +121,7 @@ def test_blocks_written_out_are_what_the_queries_see():
 
 
 def test_blocks_in_loops_are_all_that_the_queries_see():
-    for mask, table, sizes in drawn_masks(10, (6, 8), (7, 5), seed=400):
+    for mask, table, sizes in drawn_masks(4, (6, 8), (7, 5), seed=400):
         for q, b, cols in ((0, 0, 3), (2, 1, 3), (jnp.asarray(3), jnp.asarray(1), 2)):
             rows, S = 3, sizes.S
             found = visits(plan(sizes, rows, cols), mask, Block(b, 0, q, 0, 1, rows, cols))

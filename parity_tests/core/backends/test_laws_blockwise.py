@@ -1,12 +1,6 @@
-"""The laws of attention in blocks: any plan gives the plain formula, output, parts and gradients.
-
-Without torch: `parity_tests.core.mutation` runs them on every mutant of the passes and of the
-arithmetic of one head. Whole attentions are as small as they may be and run operation by
-operation, so that a mutant compiles nothing.
-"""
+"""The laws of attention in blocks: any plan gives the plain formula, results and gradients."""
 
 import itertools
-import os
 from functools import partial
 
 import jax
@@ -118,7 +112,7 @@ def test_nothing_depends_on_the_largest_score():
 
 def test_the_parts_before_the_sinks_are_kept():
     (q, k, v, rules), _, want = case("documents")
-    with jax.enable_x64(True), jax.disable_jit("MUTANTS" in os.environ):
+    with jax.enable_x64(True):
         made = make_plan(sizes_of(q, k), K, rules, "cpu", rows=3, cols=5)
         o, m, l = jax.jit(partial(blockwise.forward_pass, made))(q, k, v, rules)
         assert o.dtype == m.dtype == l.dtype == jnp.float64

@@ -1,7 +1,4 @@
-"""The laws of one block of logits: each part of it is the whole's, cut by slices.
-
-Quick and without torch: `parity_tests.core.mutation` runs them on every mutant of the blocks.
-"""
+"""The laws of one block of logits: each part of it is the whole's, cut by slices."""
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +79,7 @@ def test_two_are_more_than_one():
 
 
 def test_a_block_sees_what_the_whole_mask_shows_there():
-    for mask, table, sizes in drawn_masks(24, (6, 8), seed=100):
+    for mask, table, sizes in drawn_masks(5, (6, 8), seed=100):
         at = Block(1, 0, jnp.asarray(2), 3, 2, 3, 4)
         want = table[1, 0:2, 2:5, 3:7]
         found = np.asarray(visible_once(mask, at))

@@ -1,7 +1,4 @@
-"""The laws of where keys and values lie: few queries read them as they are, eight-bit ones too.
-
-Without torch: `parity_tests.core.mutation` runs them on every mutant of what chooses a loop.
-"""
+"""The laws of where keys and values lie: few queries read them as they are, eight-bit ones too."""
 
 from typing import Any
 from unittest import mock

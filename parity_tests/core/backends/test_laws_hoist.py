@@ -1,7 +1,4 @@
-"""The laws of users' functions made pure: same values, told apart by what they are and close over.
-
-Quick and without torch: `parity_tests.core.mutation` runs them on every mutant of `hoist`.
-"""
+"""The laws of users' functions made pure: same values, told apart by what they close over."""
 
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,6 @@
 """The laws of what is done around every kernel: sinks, silence, the gradient of the lse.
 
-Without torch: `parity_tests.core.mutation` runs them on every mutant of the protocol. The kernel
-here is a plain formula that knows of the mask through a bias alone, as kernels do.
+The kernel here is a plain formula that knows of the mask through a bias alone, as kernels do.
 """
 
 from dataclasses import dataclass

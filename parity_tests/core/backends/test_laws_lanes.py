@@ -1,7 +1,6 @@
 """The laws of parallel loops: they give what one loop gives, and carry every stored intermediate.
 
-Without torch: `parity_tests.core.mutation` runs them on every mutant of the loops. That the loops
-run at the same time is measured by `test_lanes.py`.
+That the loops run at the same time is measured by `test_lanes.py`.
 """
 
 from typing import Any

@@ -1,9 +1,5 @@
-"""The laws of what kernels share: small requests and who is alive.
+"""The laws of what kernels share: small requests and who is alive."""
 
-Without torch: `parity_tests.core.mutation` runs them on every mutant of the protocol.
-"""
-
-import os
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -41,7 +37,7 @@ from flax_attn.masks import (
 from flax_attn.masks.ranges import as_known_band, runs_of
 from flax_attn.rules import Rules
 
-from .law_cases import drawn_masks, draws
+from .law_cases import drawn_masks
 
 B, N, T, S, H, h = 2, 2, 3, 4, 3, 5
 SIZES = Sizes((B,), N, T, S)
@@ -148,8 +144,7 @@ def test_who_has_no_positions_says_who_has_them():
 
 def found_in(mask: Mask, sizes: Sizes) -> tuple[np.ndarray, np.ndarray]:
     """By the public half: B T and B S, whole."""
-    with jax.disable_jit("MUTANTS" in os.environ):
-        rows, keys = jax.jit(lambda: visible_rows_and_keys(mask.bind(sizes), sizes))()
+    rows, keys = jax.jit(lambda: visible_rows_and_keys(mask.bind(sizes), sizes))()
     rows = np.ones((1, sizes.T), bool) if rows is None else np.asarray(rows)
     keys = np.ones((1, sizes.S), bool) if keys is None else np.asarray(keys)
     assert rows.dtype == keys.dtype == bool
@@ -166,7 +161,7 @@ def check_alive(mask: Mask, seen: np.ndarray, sizes: Sizes) -> None:
 
 
 def test_who_is_alive_under_random_masks():
-    for mask, seen, sizes in drawn_masks(24, (6, 8), seed=900):
+    for mask, seen, sizes in drawn_masks(8, (6, 8), seed=900):
         if (seen == seen[:, :1]).all():
             check_alive(mask, seen, sizes)
 
@@ -232,14 +227,14 @@ def in_runs(draw: np.random.RandomState) -> Mask:
 
 def test_who_is_alive_where_each_query_sees_one_range():
     met = 0
-    for seed in range(draws(24)):
+    for seed in range(8):
         sizes = Sizes((2,), 1, *((6, 8), (7, 5), (1, 4))[seed % 3])
         mask = in_runs(np.random.RandomState(seed)).bind(sizes)
         seen = np.broadcast_to(np.asarray(mask(*sizes.iotas())), sizes.shape)
         ranges = runs_of(mask, np.arange(sizes.T, dtype=np.int32)[None])
         met += as_known_band(mask) is None and ranges is not None
         check_alive(mask, seen, sizes._replace(N=3))
-    assert 2 * met > draws(24), met
+    assert 2 * met > 8, met
 
 
 @frozen

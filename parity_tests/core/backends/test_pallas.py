@@ -37,8 +37,8 @@ from flax_attn.backends.pallas.contract import ELEMENTWISE
 from flax_attn.backends.platform import assume_platform
 from flax_attn.parity import judge
 from flax_attn.request import bind_rules, rules_of
-from parity_tests.core.fuzz import runs
-from parity_tests.core.random_programs import program
+from parity_tests.requests import runs
+from parity_tests.requests.programs import program
 from parity_tests.tables import each, with_nightly
 
 B, N, K, T, S = 2, 4, 2, 65, 65

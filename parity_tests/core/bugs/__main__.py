@@ -19,7 +19,8 @@ from rich.table import Column, Table
 from flax_attn._internal.markdown import fill, table, text_between
 
 from .bug import ROOT, Bug, bugs
-from .choice import Entered, chosen
+from .choice import SECONDS, Entered, chosen
+from .mutants import drawn
 from .trial import ENOUGH, Copy, Outcome, Record
 
 SHOWN = 2  # names of tests in the table
@@ -32,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
-        wanted = _wanted(options.ids, bugs())
+        made = [m for file in options.mutants for m in drawn(file, options.count, options.seed)]
+        wanted = made or _wanted(options.ids, bugs())
         entered = Entered.read(options.entered)
         record, console = Record(options.record), Console()
         known = {bug: record.outcome(bug, options.only_commit) for bug in wanted}
@@ -65,6 +67,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     text = f"try a bug until N tests have seen it; {ENOUGH} where it is not said"
     parser.add_argument("--enough", type=int, default=ENOUGH, metavar="N", help=text)
+    text = "recorded CPU seconds of the tests that are tried on one bug"
+    parser.add_argument("--seconds", type=float, default=SECONDS, metavar="N", help=text)
+    parser.add_argument(
+        "--mutants", nargs="+", default=(), metavar="FILE", help="try mutants of these"
+    )
+    parser.add_argument("--count", type=int, default=50, metavar="N", help="mutants of each file")
+    parser.add_argument("--seed", type=int, default=0, help="of the mutants")
     parser.add_argument("--write", action="store_true", help="put a table into docs/trial.md")
     return parser
 
@@ -87,7 +96,9 @@ def _try(
     console: Console,
 ) -> None:
     """Tries bugs, as many at once as there are jobs, each in a copy of the checkout."""
-    tests = {bug: chosen(bug, (ROOT / bug.file).read_text("utf-8"), entered) for bug in new}
+    texts = {bug.file: (ROOT / bug.file).read_text("utf-8") for bug in new}
+    texts = {bug.file: (ROOT / bug.file).read_text("utf-8") for bug in new}
+    tests = {bug: chosen(bug, texts[bug.file], entered, options.seconds) for bug in new}
     copies: SimpleQueue[Copy] = SimpleQueue()
 
     def try_one(bug: Bug) -> None:

@@ -4,7 +4,6 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -47,7 +46,7 @@ class Bug:
         return text.replace(self.old, self.new)
 
 
-FIELDS = tuple(field.name for field in fields(Bug) if field.name != "room")
+FIELDS = tuple(field.name for field in fields(Bug) if field.name not in ("id", "room"))
 
 
 def bugs(folder: Path = HERE) -> list[Bug]:
@@ -64,16 +63,10 @@ def _listed(path: Path) -> Iterator[Bug]:
         table = tomllib.loads(path.read_text("utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path.name} is not TOML: {error}.") from error
-    if table.keys() != {"bug"} or not isinstance(table["bug"], list):
-        raise ValueError(f"{path.name} must hold [[bug]] entries and nothing else.")
-    for number, entry in enumerate(table["bug"], 1):
-        _check(path, number, entry)
-        yield Bug(room=path.stem, **entry)
-
-
-def _check(path: Path, number: int, entry: Any) -> None:
-    if not isinstance(entry, dict) or entry.keys() != {*FIELDS}:
-        raise ValueError(f"Bug {number} of {path.name} must have {', '.join(FIELDS)} and no more.")
-    wrong = [name for name, value in entry.items() if not isinstance(value, str)]
-    if wrong:
-        raise ValueError(f"Bug {number} of {path.name} must have text for {', '.join(wrong)}.")
+    for id, entry in table.items():
+        if not isinstance(entry, dict) or entry.keys() != {*FIELDS}:
+            raise ValueError(f"{id} of {path.name} must have {', '.join(FIELDS)} and no more.")
+        wrong = [name for name, value in entry.items() if not isinstance(value, str)]
+        if wrong:
+            raise ValueError(f"{id} of {path.name} must have text for {', '.join(wrong)}.")
+        yield Bug(id=id, room=path.stem, **entry)

@@ -53,8 +53,8 @@ class Entered:
         return self.enter(name for name in self.tests if name.rpartition(":")[0] == file)
 
 
-def chosen(bug: Bug, text: str, entered: Entered) -> list[str]:
-    """The tests to try on a bug in a file of this text, as many as `SECONDS` and `MOST` allow.
+def chosen(bug: Bug, text: str, entered: Entered, seconds: float = SECONDS) -> list[str]:
+    """The tests to try on a bug in a file of this text, as many as `seconds` and `MOST` allow.
 
     They enter the innermost blocks of the patched lines; if nobody does, the functions around them,
     and if nobody does or a line is in no function, anything in the file. Where a condition is
@@ -68,7 +68,7 @@ def chosen(bug: Bug, text: str, entered: Entered) -> list[str]:
     picked, total = [], 0.0
     for test in [*order[0], *order[1]][:MOST]:
         total += entered.seconds[test]
-        if total > SECONDS and picked:
+        if total > seconds and picked:
             break
         picked.append(test)
     return picked

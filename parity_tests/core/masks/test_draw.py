@@ -19,7 +19,7 @@ from flax_attn import (
     T5Bias,
     Window,
 )
-from parity_tests.core.random_masks import masks
+from parity_tests.requests.masks import masks
 
 T, S, B, N = 5, 7, 2, 3
 DRAW = np.random.default_rng(7)

@@ -1,7 +1,4 @@
-"""The laws of what masks and scores hold: along which axes, where a shard stands, for which entry.
-
-Quick and without torch: `parity_tests.core.mutation` runs them on every mutant of masks and scores.
-"""
+"""The laws of what masks and scores hold: along which axes, where a shard stands, for whom."""
 
 from typing import Any
 

@@ -1,17 +1,15 @@
-"""The laws of masks, by loops: every place, every range, every refusal.
-
-Quick and without torch: `parity_tests.core.mutation` runs them on every mutant of the masks.
-"""
+"""The laws of masks, by loops: every place, every range, every refusal."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flax_attn import masks
+from flax_attn import CAUSAL, Causal, Chunked, Lengths, Prefix, Window, attend, masks
 from flax_attn._internal.arrays import INT32_MAX
 from flax_attn._internal.types import Sizes
-from flax_attn.masks.ranges import as_known_band
+from flax_attn.masks import Rows
+from flax_attn.masks.ranges import as_known_band, visible_range
 
 B, N = 2, 3
 SHAPES = [(4, 7), (6, 6), (7, 4)]
@@ -341,3 +339,27 @@ def test_far_offsets_and_counts_may_cancel():
         assert (bound.static(sizes) == says).all(), mask
         band = as_known_band(bound)
         assert all(n is None or abs(n) <= INT32_MAX for n in (band.lo, band.hi)), mask
+
+
+def test_ranges_skip_what_they_can():
+    sizes = Sizes((), 1, 100, 100)
+    assert Window(4, 0).key_range(0, 0, (50, 60), sizes) == (46, 60)
+    assert visible_range(CAUSAL & Chunked(10), 0, Rows(20, 5), sizes) == (20, 25)
+    assert visible_range(Window(2, 0) | Prefix(3), 0, Rows(50, 10), sizes) == (0, 60)
+    assert CAUSAL.bind(sizes).key_range(0, 0, (0, 10), sizes) == (0, 10)
+
+
+@pytest.mark.nightly
+def test_equal_masks_do_not_trace_twice():
+    traces = []
+
+    @jax.jit
+    def f(q, mask):
+        traces.append(mask)
+        return attend(q, q, q, mask=mask)
+
+    q = jnp.ones((5, 1, 4))
+    for offset in (0, 0, 1):
+        for length in (3, 4):
+            f(q, Causal(offset) & Lengths(np.asarray(length)))
+    assert len(traces) == 2

@@ -1,7 +1,4 @@
-"""The laws of what a mask says of itself: as a band, as runs, as segments; ours and a user's.
-
-Without torch: `parity_tests.core.mutation` runs them on every mutant of the masks.
-"""
+"""The laws of what a mask says of itself: as a band, as runs, as segments; ours and a user's."""
 
 from typing import Any
 

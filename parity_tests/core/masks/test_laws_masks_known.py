@@ -1,7 +1,4 @@
-"""The laws of what is known of a user's mask: every kind of number serves, or is refused by name.
-
-Without torch: `parity_tests.core.mutation` runs them on every mutant of the masks.
-"""
+"""The laws of what is known of a user's mask: any kind of number serves, or is refused."""
 
 from typing import Any
 
@@ -27,7 +24,7 @@ from flax_attn.masks.ranges import (
 from flax_attn.parity import judge
 from flax_attn.places import Places
 from flax_attn.rules import Rules
-from parity_tests.core.random_users_masks import Near
+from parity_tests.requests.users_masks import Near
 
 SIZES = Sizes((2,), 3, 5, 7)
 

@@ -1,7 +1,4 @@
-"""The laws of ranges: which keys a row or a block of queries may see at all, by loops.
-
-Quick and without torch: `parity_tests.core.mutation` runs them on every mutant of the masks.
-"""
+"""The laws of ranges: which keys a row or a block of queries may see at all, by loops."""
 
 import jax
 import jax.numpy as jnp

@@ -1,7 +1,4 @@
-"""The laws of masks at positions: who sees what, and the ranges by which blocks are skipped.
-
-Quick and without torch: `parity_tests.core.mutation` runs them on every mutant.
-"""
+"""The laws of masks at positions: who sees what, and the ranges by which blocks are skipped."""
 
 from typing import ClassVar
 

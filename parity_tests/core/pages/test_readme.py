@@ -93,9 +93,10 @@ def test_its_reports_are_those_that_the_page_on_porting_prints():
 
 def test_its_counts_of_faults_are_those_of_the_trial():
     trial, told = text_of("docs/trial.md"), " ".join(TEXT.split())
-    counts = re.findall(r"^\| (?:detected|found) \|.* (\d+)/(\d+) \|$", trial, re.MULTILINE)
-    first, second = (f"{found} of {planted}" for found, planted in counts)
-    assert f"it finds {first} in our own list, and {second} in a list by" in told
+    listed = trial.partition("<!-- listed -->")[2]
+    found, _, named = re.search(r"\*\*all\*\* \| (\S+) \| (\S+) \| (\S+)", listed).groups()
+    found, named = (share.replace("/", " of ") for share in (found, named))
+    assert f"it finds {found}, and names {named}." in told
     allclose = re.search(r"^\| allclose 1e-3 \|.* (\d+) \| \d+ \|$", trial, re.MULTILINE)
     harness = re.search(r"^\| \*\*float64, norm-relative.* (\d+) \| \d+ \|$", trial, re.MULTILINE)
     assert f"catches {allclose[1]}, and this harness catches {harness[1]} (" in told

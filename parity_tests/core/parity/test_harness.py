@@ -81,11 +81,6 @@ class ScaleOnQueries(Faithful):
         return (q / 6**0.5) @ k.mT
 
 
-class SoftmaxLessConstant(Faithful):
-    def weigh(self, scores):
-        return softmax(scores - 3.0)
-
-
 class NoScale(Faithful):
     def logits(self, q, k):
         return q @ k.mT
@@ -182,35 +177,6 @@ def test_a_faithful_port_is_equal(train):
     assert {("gradient", "float64", "eager"), ("gradient", "float64", "jit")} <= kinds
     assert {("output", "float32", "jit"), ("gradient", "bfloat16", "jit")} <= kinds
     assert {("tap", "float64", "jit"), ("exact", "", "")} <= kinds
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "port", with_nightly([ScaleOnQueries, SoftmaxLessConstant], commit=[SoftmaxLessConstant])
-)
-def test_a_faithful_rewrite_is_not_flagged(port):
-    report = compare(Original(), port(), X, train=True, dtypes=("float64", "float32"), eager=False)
-    assert report.ok, report
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("port", with_nightly(FAULTS, commit=[OtherEpsilon, Flat, WrongBackward]))
-def test_a_planted_fault_is_found_and_placed(port):
-    report = compare(Original(), port(), X, **QUICK)
-    assert not report.ok
-    assert report.first.tap == FAULTS[port]
-    assert FAULTS[port] in str(report) and "limit" in str(report)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("port", [NoDropout, OtherRate])
-def test_dropout_that_differs_is_found(port):
-    assert compare(Original(), port(), X, **QUICK).ok
-    if port is NoDropout:
-        with pytest.raises(ParityError, match="mask"):
-            compare(Original(), port(), X, train=True, **QUICK)
-    else:
-        assert compare(Original(), port(), X, train=True, **QUICK).first.tap == "dropout"
 
 
 @pytest.mark.nightly

@@ -8,10 +8,9 @@ from flax import nnx
 
 from flax_attn.parity import ParityError, Recording, Report, assert_parity, compare, record
 
+from ...faults.subjects.jax_attentions import dropped, formula, inputs, online
+from ...faults.subjects.jax_functions import TOKENS, Block, Rewritten, block
 from ...tables import each
-from .jax_sides.attentions import formula, inputs, online
-from .jax_sides.mistakes import MISTAKES, dropped
-from .jax_sides.rewrites import REWRITES, TOKENS, Block, Rewritten, block
 from .schema import validated
 
 X = inputs()
@@ -28,25 +27,6 @@ def as_people_write():
 
 def judged(first, second, given, **options) -> Report:
     return validated(compare(first, second, *given, eager=False, **options))
-
-
-@pytest.mark.nightly
-@each("name", MISTAKES)
-def test_a_mistake_is_seen(name):
-    mistake = MISTAKES[name]
-    right, wrong, given, dtypes, kinds, grads = mistake
-    report = judged(right, wrong, given, dtypes=dtypes, grads=grads)
-    assert not report.ok and {row.kind for row in report.failed} & {*kinds}, str(report)
-    assert "torch" not in str(report) and "Flax" not in str(report), str(report)
-
-
-@pytest.mark.nightly
-@each("name", REWRITES)
-def test_a_rewrite_is_let_pass(name):
-    first, second, given, grads = REWRITES[name]
-    dtypes = DTYPES if name in IN_SHORT_FLOATS else DTYPES[:2]
-    report = judged(first, second, given, dtypes=dtypes, grads=grads)
-    assert report.ok, str(report)
 
 
 def nothing(x):
@@ -111,11 +91,11 @@ def test_a_random_function_is_compared_on_one_draw_and_the_report_says_so():
     report = judged(dropped, otherwise, [*X, jax.random.key(0)], dtypes=("float64",))
     assert not report.ok and any("draws random numbers" in x for x in report.notes), str(report)
 
-    def flat(key, shape):  # the same numbers, drawn in another shape
-        return jax.random.bernoulli(key, 0.8, (int(np.prod(shape)),)).reshape(shape)
+    def flat(key, share, shape):  # the same numbers, drawn in another shape
+        return jax.random.bernoulli(key, share, (int(np.prod(shape)),)).reshape(shape)
 
     def drawn_flat(*given):
-        return dropped(*given, keep=flat)
+        return dropped(*given, draw=flat)
 
     same = judged(dropped, drawn_flat, [*X, jax.random.key(0)], dtypes=("float32", "bfloat16"))
     assert same.ok and any("draws random numbers" in x for x in same.notes), str(same)

@@ -1,7 +1,4 @@
-"""The laws of the judge, by hand-made numbers: each limit met exactly passes, a hair more fails.
-
-Quick and without torch: `parity_tests.core.mutation` runs them on every mutant of the judge.
-"""
+"""The laws of the judge, by hand-made numbers: each limit met exactly passes, a hair more fails."""
 
 import ml_dtypes
 import numpy as np

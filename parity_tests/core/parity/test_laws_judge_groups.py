@@ -1,7 +1,4 @@
-"""The laws of fills and of huge numbers: neither hides what stands beside it.
-
-Quick and without torch: `parity_tests.core.mutation` runs them on every mutant of the judge.
-"""
+"""The laws of fills and of huge numbers: neither hides what stands beside it."""
 
 import numpy as np
 

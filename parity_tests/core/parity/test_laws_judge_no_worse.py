@@ -1,7 +1,4 @@
-"""The laws of `judge.no_worse`, by hand-made numbers; one more file of `test_laws_judge`.
-
-Quick and without torch: `parity_tests.core.mutation` runs them on every mutant of the judge.
-"""
+"""The laws of `judge.no_worse`, by hand-made numbers; one more file of `test_laws_judge`."""
 
 import numpy as np
 

@@ -1,7 +1,4 @@
-"""The laws of what a judgement shows, of its worst group, and of gradients measured together.
-
-Quick and without torch: `parity_tests.core.mutation` runs them on every mutant of the judge.
-"""
+"""The laws of what a judgement shows, of its worst group, and of gradients measured together."""
 
 import numpy as np
 

@@ -103,16 +103,3 @@ def faults(row):
         f"sends {sent}": not {*sent} <= allowed or (row["name"] == "causal" and sent != expected),
     }
     return [f"{row['name']}, {strategy}, {row['layout']}: {x}" for x, so in said.items() if so]
-
-
-PLANTED = ("positions that do not travel", "gradients of the last step alone")
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("names", "count"), with_nightly([(PLANTED, 2), ((), 11)], commit=[(PLANTED, 2)])
-)
-def test_planted_faults_are_seen(names, count):
-    found = lines_of("length_faults", *names)
-    assert len(found) == count
-    assert [row["name"] for row in found if not row["seen"]] == []

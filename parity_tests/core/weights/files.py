@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -88,3 +90,39 @@ def refused(layer, path, told, **more):
     after = values(layer)
     assert all(same(before[name], after[name]) for name in before)
     return caught.value
+
+
+VALUES = tensors()
+
+
+class Holder(nnx.Module):
+    """Params by name, all zeros."""
+
+
+def holder(values):
+    whole = Holder()
+    with jax.enable_x64(True):
+        for name, value in values.items():
+            part, leaf = name.split(".")
+            if not hasattr(whole, part):
+                setattr(whole, part, Holder())
+            setattr(getattr(whole, part), leaf, nnx.Param(jnp.zeros(value.shape, value.dtype)))
+    return whole
+
+
+def loaded(path, values=VALUES):
+    """All tensors by name, or None where a CheckpointError was raised."""
+    layer = holder(values)
+    try:
+        load(layer, path)
+    except CheckpointError as error:
+        assert str(error).replace("\n", "").isprintable()
+        assert not any(np.asarray(x.get_value()).any() for x in flax_state(layer).values())
+        return None
+    return {name: np.asarray(x.get_value()) for name, x in flax_state(layer).items()}
+
+
+def fresh(tmp_path, name):
+    folder = tmp_path / str(name)
+    folder.mkdir()
+    return folder

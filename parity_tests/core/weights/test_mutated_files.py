@@ -26,9 +26,8 @@ from flax_attn.weights.safetensors import read_described, write_file
 from flax_attn.weights.strict_json import MAX_VALUES
 from parity_tests.tables import with_nightly
 
-from .files import same
+from .files import VALUES, loaded, same
 from .mutated import changed_bytes, changed_json
-from .test_checkpoint_flips import VALUES, loaded
 
 FEW, MANY = 60, 2_000
 SLACK = 2**22  # bytes that Python itself takes

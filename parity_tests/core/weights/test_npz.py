@@ -14,8 +14,7 @@ import pytest
 from flax_attn.weights import CheckpointError, load, read_torch
 from flax_attn.weights.checkpoint import Checkpoint
 
-from .files import alike, plain, refused, same, tensors, torch_values, written
-from .test_checkpoint_flips import fresh, loaded
+from .files import alike, fresh, loaded, plain, refused, same, tensors, torch_values, written
 
 SHORT, LONG = 60, 1_000
 VALUES = {name: value for name, value in tensors().items() if name != "b.weight"}  # bfloat16

@@ -1,1 +1,0 @@
-"""JAX functions in pairs: rewrites that are right, and the same with one mistake."""

@@ -1,1 +1,0 @@
-"""The fourth trial: faults that a generator makes in the source of ports, and what is said."""

@@ -1,0 +1,272 @@
+"""`python -m parity_tests.faults.drawn`: faults that a generator makes, and what is said of each.
+
+`--count N --seed S [--lacking SHARE] [--part I/N] [BLOCK ...]` draws and answers, a line each, and
+appends them to `--to FILE`; a part has each N-th block. `--write FILE ...` puts the table of such
+files into docs/trial.md.
+"""
+
+import argparse
+import ast
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from inspect import getsource
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from flax_attn._internal.markdown import fill, table, text_between
+from flax_attn.parity import draw
+from flax_attn.parity.sides.flax import Flax
+from flax_attn.parity.sides.run import Request, Run
+from flax_attn.weights.known_layers import get_path
+from flax_attn.weights.plan import first_paths
+
+from ..mutations import LACKING, Mutation, mutations
+from ..port import Port
+from .subjects import changed, homes
+from .table import PAGE
+
+# A fault counts if an output or a gradient moves by more than this, in float64.
+COUNTS = 1e-6
+MARKS = text_between("<!-- drawn -->", "<!-- end of drawn -->")
+QUESTIONS = ("found", "placed", "named", "misled")
+
+
+def blocks() -> list[Port]:
+    """The subjects whose port is a class that takes nothing but `rngs`."""
+    return [port for _, port in homes().values() if isinstance(port.mine, type)]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault in a block's port."""
+
+    block: Port
+    mutation: Mutation
+
+    def __str__(self) -> str:
+        return f"{self.block.name}: {self.mutation}"
+
+    @property
+    def kind(self) -> str:
+        return self.mutation.kind
+
+    @property
+    def wrong(self) -> Port:
+        """The port with the fault in it."""
+        return changed(self.block, self.mutation.source)
+
+    def runs(self, right: Run) -> Run | None:
+        """The wrong port's run if it counts: it runs, has all outputs, and moves something."""
+        try:
+            with np.errstate(all="ignore"):
+                wrong = run(self.wrong)
+        except Exception:  # a fault that does not run is none
+            return None
+        return wrong if moves(wrong, right) else None
+
+
+@cache
+def faults(name: str) -> tuple[Fault, ...]:
+    """Every fault in a block's classes and functions."""
+    module, port = homes()[name]
+    source = getsource(module)
+    return tuple(Fault(port, x) for x in mutations(source, _reached(source, port.mine.__name__)))
+
+
+def _reached(source: str, name: str) -> frozenset[str]:
+    """The names at the top of a module that a class uses, directly or not."""
+    tops = {x.name: x for x in ast.parse(source).body if hasattr(x, "name")}
+    reached, left = set(), [name]
+    while left:
+        one = left.pop()
+        if one in tops and one not in reached:
+            reached.add(one)
+            left += [x.id for x in ast.walk(tops[one]) if isinstance(x, ast.Name)]
+    return frozenset(reached)
+
+
+def run(port: Port, seed: int = 0) -> Run:
+    """The outputs, gradients and taps of a port with weights and inputs of a seed."""
+    options = port.options
+    call = options.get("flax_call") or (lambda module, *args: module(*args))
+    constants = frozenset(options.get("constants", ()))
+    train = options.get("train", False)
+    request = Request(port.inputs(seed), {}, seed, train, True, True, constants)
+    with jax.numpy_rank_promotion("allow"):
+        module = port.mine(rngs=nnx.Rngs(0))
+        shapes = {path: get_path(module, path)[...].shape for path in first_paths(module)}
+        weights = {k: 0.6 * draw.normal(seed, k, s) for k, s in shapes.items()}
+        return Flax(module, call, request, "float64", False).run(weights)
+
+
+def moves(wrong: Run, right: Run) -> bool:
+    """Whether outputs or gradients of the same shapes differ, and all are finite."""
+    pairs = [
+        (one[name], other.get(name))
+        for one, other in ((right.outputs, wrong.outputs), (right.gradients, wrong.gradients))
+        for name in one
+    ]
+    same = right.outputs.keys() == wrong.outputs.keys()
+    same = same and right.gradients.keys() == wrong.gradients.keys()
+    if not same or any(y is None or x.shape != y.shape or x.dtype != y.dtype for x, y in pairs):
+        return False
+    if not all(np.isfinite(y).all() for x, y in pairs if np.isfinite(x).all()):
+        return False
+    return any(differ(x, y) for x, y in pairs)
+
+
+def differ(x: np.ndarray, y: np.ndarray, limit: float = COUNTS) -> bool:
+    """Whether two arrays differ by more than a limit, measured by the first's norm."""
+    if x.shape != y.shape or x.dtype.kind not in "fc":
+        return x.shape != y.shape or not np.array_equal(x, y)
+    finite = np.isfinite(x) & np.isfinite(y)
+    gap = np.linalg.norm(np.where(finite, x - y, 0.0))
+    return bool((np.isfinite(x) != np.isfinite(y)).any() or gap > limit * np.linalg.norm(x))
+
+
+def drawn(
+    ports: Sequence[Port], count: int, seed: int, lacking: float = 0.3
+) -> Iterator[tuple[Fault, Run, Run]]:
+    """Yields faults with the right port's run and the wrong one's, blocks and kinds in turn.
+
+    A share of them, `lacking`, is of kinds that the catalogue of the search lacks.
+    """
+    rng = np.random.RandomState(seed)
+    queues = [(_in_turn(p, rng, False), _in_turn(p, rng, True), run(p)) for p in ports]
+    made, others, turn = 0, 0, 0
+    while made < count and queues:
+        usual, strange, right = queues[turn % len(queues)]
+        wanted = strange if others < lacking * (made + 1) and strange else usual
+        fault, wrong = _next(wanted, right)
+        if fault is None or wrong is None:
+            queues.pop(turn % len(queues))
+            continue
+        made, turn, others = made + 1, turn + 1, others + (fault.kind in LACKING)
+        yield fault, right, wrong
+
+
+def _in_turn(port: Port, rng: np.random.RandomState, lacking: bool) -> list[Fault]:
+    """The faults of a block, one of each kind in turn, the last first."""
+    by_kind: dict[str, list[Fault]] = {}
+    known = [fault for fault in faults(port.name) if (fault.kind in LACKING) is lacking]
+    for i in rng.permutation(len(known)):
+        by_kind.setdefault(known[i].kind, []).append(known[i])
+    kinds = list(by_kind)
+    rng.shuffle(kinds)
+    turns = range(max(map(len, by_kind.values()), default=0))
+    order = [by_kind[kind][i] for i in turns for kind in kinds if i < len(by_kind[kind])]
+    return order[::-1]
+
+
+def _next(known: list[Fault], right: Run) -> tuple[Fault | None, Run | None]:
+    """The next fault that counts, and its run; removed from the list with those that do not."""
+    while known:
+        fault = known.pop()
+        wrong = fault.runs(right)
+        if wrong is not None:
+            return fault, wrong
+    return None, None
+
+
+def functions(
+    name: str, function: str, kind: Callable[..., Iterator[Mutation]], seed: int, count: int
+) -> Iterator[Port]:
+    """A JAX function with faults or rewrites drawn by a seed, of the faults those that count."""
+    module, port = homes()[name]
+    made = list(kind(getsource(module), frozenset([function])))
+    np.random.RandomState(seed).shuffle(made)
+    left = count
+    for mutation in made:
+        try:
+            wrong = changed(port, mutation.source)
+            if kind is mutations and not _other(wrong, port):
+                continue
+        except Exception:  # a fault that does not run is none
+            continue
+        yield replace(wrong, name=f"{name}, {mutation}")
+        left -= 1
+        if not left:
+            return
+
+
+def _other(wrong: Port, right: Port) -> bool:
+    """Whether outputs or gradients of two functions differ, and are finite."""
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        results = []
+        for port in (wrong, right):
+            arrays = [jax.numpy.asarray(x) for x in right.inputs(0)]
+            floats = [i for i, x in enumerate(arrays) if x.dtype.kind == "f"]
+
+            def call(*xs, port=port, arrays=arrays, floats=floats):
+                given = dict(zip(floats, xs, strict=True))
+                return port.mine(rngs=None)(*(given.get(i, x) for i, x in enumerate(arrays)))
+
+            out, back = jax.jit(lambda *xs, call=call: jax.vjp(call, *xs))(
+                *(arrays[i] for i in floats)
+            )
+            like = jax.tree.map(
+                lambda x: jax.numpy.cos(jax.numpy.arange(x.size) + x.ravel() * 0), out
+            )
+            like = jax.tree.map(lambda x, y: x.reshape(y.shape), like, out)
+            results.append([np.asarray(x) for x in jax.tree.leaves((out, back(like)))])
+    same = [x.shape == y.shape and np.isfinite(x).all() for x, y in zip(*results, strict=True)]
+    return all(same) and any(differ(y, x) for x, y in zip(*results, strict=True))
+
+
+def text(answers: Sequence[Mapping[str, Any]]) -> str:
+    """The table, and a sentence on the time that searches took."""
+    usual = [x for x in answers if not x["lacking"]]
+    rows = [_row(f"`{b}`", [x for x in usual if x["block"] == b]) for b in _blocks(usual)]
+    rows.append(_row("**all**", usual))
+    lacking = [x for x in answers if x["lacking"]]
+    rows.append(_row("kinds that the catalogue lacks", lacking))
+    seconds = [x["seconds"] for x in answers]
+    mean, most = sum(seconds) / max(len(seconds), 1), max(seconds, default=0.0)
+    said = f"A search took {mean:.1f} CPU seconds in the mean, and at most {most:.0f}."
+    return f"{table(('block', 'faults', *QUESTIONS), rows).rstrip()}\n\n{said}\n"
+
+
+def _blocks(answers: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(x["block"] for x in answers))
+
+
+def _row(name: str, answers: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [name, str(len(answers)), *(str(sum(x[q] for x in answers)) for q in QUESTIONS)]
+
+
+def main() -> None:
+    from .answer import answered
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lacking", type=float, default=0.0)
+    parser.add_argument("--part", default="0/1")
+    parser.add_argument("--to", type=Path)
+    parser.add_argument("--write", type=Path, nargs="+")
+    parser.add_argument("blocks", nargs="*")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if options.write:
+        made = text([json.loads(line) for file in options.write for line in file.open()])
+        PAGE.write_text(fill(PAGE.read_text("utf-8"), MARKS, made), "utf-8")
+        return
+    part, parts = map(int, options.part.split("/"))
+    wanted = [b for b in blocks()[part::parts] if not options.blocks or b.name in options.blocks]
+    for each in drawn(wanted, options.count, options.seed, options.lacking):
+        answer = answered(*each)
+        print(answer, flush=True)
+        if options.to:
+            with options.to.open("a") as file:
+                file.write(json.dumps(answer.facts()) + "\n")
+
+
+if __name__ == "__main__":
+    main()
