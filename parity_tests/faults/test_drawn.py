@@ -3,7 +3,6 @@
 import jax
 import pytest
 
-
 pytest.importorskip("torch", reason="the harness compares with torch")
 pytest.importorskip("transformers", reason="some of the blocks are its classes")
 
