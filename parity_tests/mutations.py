@@ -8,7 +8,8 @@ import ast
 from collections.abc import Collection, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
-from itertools import combinations
+from functools import lru_cache
+from itertools import accumulate, combinations
 
 ACTIVATIONS = ("relu", "gelu", "silu", "sigmoid", "tanh", "softplus", "elu", "leaky_relu")
 ACTIVATIONS += ("swish", "exp", "log", "square", "abs", "sin", "cos", "sqrt", "rsqrt")
@@ -121,10 +122,8 @@ def rewrites(source: str, names: Collection[str]) -> Iterator[Mutation]:
             other = ast.BinOp(node.right, node.op, node.left)
             yield _made(source, "operands exchanged", node, other)
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
-            negative = ast.UnaryOp(ast.USub(), node.right)
-            yield _made(
-                source, "plus the negative", node, ast.BinOp(node.left, ast.Add(), negative)
-            )
+            other = ast.BinOp(node.left, ast.Add(), ast.UnaryOp(ast.USub(), node.right))
+            yield _made(source, "plus the negative", node, other)
 
 
 def mutants(source: str) -> Iterator[Mutation]:
@@ -141,12 +140,18 @@ def mutants(source: str) -> Iterator[Mutation]:
 
 def _made(source: str, kind: str, node: ast.AST, other: ast.AST | str | None) -> Mutation:
     """`other` in the place of a node; None leaves a statement out."""
-    lines = source.encode().splitlines(keepends=True)
-    start = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
-    end = sum(map(len, lines[: node.end_lineno - 1])) + node.end_col_offset
+    starts = _line_starts(source)
+    start = starts[node.lineno - 1] + node.col_offset
+    end = starts[node.end_lineno - 1] + node.end_col_offset
     text = "pass" if other is None else other if isinstance(other, str) else ast.unparse(other)
     text = f"({text})" if isinstance(node, ast.expr) else text
     return Mutation(kind, source, node.lineno, start, end, text)
+
+
+@lru_cache(maxsize=1)
+def _line_starts(source: str) -> list[int]:
+    """Where each line begins, in bytes."""
+    return list(accumulate(map(len, source.encode().splitlines(keepends=True)), initial=0))
 
 
 def _places(source: str, names: Collection[str]) -> Iterator[tuple[ast.AST, ast.FunctionDef]]:
@@ -161,9 +166,7 @@ def _places(source: str, names: Collection[str]) -> Iterator[tuple[ast.AST, ast.
 
 
 def _of_body(function: ast.FunctionDef) -> Iterator[ast.AST]:
-    """Every node of a function's statements; annotations, docstrings, texts and inner functions
-    are not of them.
-    """
+    """Every node of a function's statements but annotations, texts, errors and inner functions."""
     left: list[ast.AST] = list(reversed(function.body))
     while left:
         node = left.pop()
@@ -193,10 +196,8 @@ def _conditions(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
         yield "one branch", node.body
         yield "one branch", node.orelse
     elif isinstance(node, ast.BoolOp):
-        yield (
-            "and, or",
-            ast.BoolOp(ast.Or() if isinstance(node.op, ast.And) else ast.And(), node.values),
-        )
+        other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+        yield "and, or", ast.BoolOp(other, node.values)
         yield from (("term left out", part) for part in node.values)
     elif isinstance(node, ast.Compare):
         for held in (True, False):

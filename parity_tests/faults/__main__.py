@@ -2,7 +2,7 @@
 
 Prints a line a fault and amplitude, marked f, p and n where it is found, placed and named, and the
 table. `--missed` prints only the lines with a mark missing; `--write` puts the table into
-docs/trial.md. `python -m parity_tests.faults.drawn` draws faults.
+docs/trial.md. `python -m parity_tests.faults.answer` draws faults.
 """
 
 import argparse

@@ -1,13 +1,23 @@
-"""What is said of a drawn fault: whether it is found, placed, named, or somebody is misled."""
+"""`python -m parity_tests.faults.answer`: draws faults, and prints what is said of each.
 
-from collections.abc import Sequence
+`--count N --seed S [--lacking SHARE] [--part I/N] [BLOCK ...]` draws and answers, a line each, and
+appends them to `--to FILE`; a part has each N-th block. `--write FILE ...` puts the table of such
+files into docs/trial.md.
+"""
+
+import argparse
+import json
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
 
+from flax_attn._internal.markdown import fill, table, text_between
 from flax_attn.parity import ParityError, judge
 from flax_attn.parity.call_spec import CallSpec
 from flax_attn.parity.compare import make_pair
@@ -21,8 +31,11 @@ from flax_attn.parity.sides.run import Run
 from ..core.parity.schema import validated
 from ..mutations import LACKING
 from ..port import Port
-from .drawn import Fault, differ
+from .drawn import Fault, blocks, differ, drawn
+from .table import PAGE
 
+MARKS = text_between("<!-- drawn -->", "<!-- end of drawn -->")
+QUESTIONS = ("found", "placed", "named", "misled")
 SECOND = 1  # the other draw of weights and inputs
 SAME = 1e-12  # relative difference of two runs that compute the same
 
@@ -52,11 +65,10 @@ class Answer:
         fault = self.fault
         facts = {"block": fault.block.name, "kind": fault.kind, "fault": str(fault.mutation)}
         facts |= {"lacking": fault.kind in LACKING, "said": self.said, "seconds": self.seconds}
-        return facts | {w: getattr(self, w) for w in ("found", "placed", "named", "misled")}
+        return facts | {w: getattr(self, w) for w in QUESTIONS}
 
     def __str__(self) -> str:
-        words = ("found", "placed", "named", "misled")
-        marks = "".join(w[0] if getattr(self, w) else "-" for w in words)
+        marks = "".join(w[0] if getattr(self, w) else "-" for w in QUESTIONS)
         return f"{marks} {self.seconds:5.2f}  {self.fault}  =>  {self.said}"
 
 
@@ -109,7 +121,8 @@ def is_placed(tap: str, kind: str, taps: list[str], right: Run, wrong: Run) -> b
         arrives = after in changed or _arrives_changed(after, right, wrong)
         return arrives and before not in changed and not _between(before, after, changed, taps)
     if tap in right.outputs:
-        return tap in _moved(right.outputs, wrong.outputs) and not _computed_from(tap, changed)
+        from_taps = any(not name.startswith("output") for name in changed)
+        return tap in _moved(right.outputs, wrong.outputs) and not from_taps
     return tap in changed and not _arrives_changed(tap, right, wrong)
 
 
@@ -120,11 +133,6 @@ def _moved(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 def _changed(right: Run, wrong: Run) -> list[str]:
     """The taps and outputs that differ, in call order."""
     return [*_moved(right.taps, wrong.taps), *_moved(right.outputs, wrong.outputs)]
-
-
-def _computed_from(output: str, changed: Sequence[str]) -> list[str]:
-    """Taps that differ, which an output may be computed from."""
-    return [name for name in changed if not name.startswith("output")]
 
 
 def _arrives_changed(tap: str, right: Run, wrong: Run) -> bool:
@@ -178,3 +186,52 @@ def _pair(port: Port) -> tuple[Any, Any]:
 
 def _same(got: np.ndarray, made: np.ndarray) -> bool:
     return got.shape == made.shape and judge.same_function(got, made, zero=True).ok
+
+
+def text(answers: Sequence[Mapping[str, Any]]) -> str:
+    """The table, and a sentence on the time that searches took."""
+    usual = [x for x in answers if not x["lacking"]]
+    rows = [
+        _row(f"`{b}`", [x for x in usual if x["block"] == b])
+        for b in dict.fromkeys(x["block"] for x in usual)
+    ]
+    rows.append(_row("**all**", usual))
+    lacking = [x for x in answers if x["lacking"]]
+    rows.append(_row("kinds that the catalogue lacks", lacking))
+    seconds = [x["seconds"] for x in answers]
+    mean, most = sum(seconds) / max(len(seconds), 1), max(seconds, default=0.0)
+    said = f"A search took {mean:.1f} CPU seconds in the mean, and at most {most:.0f}."
+    return f"{table(('block', 'faults', *QUESTIONS), rows).rstrip()}\n\n{said}\n"
+
+
+def _row(name: str, answers: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [name, str(len(answers)), *(str(sum(x[q] for x in answers)) for q in QUESTIONS)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--lacking", type=float, default=0.0)
+    parser.add_argument("--part", default="0/1")
+    parser.add_argument("--to", type=Path)
+    parser.add_argument("--write", type=Path, nargs="+")
+    parser.add_argument("blocks", nargs="*")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if options.write:
+        made = text([json.loads(line) for file in options.write for line in file.open()])
+        PAGE.write_text(fill(PAGE.read_text("utf-8"), MARKS, made), "utf-8")
+        return
+    part, parts = map(int, options.part.split("/"))
+    wanted = [b for b in blocks()[part::parts] if not options.blocks or b.name in options.blocks]
+    for each in drawn(wanted, options.count, options.seed, options.lacking):
+        answer = answered(*each)
+        print(answer, flush=True)
+        if options.to:
+            with options.to.open("a") as file:
+                file.write(json.dumps(answer.facts()) + "\n")
+
+
+if __name__ == "__main__":
+    main()

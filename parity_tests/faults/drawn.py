@@ -1,26 +1,17 @@
-"""`python -m parity_tests.faults.drawn`: faults that a generator makes, and what is said of each.
+"""Faults that a generator makes in ports, drawn by a seed; `answer` says what is said of them."""
 
-`--count N --seed S [--lacking SHARE] [--part I/N] [BLOCK ...]` draws and answers, a line each, and
-appends them to `--to FILE`; a part has each N-th block. `--write FILE ...` puts the table of such
-files into docs/trial.md.
-"""
-
-import argparse
 import ast
-import json
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from inspect import getsource
-from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from flax_attn._internal.markdown import fill, table, text_between
 from flax_attn.parity import draw
 from flax_attn.parity.sides.flax import Flax
 from flax_attn.parity.sides.run import Request, Run
@@ -30,17 +21,19 @@ from flax_attn.weights.plan import first_paths
 from ..mutations import LACKING, Mutation, mutations
 from ..port import Port
 from .subjects import changed, homes
-from .table import PAGE
 
 # A fault counts if an output or a gradient moves by more than this, in float64.
 COUNTS = 1e-6
-MARKS = text_between("<!-- drawn -->", "<!-- end of drawn -->")
-QUESTIONS = ("found", "placed", "named", "misled")
+# Files whose inputs are by name, or the same for every seed.
+OTHERS = ("conv_block", "gru_encoder", "x_attention")
 
 
 def blocks() -> list[Port]:
-    """The subjects whose port is a class that takes nothing but `rngs`."""
-    return [port for _, port in homes().values() if isinstance(port.mine, type)]
+    """The subjects whose port is a class that takes nothing but `rngs`, called by place."""
+    made = [
+        port for home, port in homes().values() if home.__name__.rpartition(".")[2] not in OTHERS
+    ]
+    return [port for port in made if isinstance(port.mine, type)]
 
 
 @dataclass(frozen=True)
@@ -176,97 +169,42 @@ def _next(known: list[Fault], right: Run) -> tuple[Fault | None, Run | None]:
 
 
 def functions(
-    name: str, function: str, kind: Callable[..., Iterator[Mutation]], seed: int, count: int
+    name: str, function: str, kind: Callable[..., Iterator[Mutation]], seed: int
 ) -> Iterator[Port]:
-    """A JAX function with faults or rewrites drawn by a seed, of the faults those that count."""
+    """A JAX function with faults or rewrites in the order of a seed, those that run.
+
+    Of the faults only those that count.
+    """
     module, port = homes()[name]
-    made = list(kind(getsource(module), frozenset([function])))
+    right, made = results(port), list(kind(getsource(module), frozenset([function])))
     np.random.RandomState(seed).shuffle(made)
-    left = count
     for mutation in made:
+        wrong = replace(changed(port, mutation.source), name=f"{name}, {mutation}")
         try:
-            wrong = changed(port, mutation.source)
-            if kind is mutations and not _other(wrong, port):
-                continue
+            found = results(wrong)
         except Exception:  # a fault that does not run is none
             continue
-        yield replace(wrong, name=f"{name}, {mutation}")
-        left -= 1
-        if not left:
-            return
+        pairs = list(zip(right, found, strict=True))
+        sound = all(x.shape == y.shape and np.isfinite(y).all() for x, y in pairs)
+        if kind is not mutations or (sound and any(differ(x, y) for x, y in pairs)):
+            yield wrong
 
 
-def _other(wrong: Port, right: Port) -> bool:
-    """Whether outputs or gradients of two functions differ, and are finite."""
+def results(port: Port) -> list[np.ndarray]:
+    """The outputs and gradients of a function in float64, in one program."""
+    with jax.enable_x64(True):
+        given = [jnp.asarray(x) for x in port.inputs(0)]
+    floats = [i for i, x in enumerate(given) if x.dtype.kind == "f"]
+
+    @jax.jit
+    def both(*changed: Any) -> Any:
+        def call(*xs: Any) -> Any:
+            arrays = dict(zip(floats, xs, strict=True))
+            return port.mine(rngs=None)(*(arrays.get(i, x) for i, x in enumerate(given)))
+
+        out, back = jax.vjp(call, *changed)
+        cotangent = lambda x: jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape)  # noqa: E731
+        return out, back(jax.tree.map(cotangent, out))
+
     with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
-        results = []
-        for port in (wrong, right):
-            arrays = [jax.numpy.asarray(x) for x in right.inputs(0)]
-            floats = [i for i, x in enumerate(arrays) if x.dtype.kind == "f"]
-
-            def call(*xs, port=port, arrays=arrays, floats=floats):
-                given = dict(zip(floats, xs, strict=True))
-                return port.mine(rngs=None)(*(given.get(i, x) for i, x in enumerate(arrays)))
-
-            out, back = jax.jit(lambda *xs, call=call: jax.vjp(call, *xs))(
-                *(arrays[i] for i in floats)
-            )
-            like = jax.tree.map(
-                lambda x: jax.numpy.cos(jax.numpy.arange(x.size) + x.ravel() * 0), out
-            )
-            like = jax.tree.map(lambda x, y: x.reshape(y.shape), like, out)
-            results.append([np.asarray(x) for x in jax.tree.leaves((out, back(like)))])
-    same = [x.shape == y.shape and np.isfinite(x).all() for x, y in zip(*results, strict=True)]
-    return all(same) and any(differ(y, x) for x, y in zip(*results, strict=True))
-
-
-def text(answers: Sequence[Mapping[str, Any]]) -> str:
-    """The table, and a sentence on the time that searches took."""
-    usual = [x for x in answers if not x["lacking"]]
-    rows = [_row(f"`{b}`", [x for x in usual if x["block"] == b]) for b in _blocks(usual)]
-    rows.append(_row("**all**", usual))
-    lacking = [x for x in answers if x["lacking"]]
-    rows.append(_row("kinds that the catalogue lacks", lacking))
-    seconds = [x["seconds"] for x in answers]
-    mean, most = sum(seconds) / max(len(seconds), 1), max(seconds, default=0.0)
-    said = f"A search took {mean:.1f} CPU seconds in the mean, and at most {most:.0f}."
-    return f"{table(('block', 'faults', *QUESTIONS), rows).rstrip()}\n\n{said}\n"
-
-
-def _blocks(answers: Sequence[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(x["block"] for x in answers))
-
-
-def _row(name: str, answers: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [name, str(len(answers)), *(str(sum(x[q] for x in answers)) for q in QUESTIONS)]
-
-
-def main() -> None:
-    from .answer import answered
-
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--lacking", type=float, default=0.0)
-    parser.add_argument("--part", default="0/1")
-    parser.add_argument("--to", type=Path)
-    parser.add_argument("--write", type=Path, nargs="+")
-    parser.add_argument("blocks", nargs="*")
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    if options.write:
-        made = text([json.loads(line) for file in options.write for line in file.open()])
-        PAGE.write_text(fill(PAGE.read_text("utf-8"), MARKS, made), "utf-8")
-        return
-    part, parts = map(int, options.part.split("/"))
-    wanted = [b for b in blocks()[part::parts] if not options.blocks or b.name in options.blocks]
-    for each in drawn(wanted, options.count, options.seed, options.lacking):
-        answer = answered(*each)
-        print(answer, flush=True)
-        if options.to:
-            with options.to.open("a") as file:
-                file.write(json.dumps(answer.facts()) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+        return [np.asarray(x) for x in jax.tree.leaves(both(*(given[i] for i in floats)))]

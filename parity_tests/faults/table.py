@@ -10,8 +10,6 @@ from .judge import QUESTIONS, Answer
 PAGE = Path(__file__).parents[2] / "docs" / "trial.md"
 MARKS = text_between("<!-- listed -->", "<!-- end of listed -->")
 HEADINGS = ("list", *QUESTIONS, "innocent blamed", "misled")
-
-
 MISTAKES_PAGE = PAGE.with_name("mistakes.md")
 MISTAKES = text_between("<!-- mistakes -->", "<!-- end of mistakes -->")
 

@@ -1,5 +1,7 @@
 """Faults that a generator makes in ports are found and placed, and most of them named."""
 
+from itertools import islice
+
 import jax
 import pytest
 
@@ -24,7 +26,7 @@ def test_blocks_and_kinds_are_many():
     kinds = {fault.kind for faults in made.values() for fault in faults}
     assert len(made) == 29 and len(kinds) > 35 and kinds >= {*LACKING}
     assert 4 * len(LACKING) >= len(kinds)
-    assert min(map(len, made.values())) >= 150
+    assert min(map(len, made.values())) >= 200
 
 
 def test_faults_are_drawn_by_a_seed():
@@ -75,7 +77,9 @@ EACH = 4  # faults or rewrites of a seed
 @pytest.mark.parametrize("kind", [mutations, rewrites], ids=lambda f: f.__name__)
 def test_a_function_with_a_fault_is_different_and_a_rewrite_is_equal(kind, seed):
     name = list(FUNCTIONS)[seed % len(FUNCTIONS)]
-    for changed in drawn.functions(name, FUNCTIONS[name], kind, seed, EACH):
+    tried = list(islice(drawn.functions(name, FUNCTIONS[name], kind, seed), EACH))
+    assert len(tried) == EACH
+    for changed in tried:
         with jax.numpy_rank_promotion("allow"):
             report = changed.report(dtypes=("float64", "float32"))
         assert report.ok is (kind is rewrites), f"{changed.name}: {report}"

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from flax_attn._internal.markdown import cells
-from parity_tests.tables import with_nightly
 
 pytest.importorskip("torch", reason="the harness compares with torch")
 pytest.importorskip("transformers", reason="some of the subjects are its classes")
@@ -47,18 +46,17 @@ def test_a_row_that_does_not_fit_is_refused():
 
 LONELY = {fault.port for fault in FAULTS if fault.lonely}
 RIGHT = [port for _, port in homes().values() if port.name not in LONELY]
-FIRST = ("Phi3MLP", "SwinPatchMerging", "Mixer", "GAT", "step", "JAX dropout", "Pallas kernel")
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("port", with_nightly(RIGHT, commit=lambda p: p.name in FIRST), ids=str)
+@pytest.mark.parametrize("port", RIGHT, ids=str)
 def test_a_right_port_is_equal(port):
     report = port.report()
     assert report.ok and report.first is None, str(report)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("rewrite", with_nightly(REWRITES, commit=9), ids=str)
+@pytest.mark.parametrize("rewrite", REWRITES, ids=str)
 def test_a_rewrite_is_equal(rewrite):
     report = rewrite.wrong().report()
     assert report.ok and report.first is None, str(report)

@@ -10,6 +10,4 @@
 score with everything else, add a node.
 """
 
-from .runs import BACKENDS as BACKENDS
-from .runs import Outcome as Outcome
 from .runs import run as run

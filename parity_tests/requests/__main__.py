@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import BACKENDS, run
+from .runs import BACKENDS, run
 from .worker import outcomes, prepare
 
 Line = dict[str, Any]

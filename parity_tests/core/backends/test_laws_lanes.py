@@ -1,7 +1,4 @@
-"""The laws of parallel loops: they give what one loop gives, and carry every stored intermediate.
-
-That the loops run at the same time is measured by `test_lanes.py`.
-"""
+"""The laws of parallel loops: they give what one loop gives, and carry all that is stored."""
 
 from typing import Any
 

@@ -41,7 +41,6 @@ from .law_cases import drawn_masks
 
 B, N, T, S, H, h = 2, 2, 3, 4, 3, 5
 SIZES = Sizes((B,), N, T, S)
-INT32_MAX = -1e20  # what a kernel adds where the mask hides
 
 
 # Small requests.

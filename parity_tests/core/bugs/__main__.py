@@ -1,6 +1,6 @@
 """`python -m parity_tests.core.bugs [ID ...] --entered FILE`: which tests see the planted bugs.
 
-Ends with an error if there is a bug that no test sees.
+Ends with an error if there is a bug that no test sees, or if half of the mutants are seen by none.
 """
 
 import argparse
@@ -20,9 +20,10 @@ from flax_attn._internal.markdown import fill, table, text_between
 
 from .bug import ROOT, Bug, bugs
 from .choice import SECONDS, Entered, chosen
-from .mutants import drawn
+from .mutants import drawn, files
 from .trial import ENOUGH, Copy, Outcome, Record
 
+FILES = 6  # whose mutants are tried where none is named
 SHOWN = 2  # names of tests in the table
 PAGE = ROOT / "docs" / "trial.md"
 MARKS = text_between("<!-- bugs -->", "<!-- end of bugs -->")
@@ -33,8 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
-        made = [m for file in options.mutants for m in drawn(file, options.count, options.seed)]
-        wanted = made or _wanted(options.ids, bugs())
+        wanted = _wanted(options.ids, bugs()) if options.mutants is None else _mutants(options)
         entered = Entered.read(options.entered)
         record, console = Record(options.record), Console()
         known = {bug: record.outcome(bug, options.only_commit) for bug in wanted}
@@ -49,7 +49,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         PAGE.write_text(
             fill(PAGE.read_text("utf-8"), MARKS, by_room(pairs, options.enough)), "utf-8"
         )
-    return report(pairs, console)
+    status = report(pairs, console)
+    return status if options.mutants is None else few_seen(pairs)
+
+
+def _mutants(options: argparse.Namespace) -> list[Bug]:
+    """Mutants of the files that are named, or of some that the seed chooses."""
+    named = options.mutants or files(FILES, options.seed)
+    return [bug for file in named for bug in drawn(file, options.count, options.seed)]
+
+
+def few_seen(pairs: Sequence[tuple[Bug, Outcome]]) -> int:
+    """The exit status of mutants, some of which change nothing: 1 if half of them are unseen."""
+    seen = sum(bool(outcome.seen) for _, outcome in pairs)
+    return int(2 * seen < len(pairs))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     text = "recorded CPU seconds of the tests that are tried on one bug"
     parser.add_argument("--seconds", type=float, default=SECONDS, metavar="N", help=text)
     parser.add_argument(
-        "--mutants", nargs="+", default=(), metavar="FILE", help="try mutants of these"
+        "--mutants", nargs="*", metavar="FILE", help=f"try mutants of these, or of {FILES} drawn"
     )
     parser.add_argument("--count", type=int, default=50, metavar="N", help="mutants of each file")
     parser.add_argument("--seed", type=int, default=0, help="of the mutants")
@@ -96,7 +109,6 @@ def _try(
     console: Console,
 ) -> None:
     """Tries bugs, as many at once as there are jobs, each in a copy of the checkout."""
-    texts = {bug.file: (ROOT / bug.file).read_text("utf-8") for bug in new}
     texts = {bug.file: (ROOT / bug.file).read_text("utf-8") for bug in new}
     tests = {bug: chosen(bug, texts[bug.file], entered, options.seconds) for bug in new}
     copies: SimpleQueue[Copy] = SimpleQueue()

@@ -28,7 +28,6 @@ from .cuts import joined, pieces, same
 pytestmark = pytest.mark.usefixtures("float64")
 T, D = 13, layer_facts.D
 CUTS = ((13,), (1,) * 13, (5, 1, 1, 6))
-PADDED = np.arange(T) >= np.asarray([0, 4, 9])[:, None]  # on the left
 HOW = {"dtype": jnp.float64, "param_dtype": jnp.float64}
 HEADS = (D, 6, 3, 4)
 

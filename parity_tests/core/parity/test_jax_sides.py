@@ -15,8 +15,6 @@ from .schema import validated
 
 X = inputs()
 QUICK = {"dtypes": ("float64",), "eager": False}
-DTYPES = ("float64", "float32", "bfloat16")
-IN_SHORT_FLOATS = ("a softmax in float32", "a Pallas kernel", "jax.nn")
 
 
 @pytest.fixture(autouse=True)

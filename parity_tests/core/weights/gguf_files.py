@@ -4,8 +4,6 @@ import struct
 
 import numpy as np
 
-WORD = (4).to_bytes(4, "little")  # the type of a uint32
-
 
 def text(words):
     """A string with its length."""

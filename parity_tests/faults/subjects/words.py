@@ -96,8 +96,12 @@ class GatedMLP(nnx.Module):
         self.gate_up_proj = nnx.Linear(6, 20, use_bias=False, rngs=rngs)
         self.down_proj = nnx.Linear(10, 6, use_bias=False, rngs=rngs)
 
+    def halves(self, y):
+        gate, up = jnp.split(y, 2, axis=-1)
+        return gate, up
+
     def __call__(self, x):
-        gate, up = jnp.split(self.gate_up_proj(x), 2, axis=-1)
+        gate, up = self.halves(self.gate_up_proj(x))
         return self.down_proj(up * nnx.silu(gate))
 
 
