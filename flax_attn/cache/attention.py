@@ -80,9 +80,9 @@ def attend_cached(
     Source: Pope et al., "Efficiently Scaling Transformer Inference", 2022.
 
     >>> from flax_attn import Cache, attend, attend_cached
-    >>> x = jax.random.normal(jax.random.key(0), (2, 6, 3, 4))
-    >>> one, cache = attend_cached(*3 * [x[:, :4]], Cache.empty(2, 6, 3, 4))
-    >>> two, cache = attend_cached(*3 * [x[:, 4:]], cache)
+    >>> x, step = jax.random.normal(jax.random.key(0), (2, 6, 3, 4)), jax.jit(attend_cached)
+    >>> one, cache = step(*3 * [x[:, :4]], Cache.empty(2, 6, 3, 4))
+    >>> two, cache = step(*3 * [x[:, 4:]], cache)
     >>> whole = attend(x, x, x, mask=CAUSAL)
     >>> bool(jnp.allclose(jnp.concatenate([one, two], 1), whole, atol=1e-6))
     True

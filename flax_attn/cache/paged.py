@@ -62,7 +62,7 @@ class PagedCache:
     >>> cache = PagedCache.empty(2, 8, 3, (5, 4), 6)  # five pages of four tokens
     >>> cache = replace(cache, table=jnp.asarray([[3, -1], [0, 2]]))
     >>> x = jnp.ones((2, 3, 3, 6))
-    >>> o, cache = attend_cached(x, x, x, cache)
+    >>> o, cache = jax.jit(attend_cached)(x, x, x, cache)
     >>> cache.length.tolist()
     [3, 3]
     """

@@ -65,7 +65,7 @@ class Cache:
     >>> from flax_attn import Cache, attend_cached
     >>> cache = Cache.empty(2, 8, 3, 4)  # two rows, eight tokens, three key heads of width 4
     >>> x = jnp.ones((2, 5, 3, 4))
-    >>> o, cache = attend_cached(x, x, x, cache)
+    >>> o, cache = jax.jit(attend_cached)(x, x, x, cache)
     >>> o.shape, cache.length.tolist()
     ((2, 5, 3, 4), [5, 5])
     """

@@ -39,7 +39,7 @@ class State:
     >>> from flax_attn import GatedDeltaAttention
     >>> layer = GatedDeltaAttention(6, 2, 4, 5, rngs=nnx.Rngs(0))
     >>> state = layer.init_cache(3, 100)
-    >>> y, state = layer(jnp.ones((3, 7, 6)), cache=state)
+    >>> y, state = nnx.jit(GatedDeltaAttention.__call__)(layer, jnp.ones((3, 7, 6)), cache=state)
     >>> y.shape, state.recurrent.shape, state.length.tolist()
     ((3, 7, 6), (3, 2, 4, 5), [7, 7, 7])
     """

@@ -63,11 +63,11 @@ class Mamba(Recurrent):
 
     >>> layer = Mamba(12, state_dim=4, rngs=nnx.Rngs(0))
     >>> x = jnp.ones((2, 7, 12))
-    >>> layer(x, valid=jnp.arange(7)[None] < jnp.asarray([[7], [3]])).shape  # padding behind
+    >>> run = nnx.jit(Mamba.__call__)  # layer(x), compiled
+    >>> run(layer, x, valid=jnp.arange(7)[None] < jnp.asarray([[7], [3]])).shape  # padding behind
     (2, 7, 12)
-    >>> y, cache = layer(x, cache=layer.init_cache(2, length=8))  # a prompt
-    >>> y, cache = layer(x[:, :1], cache=cache)  # then token by token
-    >>> y.shape
+    >>> y, cache = run(layer, x, cache=layer.init_cache(2, length=8))  # a prompt
+    >>> run(layer, x[:, :1], cache=cache)[0].shape  # then token by token
     (2, 1, 12)
     """
 

@@ -5,7 +5,7 @@ What the fuzz knows of the library's inside stands here alone.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import flax_attn as fa
 from flax_attn import attend
 from flax_attn.backends import blockwise
+from flax_attn.backends.local import attend_locally
 from flax_attn.rules import Rules, sizes_of
 
 from .programs import Program
@@ -32,9 +33,10 @@ def compiled(program: Program, backend: str, fixed: Any) -> Callable[..., Any]:
         rules = rules_of(program, floats, data, fixed)
         arrays = [floats[name] for name in "qkv"]
         if backend == "blockwise" and program.plan[1]:
-            return planned(*arrays, rules, program.plan[1])
+            return planned(*arrays, rules, program)
         parts = {name: getattr(rules, name) for name in ("mask", "score", "sinks", "dropout")}
-        return attend(*arrays, **parts, scale=rules.scale, backend=backend, return_lse=True)
+        parts |= {"scale": rules.scale, "empty": program.empty}
+        return attend(*arrays, **parts, backend=backend, return_lse=True)
 
     def run(floats, data, do, dlse):
         (o, lse), back = jax.vjp(lambda floats: call(floats, data), floats)
@@ -73,13 +75,12 @@ def rules_of(program: Program, floats: dict, data: dict, fixed: Any) -> Rules:
     )
 
 
-def planned(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules, how: dict[str, Any]) -> Any:
-    """`attend` by blockwise attention, walked as `how` says: the one private call in the fuzz."""
-    batch, rules = q.shape[:-3], rules.bind(sizes_of(q, k), q.shape[-1])
-    q, k, v = (x.reshape(sizes_of(q, k).B, *x.shape[-3:]) for x in (q, k, v))
-    o, lse = blockwise.forward(q, k, v, rules, **how)
-    lse = jnp.swapaxes(lse, 1, 2)
-    return o.reshape(*batch, *o.shape[1:]), lse.reshape(*batch, *lse.shape[1:])
+def planned(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules, program: Program) -> Any:
+    """`attend` by blockwise attention, walked as planned: the one private call in the fuzz."""
+    rules = rules.bind(sizes_of(q, k), q.shape[-1])
+    walked = partial(blockwise.attention, **program.plan[1])
+    o, stats = attend_locally(walked, q, k, v, rules, program.empty)
+    return o, jnp.swapaxes(stats.lse, -2, -1)
 
 
 @contextmanager

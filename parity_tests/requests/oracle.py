@@ -20,8 +20,9 @@ HUGE = 1e30  # adding a logit to numbers beyond this rounds the logit away and n
 class Inputs(NamedTuple):
     """One attention, batch axes as one: q B T N H, k B S K H, v B S K h, all else broadcastable.
 
-    `keep` is None or who survives the dropout, `rate` its rate; `floats` and `ints` belong to
-    `steps`; `do` and `dlse` are the cotangents, B T N h and B T N.
+    `keep` is None or who survives the dropout, `rate` its rate; `empty` what a row gives that sees
+    nothing, as of `attend`; `floats` and `ints` belong to `steps`; `do` and `dlse` are the
+    cotangents, B T N h and B T N.
     """
 
     q: np.ndarray
@@ -36,6 +37,7 @@ class Inputs(NamedTuple):
     sinks: np.ndarray | None
     keep: np.ndarray | None
     rate: float
+    empty: str
     do: np.ndarray
     dlse: np.ndarray
 
@@ -71,8 +73,8 @@ def dot(a: np.ndarray, b: np.ndarray, rnd: Rounding) -> np.ndarray:
 def attention(given: Inputs, rnd: Rounding = identity) -> dict[str, Any]:
     """`o`, `lse` (B T N) and the gradients of q, k, v, scale, sinks and `floats`, by name.
 
-    Rows that see nothing give zeros, an lse of -inf (their sink, if there are sinks) and no
-    gradients.
+    Rows that see nothing give zeros, or the mean of v if there is no sink, an lse of -inf (their
+    sink, if there are sinks) and no gradients but those of that mean.
     """
     G = given.q.shape[2] // given.k.shape[2]
     q, k, v, do = (np.swapaxes(x, 1, 2) for x in (given.q, given.k, given.v, given.do))
@@ -83,7 +85,8 @@ def attention(given: Inputs, rnd: Rounding = identity) -> dict[str, Any]:
         x, back = step.apply(x, floats, ints, given.at, rnd)
         backs.append(back)
     p, own, lse = _softmax(np.where(given.seen, x, -np.inf), given.sinks, rnd)
-    kept, to_kept = _dropout(p, given, rnd)
+    mean = np.isneginf(lse)[..., None] & (given.empty == "mean")
+    kept, to_kept = _dropout(np.where(mean, p.dtype.type(1 / k.shape[2]), p), given, rnd)
     found = {"o": np.swapaxes(dot(kept, v, rnd), 1, 2), "lse": np.swapaxes(lse, 1, 2)}
 
     dlse = np.swapaxes(given.dlse, 1, 2)  # B N T
@@ -133,6 +136,7 @@ def plain(
             sinks=None,
             keep=None,
             rate=0.0,
+            empty="zero",
             do=do,
             dlse=np.broadcast_to(dlse, q.shape[:-1]),
         )

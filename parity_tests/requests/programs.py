@@ -33,6 +33,7 @@ class Program(NamedTuple):
       poison: whether what nobody sees holds NaN and Inf.
       plan: how `blockwise` is to walk: its name and what overrules its choices.
       thorough: whether it is compiled as users compile.
+      empty: what a row gives that sees nothing; never the mean of what is poisoned.
     """
 
     seed: int
@@ -52,6 +53,7 @@ class Program(NamedTuple):
     poison: bool
     plan: tuple[str, dict[str, Any]]
     thorough: bool
+    empty: str
 
     @property
     def is_long(self) -> bool:
@@ -69,6 +71,7 @@ class Program(NamedTuple):
         more = [f"scale={self.scale}", *(["sinks"] if self.sinks else [])]
         more += [] if self.dropout == "none" else [f"{self.dropout} {self.rate}"]
         more += [w for w in ("fixed", "poison", "thorough") if getattr(self, w)]
+        more += [f"empty={self.empty}"]
         shape = f"B{list(s.batch)} T{s.T} S{s.S} N{s.N} K{self.K} H{self.H} h{self.h}"
         how = " ".join(f"{name}={value}" for name, value in self.plan[1].items())
         return {
@@ -88,7 +91,7 @@ def program(seed: int) -> Program:
     sizes, K = _long_sizes(drawn) if is_long else _sizes(drawn)
     dtype = str(drawn.choice([*DTYPES], p=[*DTYPES.values()]))
     scale = [None, None, float(drawn.choice([1.0, 0.3, -0.5])), "traced"][drawn.randint(4)]
-    return Program(
+    found = Program(
         seed=seed,
         sizes=sizes,
         K=K,
@@ -106,7 +109,9 @@ def program(seed: int) -> Program:
         poison=bool(drawn.rand() < 0.2),
         plan=("default", {}) if is_long else _plan(drawn, sizes),
         thorough=bool(drawn.rand() < 0.1),
+        empty=str(drawn.choice(["zero", "mean"], p=[0.6, 0.4])),
     )
+    return found._replace(empty="zero") if found.poison else found
 
 
 def _sizes(drawn: Random) -> tuple[Sizes, int]:
@@ -208,6 +213,7 @@ def _truth(given: Program, floats, ints, seen, keep, do, dlse) -> Inputs:
         sinks=floats["sinks"].astype(np.float64) if given.sinks else None,
         keep=keep,
         rate=given.rate,
+        empty=given.empty,
         do=flat(do),
         dlse=flat(dlse),
     )

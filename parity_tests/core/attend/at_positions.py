@@ -68,11 +68,10 @@ def drawn(seed: int) -> Drawn:
 
 def expected(x: Drawn, seen: np.ndarray, keep: Any = None) -> dict[str, Any]:
     """Output, lse and gradients by numpy, with `keep` after a dropout of one half."""
-    steps: dict[str, Any] = {name: [] for name in ("steps", "floats", "ints")}
-    more = {"at": None, "scale": H**-0.5, "keep": keep, "rate": 0.5, "do": x.do, "dlse": x.dlse}
-    return oracle.attention(
-        oracle.Inputs(**{"sinks": None, **x.floats}, seen=seen, **steps, **more)
-    )
+    more: dict[str, Any] = {name: [] for name in ("steps", "floats", "ints")}
+    more |= {"at": None, "scale": H**-0.5, "keep": keep, "rate": 0.5, "empty": "zero"}
+    more |= {"sinks": None, **x.floats, "do": x.do, "dlse": x.dlse}
+    return oracle.attention(oracle.Inputs(seen=seen, **more))
 
 
 def poisoned(x: Drawn, at: Where) -> Drawn:

@@ -1,4 +1,7 @@
-"""`empty="mean"`: a row that may look at nothing gives the mean of v, as adding finfo.min does."""
+"""`empty="mean"`: a row that may look at nothing gives the mean of v, as adding finfo.min does.
+
+Any mask, score, sinks and dropout, in every dtype: parity_tests/requests draws them.
+"""
 
 from functools import cache, partial
 
@@ -8,24 +11,27 @@ import numpy as np
 import pytest
 
 from flax_attn import (
+    CAUSAL,
+    FULL,
     Additive,
     Causal,
+    Chunked,
     Dropout,
-    DropoutMask,
     Lengths,
+    MaskFn,
     Rules,
+    ScoreFn,
+    Softcap,
+    Window,
     attend,
     attention_weights,
     explain,
 )
-from flax_attn._internal.types import Sizes
 from flax_attn.backends import local, protocol, splash
 from flax_attn.parity import judge
 from flax_attn.rules import sizes_of
 from parity_tests.core.backends.refusal import refused
 from parity_tests.core.drawing import normal
-from parity_tests.requests import masks as random_masks
-from parity_tests.requests.oracle import plain
 from parity_tests.tables import with_nightly
 
 B, T, S, N, K, H, h = 2, 5, 7, 6, 3, 4, 8
@@ -34,13 +40,13 @@ of_backends = pytest.mark.parametrize("backend", BACKENDS)
 mean = partial(attend, empty="mean")
 
 
-def arrays(lead=(B,), T=T, S=S, N=N, K=K):
+def arrays():
     """q, k, v and the cotangent of the output."""
     shapes = (T, N, H), (S, K, H), (S, K, h), (T, N, h)
-    return [normal(i, *lead, *shape) for i, shape in enumerate(shapes)]
+    return [normal(i, B, *shape) for i, shape in enumerate(shapes)]
 
 
-def ragged(T=T, S=S, N=N):
+def ragged():
     """A random mask with empty rows in some heads, in all heads, and a key that nobody sees."""
     seen = np.random.RandomState(3).rand(B, N, T, S) < 0.6
     seen[0, 1, 2] = seen[1, :, :2] = False
@@ -48,25 +54,24 @@ def ragged(T=T, S=S, N=N):
     return seen
 
 
-def outcome(f, q, k, v, do, dlse=None, **asked):
+def outcome(f, q, k, v, do, **asked):
     """Output, lse, and the gradients of q, k and v; no cotangent of an lse of -inf."""
-    return run(compiled(f, **asked), q, k, v, do, dlse)
+    return run(compiled(f, **asked), q, k, v, do)
 
 
 def compiled(f, **asked):
-    """The program of an `outcome`, for `run`; a mask given there is one of its arguments."""
+    """The program of an `outcome`, for `run`."""
 
-    def both(q, k, v, do, dlse, mask=None):
-        more = asked if mask is None else {**asked, "mask": mask}
-        out, back = jax.vjp(partial(f, return_lse=True, **more), q, k, v)
+    def both(q, k, v, do, dlse):
+        out, back = jax.vjp(partial(f, return_lse=True, **asked), q, k, v)
         return *out, *back((do, jnp.where(jnp.isneginf(out[1]), 0, dlse)))
 
     return jax.jit(both)
 
 
-def run(program, q, k, v, do, dlse=None, *mask):
+def run(program, q, k, v, do, dlse=None):
     dlse = normal(9, *q.shape[:-1]) if dlse is None else dlse
-    return [np.asarray(x) for x in program(q, k, v, do, dlse.astype(wide(q)), *mask)]
+    return [np.asarray(x) for x in program(q, k, v, do, dlse.astype(wide(q)))]
 
 
 @cache
@@ -77,25 +82,6 @@ def of_ragged(backend):
 
 def wide(x):
     return np.float64 if x.dtype == np.float64 else np.float32
-
-
-def truth(q, k, v, do, seen):
-    """The same in numpy, with the mean written out."""
-    G, S = q.shape[2] // k.shape[2], k.shape[1]
-    seen = np.broadcast_to(seen, (len(q), q.shape[2], q.shape[1], S))
-    dead = np.swapaxes(~seen.any(-1), 1, 2)  # B T N
-    dlse = np.where(dead, 0, normal(9, *q.shape[:-1]))
-    found = plain(q, k, v, do, seen=seen, dlse=dlse)
-    means = np.repeat(v.mean(1, keepdims=True), G, axis=2)  # B 1 N h
-    out = np.where(dead[..., None], means, found["o"])
-    sent = np.where(dead[..., None], do, 0).sum(1, keepdims=True) / S  # B 1 N h
-    return [
-        out,
-        found["lse"],
-        found["q"],
-        found["k"],
-        found["v"] + sent.reshape(len(q), 1, -1, G, sent.shape[-1]).sum(3),
-    ]
 
 
 def check(got, want, name=None):
@@ -109,115 +95,7 @@ def bit_equal(a, b):
     return all(judge.exact(x, y).ok for x, y in zip(a, b, strict=True))
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("seeds", with_nightly([6, 12, 36], commit=[6]))
-def test_any_mask_gives_the_mean_where_it_shows_nothing(seeds):
-    empty = full = 0
-    for seed in range(seeds):
-        size = [(5, 7), (8, 3), (1, 6), (6, 6)][seed % 4]
-        given = arrays(T=size[0], S=size[1], N=4, K=2)
-        mask, seen = random_masks.masks(seed, Sizes((B,), 4, *size))
-        dead = ~seen.any(-1)
-        empty, full = empty + dead.any(), full + dead.all()
-        want = truth(*given, seen)
-        for backend in BACKENDS[: 1 + (seed % 3 == 0)]:
-            with jax.enable_x64(True):
-                got = outcome(mean, *given, mask=mask, backend=backend)
-            check(got, want, (seed, backend))
-    assert empty > 8 * seeds // 36 and full < empty, (
-        empty,
-        full,
-    )  # else the masks show nothing of this
-
-
-LONG = {
-    "above a block": (130, 140, 2, 1),
-    "in loops": (2100, 2100, 2, 1),
-    "few queries": (3, 2100, 4, 2),
-}
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", with_nightly(LONG, commit=3))
-def test_long_rows_in_blocks(name):
-    T, S, N, K = LONG[name]
-    pads = np.asarray([S // 3, 0])
-    mask = Causal("end") & ~Lengths(pads)
-    q, k = np.arange(T)[:, None] + S - T, np.arange(S)
-    seen = (k <= q) & (k >= pads[:, None, None, None])
-    seen[0, :, -1] = False  # also where the last block of queries ends
-    table = np.broadcast_to(seen.any(-1, keepdims=True), (B, 1, T, 1))
-    with jax.enable_x64(True):
-        given = arrays(T=T, S=S, N=N, K=K)
-        got = outcome(mean, *given, mask=mask & table, backend="blockwise")
-        check(got, truth(*given, seen), name)
-
-
-def formula(q, k, v, seen, *, sinks=None, keep=None, rate=0.0):
-    """softmax of the logits, finfo.min where nothing may be seen, the sink in a column of its own.
-
-    As gpt-oss writes it, by jax.nn alone.
-    """
-    k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
-    logits = jnp.einsum("btnh,bsnh->bnts", q, k) * H**-0.5
-    logits = jnp.where(seen, logits, jnp.finfo(logits.dtype).min)
-    if sinks is not None:
-        column = jnp.broadcast_to(sinks[None, :, None, None], (*logits.shape[:3], 1))
-        logits = jnp.concatenate([logits, column], axis=-1)
-    weights = jax.nn.softmax(logits, axis=-1)[..., : k.shape[1]]
-    weights = weights if keep is None else jnp.where(keep, weights / (1 - rate), 0)
-    return jnp.einsum("bnts,bsnh->btnh", weights, v)
-
-
-SINKS = np.asarray([0.5, -np.inf, -1.0, 2.0, -np.inf, 0.0])
-KEEP = np.random.RandomState(6).rand(B, N, T, S) < 0.7
 DRAWN = Dropout(0.4, jax.random.key(1))
-MORE = {
-    "plain": ({}, {}),
-    "sinks": ({"sinks": SINKS}, {"sinks": SINKS}),
-    "a mask of what is kept": ({"dropout": DropoutMask(KEEP, 0.3)}, {"keep": KEEP, "rate": 0.3}),
-    "dropout": ({"dropout": DRAWN}, {"keep": DRAWN, "rate": 0.4}),
-    "sinks and dropout": (
-        {"sinks": SINKS, "dropout": DRAWN},
-        {"sinks": SINKS, "keep": DRAWN, "rate": 0.4},
-    ),
-}
-
-
-def with_gradients(f):
-    """The output, in place of an lse again, and the gradients, in float64."""
-
-    @jax.jit
-    def both(q, k, v, do):
-        out, back = jax.vjp(f, q, k, v)
-        return out, out, *back(do)
-
-    with jax.enable_x64(True):
-        return [np.asarray(x) for x in both(*arrays())]
-
-
-@cache
-def by_formula(name):
-    plain = MORE[name][1]
-    if isinstance(plain.get("keep"), Dropout):
-        with jax.enable_x64(True):
-            plain = {**plain, "keep": np.asarray(DRAWN.grid(Sizes((B,), N, T, S)))}
-    return with_gradients(partial(formula, seen=ragged(), **plain))
-
-
-AT_COMMIT = ["a mask of what is kept", "sinks and dropout"]
-
-
-@pytest.mark.nightly
-@of_backends
-@pytest.mark.parametrize("name", with_nightly(MORE, commit=AT_COMMIT))
-def test_sinks_and_dropout_are_those_of_the_formula(name, backend):
-    asked, _ = MORE[name]
-    got = with_gradients(partial(mean, mask=ragged(), backend=backend, **asked))
-    check(got, by_formula(name), name)
-    dead = np.swapaxes(~ragged().any(-1), 1, 2)
-    silent = dead & np.isfinite(SINKS) if "sinks" in asked else np.zeros_like(dead)
-    assert not got[0][silent].any() and got[0][dead & ~silent].any()
 
 
 def by_torch(torch, q, k, v, do, way):
@@ -263,25 +141,6 @@ def test_it_is_what_torch_makes_of_finfo_min(way, backend):
         check(quiet, by_torch(torch, *given, zeroed, way), way)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("dtype", with_nightly(["float32", "bfloat16"], commit=["bfloat16"]))
-@of_backends
-def test_narrow_dtypes(dtype, backend):
-    given = [jnp.asarray(x, dtype) for x in arrays()]
-    got, own = (run(of_ragged(x), *given) for x in (backend, "reference"))
-    with jax.enable_x64(True):
-        want = truth(*(np.asarray(x, np.float64) for x in given), ragged())
-    for i, (a, b, c) in enumerate(zip(got, own, want, strict=True)):
-        scale = judge.whole_gradient(want[2:]) if i > 1 else None
-        assert judge.same_precision(a, b, c, dtype, scale, zero=True).ok, i
-        assert a.dtype == (given[0].dtype if i != 1 else jnp.float32)
-    dead = np.swapaxes(~ragged().any(-1), 1, 2)
-    means = np.repeat(np.asarray(given[2], np.float64).mean(1, keepdims=True), N // K, axis=2)
-    means = np.broadcast_to(means, got[0].shape)[dead]
-    rounded = np.asarray(jnp.asarray(means, dtype))
-    assert judge.no_worse(got[0][dead], rounded, means, dtype).ok
-
-
 @of_backends
 def test_nan_in_padding_reaches_the_rows_that_average_it_and_no_other(backend):
     *given, do = arrays()
@@ -311,17 +170,6 @@ def test_nan_in_padding_reaches_no_gradient_of_the_rules(backend):
     with jax.enable_x64(True):
         found = [np.asarray(of_scale(*x, do)) for x in (given, dirty)]
     assert judge.exact(*found).ok and found[0] != 0
-
-
-@pytest.mark.nightly
-def test_a_bias_of_minus_infinity_hides_a_row_too():
-    bias = np.zeros((T, S))
-    bias[2] = -np.inf
-    for backend in BACKENDS:
-        with jax.enable_x64(True):
-            given = arrays()
-            got = outcome(mean, *given, score=Additive(bias), backend=backend)
-            check(got, truth(*given, np.isfinite(bias)))
 
 
 @pytest.mark.nightly
@@ -363,3 +211,83 @@ def test_another_word_is_refused(word):
     for verb in (attend, explain):
         with refused(ValueError, f"empty must be one of 'zero', 'mean'; got {word!r}."):
             verb(*given, empty=word)
+
+
+STATIC = {
+    "full": {},
+    "causal": {"mask": CAUSAL},
+    "window": {"mask": CAUSAL & Window(2, 0), "score": Softcap(2.0)},
+    "chunks": {"mask": Chunked(3)},
+}
+OTHER = {
+    "strictly before": {"mask": Causal(-1)},
+    "lengths": {"mask": Lengths(np.asarray([3, 0]))},
+    "bias": {"score": Additive(np.ones((1, 1), np.float32))},
+    "function": {"score": ScoreFn(lambda x, b, n, q, k: x)},
+    "mask function": {"mask": MaskFn(lambda b, n, q, k: q >= k)},
+}
+
+
+@pytest.mark.nightly(but=["chunks-reference", "function-reference"])
+@of_backends
+@pytest.mark.parametrize("name", [*STATIC, *OTHER])
+def test_where_no_row_can_be_empty_the_program_is_the_same(name, backend):
+    given = [jnp.asarray(x, jnp.float32) for x in arrays()[:3]]
+    asked = {**STATIC, **OTHER}[name]
+
+    def text(**more):
+        return jax.jit(partial(attend, backend=backend, **asked, **more)).lower(*given).as_text()
+
+    plain = text()
+    assert plain == text(empty="zero")
+    assert (text(empty="mean") == plain) == (name in STATIC)
+
+
+@pytest.mark.nightly
+def test_forward_mode_and_second_derivatives_by_the_plain_formula():
+    with jax.enable_x64(True):
+        *given, do = arrays()
+        f = partial(mean, mask=ragged(), backend="reference")
+        along = [normal(20 + i, *x.shape) for i, x in enumerate(given)]
+
+        @jax.jit
+        def derivatives(given, along, do):
+            _, back = jax.vjp(f, *given)
+            _, tangent = jax.jvp(f, tuple(given), tuple(along))
+            once = jax.grad(lambda v: jnp.sum(f(*given[:2], v) ** 2))
+            return back(do), tangent, jax.grad(lambda v: jnp.sum(once(v)))(given[2])
+
+        sent, tangent, twice = derivatives(given, along, do)
+        paired = sum(np.vdot(a, b) for a, b in zip(sent, along, strict=True))
+        assert judge.same_function(np.vdot(do, tangent), paired).ok
+        assert np.isfinite(twice).all()
+
+
+@pytest.mark.nightly(but=["blockwise"])
+@of_backends
+def test_no_keys_and_no_queries(backend):
+    q, k, v, _ = (x.astype(np.float32) for x in arrays())
+    for mask in (FULL, CAUSAL, ~FULL):
+        how = {"mask": mask, "backend": backend, "return_lse": True}
+        call = jax.jit(partial(mean, **how))
+        o, lse = call(q, k[:, :0], v[:, :0])
+        assert not np.any(o) and np.isneginf(lse).all()
+        assert call(q[:, :0], k, v)[0].shape == (B, 0, N, h)
+
+
+RATES = with_nightly([0.0, 0.5], commit=[0.5])  # what drops holds all that the other holds
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("rate", RATES)
+def test_memory_is_linear_in_the_lengths(rate):
+    length, dropout = 4096, Dropout(rate, jax.random.key(0)) if rate else None
+    given = [jax.ShapeDtypeStruct((1, length, 1, 4), jnp.float32)] * 3
+    lengths = jax.ShapeDtypeStruct((1,), jnp.int32)
+
+    def loss(q, k, v, lengths):
+        mask = CAUSAL & ~Lengths(lengths)
+        return jnp.sum(mean(q, k, v, mask=mask, dropout=dropout, backend="blockwise") ** 2)
+
+    compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(*given, lengths).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < length * length  # a byte a weight

@@ -176,7 +176,7 @@ COMPLEX = {"param_dtype": jnp.complex64}
 
 def rows_that_see_nothing(by):
     """Zeros before the last projection, where flax gives the mean of v."""
-    got, want = both(by, {"use_bias": False}, [X], mask=BLIND, sow_weights=True)
+    got, want = both(by, {"use_bias": False}, [X], whole=True, mask=BLIND, sow_weights=True)
     seen = BLIND.any(-1)[:, 0]
     assert not got.out[~seen].any() and want.out[~seen].any()
     assert judge.same_function(got.out[seen], want.out[seen]).ok

@@ -138,7 +138,7 @@ def test_a_mesh_of_one_device_is_a_mesh():
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
     q, k, v = drawn(B, T, N, H)
     offsets, slopes = np.asarray([0, 3]), np.tile(SLOPES, (B, 1))
-    want = attend(q, k, v, mask=Causal(offsets), score=Alibi(slopes))
+    want = jax.jit(lambda *x: attend(*x, mask=Causal(offsets), score=Alibi(slopes)))(q, k, v)
     placed = [jax.device_put(x, cut) for x in (q, k, v)]
     mask = Causal(jax.device_put(offsets, rows))
     score = Alibi(jax.device_put(slopes, rows))

@@ -29,6 +29,7 @@ TABLE = np.random.RandomState(4).rand(B, N, T, S) < 0.6
 TABLE[1, 2, 3] = False
 DIAGONAL = np.arange(S) <= np.arange(T)[:, None]
 BACKENDS = ["cudnn", "tokamax", "splash", "pallas", "blockwise", "autodiff", "reference"]
+jitted = jax.jit(attend, static_argnames=("empty", "return_lse", "backend"))
 
 
 def truth(**rules):
@@ -40,6 +41,12 @@ def truth(**rules):
 def same(got, want):
     for a, b in zip(got, want, strict=True):
         assert a.dtype == jnp.float64 and judge.same_function(a, b).ok
+
+
+def by_every_way(q, k, v, **given):
+    """With the lse, without, and the weights."""
+    weights = None if "dropout" in given else attention_weights(q, k, **given)
+    return attend(q, k, v, return_lse=True, **given), attend(q, k, v, **given), weights
 
 
 @eager64
@@ -62,11 +69,10 @@ def test_every_argument_reaches_the_arithmetic():
             {"seen": TABLE, "bias": BIAS, "scale": 0.5},
         ),
     ):
-        same(attend(Q, KEYS, V, return_lse=True, **given), truth(**rules))
-        alone = attend(Q, KEYS, V, **given)
+        both, alone, weights = jax.jit(partial(by_every_way, **given))(Q, KEYS, V)
+        same(both, truth(**rules))
         assert judge.same_function(alone, truth(**rules)[0]).ok
         if "dropout" not in given:
-            weights = attention_weights(Q, KEYS, **given)
             assert weights.shape == (B, N, T, S)
             found = np.einsum("bnts,bsnh->btnh", weights, np.repeat(V, N // K, axis=2))
             assert judge.same_function(found, truth(**rules)[0]).ok
@@ -77,24 +83,24 @@ def test_sinks_and_dropout():
     _, lse = truth()
     share = np.exp(lse - np.logaddexp(lse, SINKS))[..., None]
     for sinks in (SINKS, jnp.asarray(SINKS), nnx.Param(jnp.asarray(SINKS))):
-        got = attend(Q, KEYS, V, sinks=sinks, return_lse=True)
+        got = jitted(Q, KEYS, V, sinks=sinks, return_lse=True)
         same(got, (truth()[0] * share, np.logaddexp(lse, SINKS)))
-        weights = attention_weights(Q, KEYS, sinks=sinks)
+        weights = np.asarray(jax.jit(attention_weights)(Q, KEYS, sinks=sinks))
         assert judge.same_function(weights.sum(-1), np.swapaxes(share[..., 0], 1, 2)).ok
-    none = attend(Q, KEYS, V, dropout=DropoutMask(np.zeros((T, S), bool), 0.5))
-    assert not none.any()
-    twice = attend(Q, KEYS, V, dropout=DropoutMask(np.ones((T, S), bool), 0.5))
+    none = jitted(Q, KEYS, V, dropout=DropoutMask(np.zeros((T, S), bool), 0.5))
+    assert not np.asarray(none).any()
+    twice = jitted(Q, KEYS, V, dropout=DropoutMask(np.ones((T, S), bool), 0.5))
     assert judge.same_function(twice, 2 * truth()[0]).ok
 
 
 @eager64
 def test_what_a_row_gives_that_sees_nothing():
     out, lse = truth(seen=TABLE)
-    same(attend(Q, KEYS, V, mask=TABLE, empty="zero", return_lse=True), (out, lse))
+    same(jitted(Q, KEYS, V, mask=TABLE, empty="zero", return_lse=True), (out, lse))
     out[1, 3, 2] = V[1, :, 2 * K // N].mean(0)
-    same(attend(Q, KEYS, V, mask=TABLE, empty="mean", return_lse=True), (out, lse))
+    same(jitted(Q, KEYS, V, mask=TABLE, empty="mean", return_lse=True), (out, lse))
     for mask in (FULL, CAUSAL):
-        got, want = (attend(Q, KEYS, V, mask=mask, empty=x) for x in ("mean", "zero"))
+        got, want = (jitted(Q, KEYS, V, mask=mask, empty=x) for x in ("mean", "zero"))
         assert judge.exact(got, want).ok
 
 
@@ -102,13 +108,12 @@ def test_what_a_row_gives_that_sees_nothing():
 def test_any_batch_axes():
     want = truth(seen=TABLE)
     lead = (1, B)
-    call = jax.jit(partial(attend, return_lse=True))
-    got = call(Q[None], KEYS[None], V[None], mask=TABLE[None])
+    got = jitted(Q[None], KEYS[None], V[None], mask=TABLE[None], return_lse=True)
     assert got[0].shape == (*lead, T, N, h) and got[1].shape == (*lead, T, N)
     same([np.asarray(x)[0] for x in got], want)
     assert attention_weights(Q[None], KEYS[None]).shape == (*lead, N, T, S)
     for i in range(B):
-        got = call(Q[i], KEYS[i], V[i], mask=TABLE[i])
+        got = jitted(Q[i], KEYS[i], V[i], mask=TABLE[i], return_lse=True)
         assert got[0].shape == (T, N, h)
         same(got, [x[i] for x in want])
         assert attention_weights(Q[i], KEYS[i]).shape == (N, T, S)
@@ -119,12 +124,13 @@ def test_what_nobody_sees_reaches_nothing():
     q, k, v = Q.copy(), KEYS.copy(), V.copy()
     q[1, 2:], k[0, 3:], v[0, 3:] = np.nan, np.nan, np.nan
     mask = Lengths(np.asarray([3, S]), q=np.asarray([T, 2]))
-    clean = attend(Q, KEYS, V, mask=mask, return_lse=True)
+    clean = jitted(Q, KEYS, V, mask=mask, return_lse=True)
     for backend in ("auto", "reference"):
-        got = attend(q, k, v, mask=mask, return_lse=True, backend=backend)
+        got = jitted(q, k, v, mask=mask, return_lse=True, backend=backend)
         for a, b in zip(got, clean, strict=True):
             assert judge.exact(a, b).ok
-    assert judge.exact(attention_weights(q, k, mask=mask), attention_weights(Q, KEYS, mask=mask)).ok
+    weights = jax.jit(partial(attention_weights, mask=mask))
+    assert judge.exact(weights(q, k), weights(Q, KEYS)).ok
 
 
 @eager64
@@ -224,14 +230,10 @@ def shapes(length, batch=()):
     return q, kv, kv
 
 
-def names(found):
-    return [verdict.backend for verdict in found]
-
-
 def test_every_backend_says_what_it_thinks():
     for arrays in (shapes(7), shapes(7, (2, 3)), [jnp.ones(x.shape) for x in shapes(7)]):
         found = explain(*arrays)
-        assert names(found) == BACKENDS and found.chosen == "reference"
+        assert [v.backend for v in found] == BACKENDS and found.chosen == "reference"
         assert all(v.refusal for v in found[:3]) and not any(v.passed_over for v in found[:3])
         assert found[3].refusal is found[4].refusal is None
         assert found[3].passed_over.startswith("not yet run on a GPU")

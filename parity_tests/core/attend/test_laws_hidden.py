@@ -23,7 +23,7 @@ from flax_attn.parity import judge
 from flax_attn.rules import Rules
 from flax_attn.scores import IDENTITY
 
-from ..backends.law_cases import eager64, normal
+from ..backends.law_cases import eager64, normal, outcome
 
 B, N, K, T, S, H = 2, 4, 2, 3, 5, 3
 SIZES = Sizes((B,), N, T, S)
@@ -54,15 +54,14 @@ def poisoned(bias):
     return bias
 
 
-def outcome(make, bias, seen=SEEN):
+def biased(make, bias):
     """Output and gradients of q and the bias, where `make` gives the score of a bias."""
 
     def run(q, bias):
-        rules = Rules(Dense(seen), make(bias)).bind(SIZES, H)
+        rules = Rules(Dense(SEEN), make(bias)).bind(SIZES, H)
         return reference.attention(q, *given()[1:], rules)[0]
 
-    out, back = jax.vjp(run, given()[0], jnp.asarray(bias))
-    return out, *back(jnp.asarray(normal(5, B, T, N, H)))
+    return outcome(run, (given()[0], bias), normal(5, B, T, N, H))
 
 
 @eager64
@@ -75,10 +74,10 @@ def test_a_score_that_is_hidden_reaches_nothing():
         lambda x: Alibi(np.ones(N)) >> (Additive(x) >> Softcap(3.0)),
         lambda x: Additive(x) >> Alibi(np.arange(N) / 3),
     ):
-        want, got = outcome(make, clean), outcome(make, poisoned(clean))
+        want, got = biased(make, clean), biased(make, poisoned(clean))
         for a, b in zip(got, want, strict=True):
             assert np.isfinite(a).all() and judge.same_function(a, b, zero=True).ok
-        assert not np.asarray(got[2])[~SEEN].any()
+        assert not got[2][~SEEN].any()
 
 
 @eager64
@@ -86,12 +85,17 @@ def test_a_score_of_logits_sees_them_where_they_are_shown():
     def bent(x, b, n, q, k):
         return jnp.tanh(x) + (n - k).astype(x.dtype)
 
+    @jax.jit
+    def weighted(q, k, v, rules, logits):
+        q, k, _ = reference.zero_masked(q, k, v, rules)
+        return reference.weights_and_stats(q, k, rules)[0], rules.score.grid(logits, SIZES)
+
     q, k, v = given()
     for score in (ScoreFn(bent), Softcap(0.5), Alibi(np.ones(N)), IDENTITY):
         rules = Rules(Dense(SEEN), score).bind(SIZES, H)
-        weights, _ = reference.weights_and_stats(*reference.zero_masked(q, k, v, rules)[:2], rules)
         logits = np.einsum("btnh,bsnh->bnts", q, np.repeat(k, N // K, 2)) * H**-0.5
-        x = np.where(SEEN, np.asarray(rules.score.grid(jnp.asarray(logits), SIZES)), -np.inf)
+        weights, x = weighted(q, k, v, rules, logits)
+        x = np.where(SEEN, x, -np.inf)
         powers = np.where(SEEN, np.exp(x - np.where(SEEN, x, -1e9).max(-1, keepdims=True)), 0)
         total = powers.sum(-1, keepdims=True)
         want = powers / np.where(total == 0, 1, total)
@@ -101,8 +105,9 @@ def test_a_score_of_logits_sees_them_where_they_are_shown():
 def test_the_softmax_is_of_what_is_seen():
     x = normal(6, B, N, T, S).astype("float32")
     x[~SEEN] = 50.0
-    weights, stats = reference.softmax_and_stats(jnp.asarray(x), None, jnp.asarray(SEEN))
-    alone, _ = reference.softmax_and_stats(jnp.where(SEEN, x, -jnp.inf))
+    softmax = jax.jit(reference.softmax_and_stats)
+    weights, stats = softmax(x, None, SEEN)
+    alone, _ = softmax(np.where(SEEN, x, np.float32(-np.inf)))
     assert judge.exact(weights, alone).ok and not np.asarray(weights)[~SEEN].any()
     assert np.array_equal(np.asarray(stats.l) == 0, ~SEEN.any(-1))
     assert np.array_equal(np.isneginf(stats.lse), ~SEEN.any(-1))
@@ -111,7 +116,7 @@ def test_the_softmax_is_of_what_is_seen():
         return reference.softmax_and_stats(x, None, jnp.asarray(SEEN))[0][..., 0].sum()
 
     x[~SEEN] = np.inf
-    grad = np.asarray(jax.grad(one)(jnp.asarray(x)))
+    grad = np.asarray(jax.jit(jax.grad(one))(x))
     assert np.isfinite(grad).all() and not grad[~SEEN].any()
 
 
@@ -135,19 +140,15 @@ def test_no_cotangent_comes_in_at_a_dead_row():
     for rules in (Rules(Dense(SEEN)), Rules(score=Additive(bias))):
         rules = rules.bind(SIZES, H)
         run = lambda *x, rules=rules: reference.attention(*x, rules)[0]  # noqa: E731
-        out, back = jax.vjp(run, q, k, v)
-        assert not np.asarray(out)[dead].any()
-        clean = back(jnp.asarray(np.where(dead[..., None], 0, do)))
-        for a, b in zip(
-            back(jnp.asarray(np.where(dead[..., None], np.nan, do))), clean, strict=True
-        ):
+        clean, got = (
+            outcome(run, (q, k, v), np.where(dead[..., None], x, do)) for x in (0, np.nan)
+        )
+        assert not clean[0][dead].any()
+        for a, b in zip(got, clean, strict=True):
             assert judge.exact(a, b).ok
     plain = Rules().bind(SIZES, H)
-    assert np.isnan(
-        jax.vjp(lambda v: reference.attention(q, k, v, plain)[0], v)[1](
-            jnp.full((B, T, N, H), jnp.nan)
-        )[0]
-    ).all()
+    run = lambda v: reference.attention(q, k, v, plain)[0]  # noqa: E731
+    assert np.isnan(outcome(run, (v,), np.full((B, T, N, H), np.nan))[1]).all()
 
 
 MASKS = {
@@ -193,7 +194,7 @@ def test_keys_that_share_a_head_are_alive_if_one_query_head_sees_them():
     for table in (SEEN, SEEN[:, :1], SEEN[:, :2].repeat(2, 1), SEEN[:1], SEEN[:1, :1, :1]):
         whole = np.broadcast_to(table, SEEN.shape)
         rules = Rules(Dense(table)).bind(SIZES, H)
-        qz, kz, vz = reference.zero_masked(q, k, v, rules)
+        qz, kz, vz = jax.jit(reference.zero_masked)(q, k, v, rules)
         rows = whole.any(3).swapaxes(1, 2)
         keys = whole.reshape(B, K, N // K, T, S).any((2, 3)).swapaxes(1, 2)
         assert np.array_equal(np.asarray(qz).any(-1), rows)
@@ -202,7 +203,7 @@ def test_keys_that_share_a_head_are_alive_if_one_query_head_sees_them():
 
 
 def test_a_mask_may_be_one_truth():
-    q, k, v = (x.astype("float32") for x in given())
+    q, k, v = (np.asarray(x, "float32") for x in given())
     for truth in (True, False):
         for mask in (
             MaskFn(lambda b, n, q, k, truth=truth: truth),
@@ -210,5 +211,5 @@ def test_a_mask_may_be_one_truth():
         ):
             mask = mask if truth or isinstance(mask, MaskFn) else ~mask
             rules = Rules(mask).bind(SIZES, H)
-            for x in reference.zero_masked(q, k, v, rules):
+            for x in jax.jit(reference.zero_masked)(q, k, v, rules):
                 assert bool(np.asarray(x).any()) is truth

@@ -1,6 +1,6 @@
 """The laws of the plain formula, by loops in numpy: outputs, weights, lse, silence, taps."""
 
-from functools import cache, wraps
+from collections import OrderedDict
 
 import jax
 import jax.numpy as jnp
@@ -20,20 +20,12 @@ from flax_attn import (
 from flax_attn._internal.types import Sizes
 from flax_attn.parity import judge
 from flax_attn.rules import Rules
-from parity_tests.core.drawing import normal
+
+from ..backends.law_cases import eager64, normal
 
 B, T, S, N, K, H, h = 3, 5, 7, 8, 4, 6, 9
 G = N // K
 SIZES = Sizes((B,), N, T, S)
-
-
-def float64(law):
-    @wraps(law)
-    def in_float64():
-        with jax.enable_x64(True):
-            law()
-
-    return in_float64
 
 
 def arrays():
@@ -114,29 +106,32 @@ RULES = {
 }
 
 
-@cache
-def wanted(name):
-    return by_loops(*arrays(), **RULES[name][1])
+@jax.jit
+def listened(q, k, v, rules):
+    """Output and lse, and what is heard in its order."""
+    with taps.listen() as heard:
+        found = reference.forward(q, k, v, rules)
+    assert len(heard) == len(dict(heard))
+    return found, OrderedDict(heard)
 
 
-@float64
+@eager64
 def test_every_rule_agrees_with_loops():
     q, k, v = arrays()
     for name, (make, told) in RULES.items():
         rules = make().bind(SIZES, H)
-        want = wanted(name)
-        with taps.listen() as heard:
-            got = reference.forward(jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), rules)
+        want = by_loops(*arrays(), **told)
+        got, heard = listened(q, k, v, rules)
         for one, two in zip(got, want[:2], strict=True):
             assert one.dtype == jnp.float64 and judge.same_function(one, two).ok, name
         keep = [("keep", told.get("keep"))] if "keep" in told else []
         names = [("scores", want[2]), ("weights", want[3]), *keep]
-        assert [x[0] for x in heard] == [x[0] for x in names]
-        for (_, one), (_, two) in zip(heard, names, strict=True):
+        assert [*heard] == [x[0] for x in names]
+        for one, (_, two) in zip(heard.values(), names, strict=True):
             assert judge.same_function(one, two).ok, name
 
 
-@float64
+@eager64
 def test_what_a_tap_puts_in_goes_on():
     q, k, v = (jnp.asarray(x) for x in arrays())
     rules = Rules(dropout=DropoutMask(KEPT, 0.5)).bind(SIZES, H)
@@ -146,21 +141,20 @@ def test_what_a_tap_puts_in_goes_on():
             return jnp.zeros_like(value) if name == asked else None
 
         with taps.listen(zeros):
-            o, lse = reference.forward(q, k, v, rules)
+            o, lse = jax.jit(lambda *given: reference.forward(*given))(q, k, v, rules)
         if asked == "scores":
             assert judge.same_function(lse, np.full((B, N, T), np.log(S))).ok
         else:
             assert not np.asarray(o).any() and np.asarray(lse).any()
 
 
-@float64
+@eager64
 def test_dropout_draws_for_every_place():
     q, k, v = (jnp.asarray(x) for x in arrays())
     drop = Dropout(0.4, jax.random.key(3))
-    with taps.listen() as heard:
-        o, _ = reference.forward(q, k, v, Rules(dropout=drop).bind(SIZES, H))
-    kept = np.asarray(drop.grid(SIZES))
-    assert judge.exact(dict(heard)["keep"], kept).ok
+    (o, _), heard = listened(q, k, v, Rules(dropout=drop).bind(SIZES, H))
+    kept = np.asarray(jax.jit(lambda drop: drop.grid(SIZES))(drop))
+    assert judge.exact(heard["keep"], kept).ok
     assert judge.same_function(o, by_loops(*arrays(), keep=kept, rate=0.4)[0]).ok
 
 
@@ -175,17 +169,17 @@ def test_the_softmax_by_numbers_that_are_exact():
     assert reference.softmax(jnp.asarray(zero)).tolist() == [0.5, 0.5]
 
 
-@float64
+@eager64
 def test_the_softmax_neither_overflows_nor_vanishes():
     for shift in (1e4, -1e4, 0.0):
         scores = normal(7, 3, 5) + shift
         powers = np.exp(scores - shift)
-        weights, lse = reference.softmax_and_lse(jnp.asarray(scores))
+        weights, lse = jax.jit(reference.softmax_and_lse)(scores)
         assert judge.same_function(weights, np.exp(scores - lse[:, None])).ok
         assert judge.same_function(np.exp(lse - shift), powers.sum(-1)).ok
 
 
-@float64
+@eager64
 def test_sinks_join_the_sum_alone():
     scores, low = normal(8, 2, 3, 5), np.full((2, 3, 5), -np.inf)
     for sinks in (normal(9, 3, 1), normal(9, 3, 1) + 1e4, normal(9, 3, 1) - 1e4):
@@ -217,13 +211,13 @@ def test_narrow_scores_are_widened_and_given_back_narrow():
             assert judge.exact(reference.softmax(narrow, given), weights.astype(kind)).ok
 
 
-@float64
+@eager64
 def test_rows_that_see_nothing_have_zero_gradients():
     scores = np.where(np.arange(3)[:, None] == 1, -np.inf, normal(12, 3, 5))
     loss = lambda x: (reference.softmax(x) * normal(13, 3, 5)).sum()  # noqa: E731
     p, c = np.asarray(reference.softmax(jnp.asarray(scores))), normal(13, 3, 5)
     want = p * (c - (p * c).sum(-1, keepdims=True))
-    got = jax.grad(loss)(jnp.asarray(scores))
+    got = jax.jit(jax.grad(loss))(scores)
     assert not got[1].any() and judge.same_function(got, want).ok
 
 
@@ -234,23 +228,22 @@ def test_products_are_summed_in_float32_and_the_output_has_the_dtype_of_the_quer
     rules = Rules(scale=1.0).bind(Sizes((1,), 2, 1, 2), 2)
     q = jnp.asarray([[[[16.0, 1.0], [1.0, 16.0]]]], jnp.bfloat16)  # 1 T N H
     k = jnp.asarray([[[[16.0, 1.0]], [[0.0, 1.0]]]], jnp.bfloat16)  # 1 S K H
-    with taps.listen() as heard:
-        o, lse = reference.forward(q, k, k, rules)
-    scores = dict(heard)["scores"]
-    assert scores.dtype == lse.dtype == dict(heard)["weights"].dtype == jnp.float32
+    (o, lse), heard = listened(q, k, k, rules)
+    scores = heard["scores"]
+    assert scores.dtype == lse.dtype == heard["weights"].dtype == jnp.float32
     assert scores.tolist() == [[[[257.0, 1.0]], [[32.0, 16.0]]]]
     assert o.dtype == jnp.bfloat16 and o[0, 0, 0].tolist() == [16.0, 1.0]
 
 
 def test_there_may_be_no_keys():
-    q, k, v = jnp.ones((1, 3, N, H)), jnp.ones((1, 0, K, H)), jnp.ones((1, 0, K, h))
+    q, k, v = np.ones((1, 3, N, H)), np.ones((1, 0, K, H)), np.ones((1, 0, K, h))
     rules = Rules(mask=Causal()).bind(Sizes((1,), N, 3, 0), H)
-    o, lse = reference.forward(q, k, v, rules)
+    o, lse = jax.device_get(jax.jit(reference.forward)(q, k, v, rules))
     assert o.shape == (1, 3, N, h) and lse.shape == (1, N, 3)
-    assert not o.any() and jnp.isneginf(lse).all()
+    assert not o.any() and np.isneginf(lse).all()
 
 
-@float64
+@eager64
 def test_silence_puts_zeros_where_nobody_looks():
     q, k, v = (jnp.asarray(x) for x in arrays())
     full = Rules().bind(SIZES, H)
@@ -265,13 +258,13 @@ def test_silence_puts_zeros_where_nobody_looks():
             for b in range(B)
         ]
         keys = np.asarray(keys)[..., None]
-        got = reference.zero_masked(q, k, v, Rules(mask=mask).bind(SIZES, H))
+        got = jax.jit(reference.zero_masked)(q, k, v, Rules(mask=mask).bind(SIZES, H))
         assert judge.exact(got[0], np.where(sees, q, 0.0)).ok
         assert judge.exact(got[1], np.where(keys, k, 0.0)).ok
         assert judge.exact(got[2], np.where(keys, v, 0.0)).ok
 
 
-@float64
+@eager64
 def test_nan_that_nobody_sees_is_not_heard():
     q, k, v = arrays()
     seen = np.asarray(ragged())
@@ -279,6 +272,5 @@ def test_nan_that_nobody_sees_is_not_heard():
     dirty[0][1, 3, 2] = dirty[0][2, 4] = np.nan
     dirty[1][0, 5, 1] = dirty[2][0, 5, 1] = np.inf
     assert not seen[2, :, 4].any() and not seen[0, 2:4, :, 5].any()
-    clean = reference.forward(jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), rules)
-    got = reference.forward(*(jnp.asarray(x) for x in dirty), rules)
+    clean, got = (jax.jit(reference.forward)(*x, rules) for x in ((q, k, v), dirty))
     assert judge.exact(got[0], clean[0]).ok and judge.exact(got[1], clean[1]).ok

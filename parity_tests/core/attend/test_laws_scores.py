@@ -17,8 +17,6 @@ from parity_tests.core.drawing import normal
 B, N, T, S = 2, 3, 4, 7
 SIZES = Sizes((B,), N, T, S)
 SLOPES = np.asarray([0.5, 0.2, 0.9])
-
-
 LOGITS, BIAS = 3 * normal(0, B, N, T, S), normal(1, N, T, S)
 
 
@@ -36,9 +34,8 @@ def t5(offset, buckets=6, max_distance=5, bidirectional=True):
     ramp = np.log(np.maximum(far, 1) / single) / np.log(max_distance / single) * (rows - single)
     found = np.where(far < single, far, np.minimum(single + (ramp + 1e-9).astype(int), rows - 1))
     found = found + (rows * (behind < 0) if bidirectional else 0)
-    return (lambda: scores.T5Bias(table, **how, offset=offset)), LOGITS + table[found].transpose(
-        2, 0, 1
-    )
+    want = LOGITS + table[found].transpose(2, 0, 1)
+    return (lambda: scores.T5Bias(table, **how, offset=offset)), want
 
 
 def slanted(x, b, n, q, k):
@@ -52,6 +49,7 @@ def per_head(params, x, b, n, q, k):
 B_, N_, Q_, K_ = SIZES.grid()
 SLANT = 10 * B_ + 3 * N_ - Q_ + 2 * K_
 HEADS = SLOPES[:, None, None]
+CUT = slice(1, None), slice(None), slice(1, 3), slice(2, None)
 SCORES = {
     "identity": (lambda: scores.IDENTITY, LOGITS),
     "softcap": (lambda: scores.Softcap(2.0), 2 * np.tanh(LOGITS / 2)),
@@ -84,17 +82,21 @@ SCORES = {
 }
 
 
+@jax.jit
+def asked(score, logits):
+    """A bound score of all logits by its grid and by their places, and of a block by its places."""
+    block = score(logits[CUT], B_[1:], N_, Q_[:, :, 1:3], K_[..., 2:])
+    return score.grid(logits, SIZES), score(logits, *SIZES.iotas()), block
+
+
 def test_every_score_is_its_formula_whole_and_in_blocks():
     with jax.enable_x64(True):
         for name, (make, want) in SCORES.items():
-            bound, logits = make().bind(SIZES), jnp.asarray(LOGITS)
+            bound = make().bind(SIZES)
             assert isinstance(bound, scores.Score)
-            grid = bound.grid(logits, SIZES)
-            assert grid.dtype == logits.dtype and judge.same_function(grid, want).ok, name
-            cut = (slice(1, None), slice(None), slice(1, 3), slice(2, None))
-            index = B_[1:], N_, Q_[:, :, 1:3], K_[..., 2:]
-            block = bound(jnp.asarray(LOGITS[cut]), *index)
-            assert judge.same_function(block, want[cut]).ok, name
+            grid, _, block = asked(bound, LOGITS)
+            assert grid.dtype == jnp.float64 and judge.same_function(grid, want).ok, name
+            assert judge.same_function(block, want[CUT]).ok, name
 
 
 def test_scores_keep_the_dtype_of_narrow_logits():
@@ -281,11 +283,8 @@ def test_scores_at_positions_read_them_in_place_of_slots():
             (fn >> scores.Additive(BIAS), want + BIAS),
         ):
             with jax.enable_x64(True):
-                bound = score.at_positions(at).bind(SIZES)
-                logits = jnp.asarray(LOGITS)
-                got = bound.grid(logits, SIZES), bound(logits, *SIZES.iotas())
-                for each in got:
-                    assert judge.same_function(each, np.broadcast_to(known, each.shape)).ok, score
+                for got in asked(score.at_positions(at).bind(SIZES), LOGITS)[:2]:
+                    assert judge.same_function(got, np.broadcast_to(known, got.shape)).ok, score
 
 
 def test_what_a_score_reads_and_has_if_nothing_is_said():
@@ -293,8 +292,8 @@ def test_what_a_score_reads_and_has_if_nothing_is_said():
     read = {
         "nothing": (scores.IDENTITY, scores.Softcap(1.0)),
         "distance": (scores.Alibi(SLOPES), bias),
+        "order": (scores.ScoreFn(slanted), scores.Score()),
     }
-    read |= {"order": (scores.ScoreFn(slanted), scores.Score())}
     for what, those in read.items():
         assert [score.reads for score in those] == [what] * 2
     assert (bias.buckets, bias.max_distance, bias.bidirectional, bias.offset) == (32, 128, True, 0)
@@ -318,15 +317,15 @@ def test_slots_stand_where_no_positions_are_given():
     bias, known = t5(0)
     with jax.enable_x64(True):
         at = bias().at_positions(Positions()).bind(SIZES)
-        assert judge.same_function(at.grid(jnp.asarray(LOGITS), SIZES), known).ok
+        assert judge.same_function(asked(at, LOGITS)[0], known).ok
 
 
 def test_each_entry_has_an_offset_of_its_own():
     made = [t5(offset) for offset in (1, 3)]
     with jax.enable_x64(True):
         bias = replace(made[0][0](), offset=np.asarray([1, 3])).bind(SIZES)
-        logits, want = jnp.asarray(LOGITS), np.stack([made[i][1][i] for i in range(B)])
-        for got in (bias.grid(logits, SIZES), bias(logits, *SIZES.iotas())):
+        want = np.stack([made[i][1][i] for i in range(B)])
+        for got in asked(bias, LOGITS)[:2]:
             assert judge.same_function(got, want).ok
 
 
@@ -340,7 +339,7 @@ def test_a_shard_keeps_what_is_read_and_where():
     want = LOGITS * (1 + n) + 100 * b + 7 * q[:, None, :, None] - 3 * k[:, None, None]
     with jax.enable_x64(True):
         at = scores.ScoreFn(by_place).at_positions(Positions(q, k)).at(places).bind(SIZES)
-        assert judge.same_function(at.grid(jnp.asarray(LOGITS), SIZES), want).ok
+        assert judge.same_function(asked(at, LOGITS)[0], want).ok
     with pytest.raises(ValueError, match="a row for each bucket"):
         scores.T5Bias(normal(2, 32, N + 1)).at_positions(Positions(q, k)).bind(SIZES)
     for offset in (np.ones(3, np.int32), [1, 2, 3]):

@@ -3,7 +3,6 @@
 import copy
 import pickle
 from dataclasses import replace
-from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -12,23 +11,19 @@ import pytest
 from flax import nnx
 
 from flax_attn import (
-    CAUSAL,
     Additive,
     Alibi,
     Causal,
     Prefix,
     Rules,
     ScoreFn,
-    Softcap,
     Window,
     attend,
     frozen,
 )
 from flax_attn._internal.types import Sizes
 from flax_attn.parity import judge
-from parity_tests.tables import with_nightly
 
-BACKENDS = ("reference", "blockwise")
 B, T, N, H = 2, 12, 3, 4
 
 
@@ -70,55 +65,6 @@ def test_far_offsets_hide_or_show_all(far):
     q = drawn(0, 130, 1, 2)
     assert same(attend(q, q, q, mask=Causal(far)), attend(q, q, q))
     assert not attend(q, q, q, mask=Causal(-far), backend="blockwise").any()
-
-
-def by_entry(make, offsets, q):
-    """Each batch entry by itself, with its own number."""
-    pairs = zip(np.asarray(q), offsets, strict=True)
-    return np.stack([jax.jit(lambda x, o=o: attend(x, x, x, **make(int(o))))(x) for x, o in pairs])
-
-
-MAKES = {
-    "causal": lambda o: {"mask": Causal(o)},
-    "window": lambda o: {"mask": Window(9, 2, o)},
-    "both": lambda o: {"mask": Window(30, None, o) & CAUSAL},
-    "alibi": lambda o: {"score": Alibi(np.asarray([0.5, 0.1]), o)},
-}
-ROWS = [*product(BACKENDS, MAKES)]
-AT_COMMIT = [("reference", "both"), ("reference", "alibi")]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("backend", "name"), with_nightly(ROWS, commit=AT_COMMIT))
-def test_offsets_for_each_entry(backend, name):
-    q, offsets = drawn(0, 3, 140, 2, 4), np.asarray([-20, 0, 7])
-    with jax.numpy_rank_promotion("raise"):
-        got = attend(q, q, q, **MAKES[name](offsets), backend=backend)
-        assert judge.allclose(got, by_entry(MAKES[name], offsets, q))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_slopes_for_each_entry(backend):
-    q, slopes = drawn(0, 3, 9, 2, 4), drawn(6, 3, 2)
-    got = jax.jit(lambda q, s: attend(q, q, q, score=Alibi(s), backend=backend))(q, slopes)
-    alone = jax.jit(lambda q, s: attend(q, q, q, score=Alibi(s)))
-    want = [alone(x, s) for x, s in zip(np.asarray(q), np.asarray(slopes), strict=True)]
-    assert judge.allclose(got, np.stack(want))
-
-
-@pytest.mark.nightly
-def test_none_leaves_everything_as_it_is():
-    q, k, v = arrays()
-    assert same(attend(q, k, v, mask=None, score=None), attend(q, k, v))
-
-
-@pytest.mark.parametrize(
-    "bound", [np.asarray(0.0), jnp.asarray(-1.0), np.nan, jnp.asarray(jnp.inf)]
-)
-def test_a_bound_that_is_none_is_refused(bound):
-    with pytest.raises(ValueError, match=r"Softcap\.cap must be finite and above zero"):
-        Softcap(bound)
 
 
 @pytest.mark.nightly

@@ -19,7 +19,7 @@ from flax_attn.parity import judge
 from flax_attn.rules import Rules, sizes_of
 from flax_attn.scores import Additive
 
-from .law_cases import B, H, K, N, S, T, case, check, eager64, normal, outcome
+from .law_cases import B, H, K, N, S, T, case, check, eager64, normal, one_program, outcome
 
 LOOPS = {"rows": 2, "cols": 3, "unrolled": False}  # small sizes are written out otherwise
 WRITTEN = {"rows": 2, "cols": 3, "unrolled": True}
@@ -85,9 +85,9 @@ def test_offsets_of_each_entry():
 def test_the_parts_of_the_weights_are_those_of_the_plain_formula():
     for name in ("table", "blind", "padding"):
         (q, k, v, rules), _, want = case(name)
-        o, stats = blockwise.attention(q, k, v, rules, rows=3, cols=5)
+        o, stats = jax.jit(partial(blockwise.attention, rows=3, cols=5))(q, k, v, rules)
         assert o.dtype == jnp.float64 and stats.m.dtype == stats.l.dtype == jnp.float64
-        _, known = reference.attention(q, k, v, rules)
+        _, known = jax.jit(reference.attention)(q, k, v, rules)
         dead = np.asarray(known.l) == 0
         assert np.array_equal(np.asarray(stats.l) == 0, dead)
         assert np.isfinite(stats.m).all() and not np.asarray(stats.m)[dead].any()
@@ -117,7 +117,7 @@ def test_the_parts_before_the_sinks_are_kept():
         o, m, l = jax.jit(partial(blockwise.forward_pass, made))(q, k, v, rules)
         assert o.dtype == m.dtype == l.dtype == jnp.float64
         bare = Rules(rules.mask, rules.score, rules.scale)
-        alone, known = reference.attention(q, k, v, bare)
+        alone, known = jax.jit(reference.attention)(q, k, v, bare)
         got = reference.Stats(jnp.where(l == 0, 0.0, m), l)
         assert judge.same_function(got.lse, known.lse).ok
         assert judge.same_function(o, alone).ok
@@ -150,7 +150,7 @@ def test_narrow_inputs_are_summed_wide():
     for dtype in ("bfloat16", "float32"):
         (q, k, v, rules), cotangents, want = case("causal", dtype)
         made = make_plan(sizes_of(q, k), K, rules, "cpu", **LOOPS)
-        o, m, l = blockwise.forward_pass(made, q, k, v, rules)
+        o, m, l = jax.eval_shape(partial(blockwise.forward_pass, made), q, k, v, rules)
         assert o.dtype == m.dtype == l.dtype == jnp.float32
         got = outcome(blockwise.forward, (q, k, v, rules), cotangents, **LOOPS)
         for i, (a, b) in enumerate(zip(got, want, strict=True)):
@@ -186,9 +186,9 @@ def test_no_keys_no_queries_no_width():
         ((0, 3, 4, 3), (0, 5, 2, 3), (0, 5, 2, 2)),
         ((2, 3, 4, 0), (2, 5, 2, 0), (2, 5, 2, 2)),
     ):
-        q, k, v = (jnp.ones(shape) for shape in shapes)
+        q, k, v = (np.ones(shape) for shape in shapes)
         rules = Rules().bind(Sizes((shapes[0][0],), 4, shapes[0][1], shapes[1][1]), 1)
-        o, stats = blockwise.attention(q, k, v, rules)
+        o, stats = jax.jit(blockwise.attention)(q, k, v, rules)
         assert o.shape == (*shapes[0][:3], shapes[2][3])
         assert stats.l.shape == (shapes[0][0], 4, shapes[0][1])
 
@@ -199,7 +199,7 @@ def test_somebody_who_listens_hears_which_were_kept():
     sizes = Sizes((B,), N, T, S)
     rules = Rules(dropout=DropoutMask(keep, 0.5)).bind(sizes, H)
     forward = partial(blockwise.forward, **LOOPS)
-    with jax.disable_jit(), taps.listen() as heard:
+    with taps.listen() as heard:
         forward(q, k, v, rules)
         ((name, found),) = heard
         assert name == "keep" and np.array_equal(found, np.broadcast_to(keep, sizes.shape))
@@ -258,22 +258,23 @@ def test_it_runs_inside_a_shard_map():
 def test_heads_that_share_keys_stand_together_and_return():
     x = normal(0, 2, 3, 6, 4)
     for G in (1, 2, 3, 6):
-        parts = block_loops._split_heads(jnp.asarray(x), 6 // G)
-        lines = block_loops._split_heads(jnp.asarray(x[..., 0].swapaxes(1, 2)), 6 // G)
+        given = x, x[..., 0].swapaxes(1, 2)
+        parts, lines = one_program(lambda x, G=G: block_loops._split_heads(x, 6 // G), given)
         assert parts.shape == (2 * 6 // G, 1, 3, G, 4) and lines.shape == (2 * 6 // G, 1, G, 3)
         for u, g in itertools.product(range(2 * 6 // G), range(G)):
             b, n = divmod(u, 6 // G)
             assert np.array_equal(parts[u, 0, :, g], x[b, :, n * G + g].astype("float32"))
             assert np.array_equal(lines[u, 0, g], x[b, :, n * G + g, 0].astype("float32"))
-        heads = jnp.moveaxis(parts[:, 0], 2, 1).reshape(-1, 1, 3, 4)
-        assert np.array_equal(block_loops.join(heads, 2), x.astype("float32"))
+        heads = np.moveaxis(parts[:, 0], 2, 1).reshape(-1, 1, 3, 4)
+        joined = jax.jit(block_loops.join, static_argnums=1)(heads, 2)
+        assert np.array_equal(joined, x.astype("float32"))
 
 
 @eager64
 def test_every_key_head_is_walked_once_with_its_own_place():
     """One after the other, in loops side by side, or all at once: with the sum of their carries."""
-    q, line = jnp.asarray(normal(0, 2, 3, 6, 4)), jnp.asarray(normal(1, 2, 6, 3))
-    all_rows, want = Block(0, 0, 0, 0, 3, 3, 5), jnp.moveaxis(q.reshape(2, 3, 2, 3, 4), 1, 3)
+    q, line = normal(0, 2, 3, 6, 4), normal(1, 2, 6, 3)
+    all_rows, want = Block(0, 0, 0, 0, 3, 3, 5), np.moveaxis(q.reshape(2, 3, 2, 3, 4), 1, 3)
 
     def step(carry, heads, at):
         assert (at.q, at.k, at.G, at.rows, at.cols) == (0, 0, 3, 2, 3)
@@ -283,8 +284,8 @@ def test_every_key_head_is_walked_once_with_its_own_place():
 
     for how in ({}, {"lanes": 2}, {"lanes": 3}, {"lanes": 4}, {"batched": True}):
         plan = make_plan(Sizes((2,), 6, 3, 5), 2, Rules(), "cpu", rows=2, cols=3, **how)
-        walked = block_loops.scan_heads(plan, plan.batched, step, jnp.zeros(()), (q, line))
-        total, (b, n, x, y) = walked
+        walk = jax.jit(partial(block_loops.scan_heads, plan, plan.batched, step))
+        total, (b, n, x, y) = walk(jnp.zeros(()), (q, line))
         assert (b.tolist(), n.tolist()) == ([0, 0, 1, 1], [0, 3, 0, 3])
         assert np.array_equal(x, want.reshape(4, 3, 3, 4))
         assert np.array_equal(y, line.reshape(4, 3, 3))
@@ -299,11 +300,9 @@ def test_parts_are_taken_from_their_place_and_put_there():
     assert np.array_equal(heads.cols(at), x[1, 2:5, 2])
     lines = block_loops.Heads(jnp.asarray(x[..., 0].swapaxes(1, 2)), 1, 2, 2)  # B N T
     assert np.array_equal(lines.rows(at), x[1, 1:3, 2:, 0].T.reshape(4))
-    sums = online_softmax._accumulate_kv(
-        jnp.ones((2, 6)), jnp.asarray(normal(2, 2, 3), "float32"), at
-    )
-    want = np.ones((2, 6), "float32")
-    want[:, 2:5] += normal(2, 2, 3).astype("float32")
+    more, want = normal(2, 2, 3).astype("float32"), np.ones((2, 6), "float32")
+    sums = online_softmax._accumulate_kv(jnp.ones((2, 6)), jnp.asarray(more), at)
+    want[:, 2:5] += more
     assert np.array_equal(sums, want)
 
 

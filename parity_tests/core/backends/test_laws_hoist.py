@@ -32,6 +32,11 @@ PART = 2, slice(1, 3), slice(1, 4), slice(2, 6)
 PLACES = Places(b=jnp.asarray([2, 0, 1]), n=jnp.asarray([3, 1, 0, 2]))
 
 
+def answer(rule, index, *logits):
+    """What a mask or a score says of these places, by one program."""
+    return np.asarray(jax.jit(lambda rule, *logits: rule(*logits, *index))(rule, *logits))
+
+
 def table():
     held = jnp.asarray(TABLE)
     return MaskFn(lambda b, n, q, k: held[b, n, q, k])
@@ -48,6 +53,7 @@ def by_params(params, x, b, n, q, k):
 
 PARAMS = {"gain": jnp.float32(1.5), "all": jnp.asarray(WEIGHTS)}
 INDEX = np.arange(B * N * T * S).reshape(B, N, T, S)
+THIRD = MaskFn(lambda b, n, q, k: position(b, n, q, k) % 3 == 0)
 
 
 def position(b, n, q, k):
@@ -59,19 +65,19 @@ def test_a_mask_function_gives_what_it_gave():
     mask = hoist(table(), "float32")
     assert isinstance(mask, Traced) and mask.is_static is False
     assert type(mask.consts) is tuple
-    whole = mask(*GRID)
+    whole = answer(mask, GRID)
     assert whole.dtype == bool and judge.exact(whole, TABLE).ok
     for index in (BLOCK, tuple(map(jnp.asarray, BLOCK))):
-        assert judge.exact(mask(*index), TABLE[PART]).ok
+        assert judge.exact(answer(mask, index), TABLE[PART]).ok
     assert len(jax.tree.leaves(mask)) == 1
-    half = hoist(MaskFn(lambda b, n, q, k: position(b, n, q, k) % 3 == 0), "float32")
-    assert judge.exact(half(*GRID), INDEX % 3 == 0).ok
-    assert judge.exact(half(*BLOCK), INDEX[PART] % 3 == 0).ok
+    third = hoist(THIRD, "float32")
+    assert judge.exact(answer(third, GRID), INDEX % 3 == 0).ok
+    assert judge.exact(answer(third, BLOCK), INDEX[PART] % 3 == 0).ok
     # Not all of the open axes need be there.
-    assert judge.exact(half(0, *BLOCK[1:]), INDEX[0, 1:3, 1:4, 2:6] % 3 == 0).ok
+    assert judge.exact(answer(third, (0, *BLOCK[1:])), INDEX[0, 1:3, 1:4, 2:6] % 3 == 0).ok
     shifted = hoist(MaskFn(lambda b, n, q, k: q + 0.5 >= k), "float32")  # mixed as numpy mixes
-    assert judge.exact(shifted(*GRID)[0, 0], np.arange(T)[:, None] >= np.arange(S)).ok
-    assert mask(*GRID).shape == (B, N, T, S)
+    assert judge.exact(answer(shifted, GRID)[0, 0], np.arange(T)[:, None] >= np.arange(S)).ok
+    assert whole.shape == (B, N, T, S)
 
 
 def test_positions_of_each_entry_are_those_of_its_own():
@@ -83,9 +89,9 @@ def test_positions_of_each_entry_are_those_of_its_own():
     for at in ((b, n, q, k), (b, n, q[:1], k), (b, n, q, k[:1]), (b, n, q[:1], k[:1])):
         seen = hoist(MaskFn(lambda b, n, q, k: (3 * q + k + n + b) % 5 < 2), "float32")
         want = np.broadcast_to((3 * at[2] + at[3] + n + b) % 5 < 2, (B, N, T, S))
-        assert judge.exact(seen(*at), want).ok
+        assert judge.exact(answer(seen, at), want).ok
         score = ScoreFn(lambda x, b, n, q, k: x + (3 * q + k + n + b).astype(x.dtype))
-        got = hoist(score, "float32")(jnp.asarray(logits), *at)
+        got = answer(hoist(score, "float32"), at, logits)
         assert judge.exact(got, logits + (3 * at[2] + at[3] + n + b).astype("float32")).ok
 
 
@@ -106,7 +112,7 @@ def test_a_score_function_gives_what_it_gave():
             (BLOCK, logits[PART], want[PART]),
             (tuple(map(jnp.asarray, BLOCK)), logits[PART], want[PART]),
         ):
-            got = pure(jnp.asarray(block), *index)
+            got = answer(pure, index, block)
             assert got.dtype == jnp.float32
             assert judge.exact(got, truth).ok
     assert ScoreFn(lambda p, *xs: xs[0] + p, jnp.float32(0)) != pure
@@ -155,12 +161,12 @@ def test_functions_are_found_wherever_they_stand():
         pure = hoist(rules, "float32")
         assert has_functions(pure) and has_functions(pure.mask) and not has_functions(pure.score)
         assert pure.scale == 0.5 and pure.score is rules.score and type(pure.mask) is type(mask)
-        assert judge.exact(pure.mask(*GRID), np.asarray(mask(*GRID))).ok
+        assert judge.exact(answer(pure.mask, GRID), answer(mask, GRID)).ok
     for chained in (Softcap(2.0) >> score, score >> Softcap(2.0), score >> score):
         pure = hoist(Rules(score=chained), "float32")
         assert has_functions(pure) and isinstance(pure.score, Chain) and pure.mask is FULL
-        logits = jnp.asarray(WEIGHTS[:, :, ::-1])
-        assert judge.exact(pure.score(logits, *GRID), chained(logits, *GRID)).ok
+        logits = WEIGHTS[:, :, ::-1]
+        assert judge.exact(answer(pure.score, GRID, logits), answer(chained, GRID, logits)).ok
     assert has_functions(hoist(Rules(fn, score), "float32"))
     assert not has_functions(Rules(fn, score)) and not has_functions(IDENTITY)
     lengths = Lengths(np.ones(B, int))
@@ -190,7 +196,8 @@ def test_functions_are_told_apart_by_what_they_are_and_what_was_traced():
     held[0] = ~held[0]
     changed = hoist(MaskFn(fn), "float32")
     assert changed.run == one.run and changed != one  # another leaf of the same structure
-    assert judge.exact(changed(*GRID), ~TABLE).ok and judge.exact(one(*GRID), TABLE).ok
+    assert judge.exact(answer(changed, GRID), ~TABLE).ok
+    assert judge.exact(answer(one, GRID), TABLE).ok
     held[0] = held[0][:, :, :, :1]
     grown = hoist(MaskFn(fn), "float32")
     assert grown.run != one.run and grown.run.fn is fn
@@ -306,7 +313,7 @@ def test_gradients_reach_what_a_function_closes_over():
         return structure.unflatten(leaves)(logits, *GRID).sum()
 
     slopes = jnp.asarray([0.5, 2.0, -1.0, 3.0])
-    by_held, by_slopes = jax.grad(loss, (0, 1))(jnp.asarray(WEIGHTS), slopes)
+    by_held, by_slopes = jax.jit(jax.grad(loss, (0, 1)))(jnp.asarray(WEIGHTS), slopes)
     logits = np.asarray(logits)
     assert judge.exact(by_held, logits * np.asarray(slopes)[:, None, None]).ok
     assert judge.allclose(by_slopes, (logits * WEIGHTS).sum((0, 2, 3)))
@@ -321,13 +328,14 @@ def test_functions_ask_for_the_place_in_the_whole():
     assert hoist(table(), "float32").places is None
     for pure in (mask, later):
         assert pure.places is PLACES
-        assert judge.exact(pure(*GRID), want).ok and judge.exact(pure(*BLOCK), want[PART]).ok
+        assert judge.exact(answer(pure, GRID), want).ok
+        assert judge.exact(answer(pure, BLOCK), want[PART]).ok
     score = hoist(weighted().at(PLACES), "float32")
     assert score.places is PLACES
-    logits = jnp.zeros((B, N, T, S), jnp.float32)
-    assert judge.exact(score(logits, *GRID), WEIGHTS[at[0]][:, at[1]]).ok
+    logits = np.zeros((B, N, T, S), np.float32)
+    assert judge.exact(answer(score, GRID, logits), WEIGHTS[at[0]][:, at[1]]).ok
     both = hoist(weighted(), "float32").at(PLACES)
-    assert judge.exact(both(logits[PART], *BLOCK), WEIGHTS[at[0]][:, at[1]][PART]).ok
+    assert judge.exact(answer(both, BLOCK, logits[PART]), WEIGHTS[at[0]][:, at[1]][PART]).ok
 
 
 def test_functions_of_shards():
@@ -341,7 +349,7 @@ def test_functions_of_shards():
             assert jax.typeof(q).manual_axis_type.varying == axes
             return x + held[b, n, q, k]
 
-        pure = hoist(Rules(table_free(), ScoreFn(bent)), "float32", axes)
+        pure = hoist(Rules(THIRD, ScoreFn(bent)), "float32", axes)
         index = [jnp.asarray(x) for x in GRID]
         index[2] = index[2] + held.astype(int).min() * 0  # of a block whose start is traced
         return jnp.where(pure.mask(*index), pure.score(logits, *index), 0)
@@ -354,7 +362,7 @@ def in_shards(run, *arrays):
     """`run` on one device, inside a shard_map that checks its axes."""
     mesh = Mesh(np.asarray(jax.devices()[:1]), ("x",), axis_types=(AxisType.Auto,))
     spec = PartitionSpec("x")
-    return jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec)(*arrays)
+    return jax.jit(jax.shard_map(run, mesh=mesh, in_specs=spec, out_specs=spec))(*arrays)
 
 
 def test_what_shards_share_may_not_be_closed_over_inside_one():
@@ -368,7 +376,3 @@ def test_what_shards_share_may_not_be_closed_over_inside_one():
     assert judge.exact(in_shards(lambda x: run(x, closed=False), held), WEIGHTS).ok
     with pytest.raises(NotImplementedError, match=r"ScoreFn\(fn, params\).*check_vma=False"):
         in_shards(lambda x: run(x, closed=True), held)
-
-
-def table_free():
-    return MaskFn(lambda b, n, q, k: position(b, n, q, k) % 3 == 0)

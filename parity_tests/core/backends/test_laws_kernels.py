@@ -4,7 +4,7 @@ The kernel here is a plain formula that knows of the mask through a bias alone, 
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -104,10 +104,10 @@ def arrays(kind: str) -> tuple[Any, ...]:
         return tuple(jnp.asarray(x) for x in (q, k, v, bias, do, dlse))
 
 
-def told(kernel: Toy, kind: str, which: tuple[bool, bool] = (True, True)) -> list[Any]:
+def told(kernel: Toy, kind: str, which: tuple[bool, bool], given: tuple) -> list[Any]:
     """Output, lse and gradients by `serve`; `which` of the cotangents there are."""
     mask, seen, sinks = KINDS[kind]
-    q, k, v, bias, do, dlse = arrays(kind)
+    q, k, v, bias, do, dlse = given
     sinks = None if sinks is None else jnp.asarray(sinks)
 
     def run(q, k, v, bias, sinks):
@@ -117,53 +117,55 @@ def told(kernel: Toy, kind: str, which: tuple[bool, bool] = (True, True)) -> lis
     return _outcome(run, (q, k, v, bias, sinks), do, dlse, which)
 
 
-def true(kind: str, which: tuple[bool, bool], dtype: str = "float64") -> list[Any]:
+def true(kind: str, which: tuple[bool, bool], given: tuple) -> list[Any]:
     mask, _, sinks = KINDS[kind]
-    q, k, v, bias, do, dlse = (x.astype(dtype) for x in arrays(kind))
-    sinks = None if sinks is None else jnp.asarray(sinks, dtype)
+    q, k, v, bias, do, dlse = given
+    sinks = None if sinks is None else jnp.asarray(sinks, q.dtype)
 
     def run(q, k, v, bias, sinks):
         rules = Rules(mask, Additive(bias), 0.5, sinks).bind(SIZES, H)
         return reference.forward(q, k, v, rules)
 
-    return _outcome(run, (q, k, v, bias, sinks), do, dlse.astype(wide(dtype)), which)
+    return _outcome(run, (q, k, v, bias, sinks), do, dlse.astype(wide(q.dtype)), which)
 
 
 def _outcome(run: Any, given: tuple, do: Any, dlse: Any, which: tuple[bool, bool]) -> list[Any]:
-    o, lse = run(*given)
-
     def some(*given):
         o, lse = run(*given)
-        return tuple(x for x, wanted in zip((o, lse), which, strict=True) if wanted)
+        return tuple(x for x, wanted in zip((o, lse), which, strict=True) if wanted), (o, lse)
 
-    _, backward = jax.vjp(some, *given)
+    _, backward, out = jax.vjp(some, *given, has_aux=True)
     wanted = tuple(x for x, wanted in zip((do, dlse), which, strict=True) if wanted)
-    return [np.asarray(x) for x in (o, lse, *(g for g in backward(wanted) if g is not None))]
-
-
-def check_kernel(kernel: Toy, kind: str, which: tuple[bool, bool]) -> None:
-    same(told(kernel, kind, which), true(kind, which), f"{kind}, {which}")
+    return [*out, *(g for g in backward(wanted) if g is not None)]
 
 
 BOTH = ((True, True), (True, False), (False, True))
 
 
+def check_kernels(kind: str, *kernels: Toy) -> None:
+    """Whichever cotangents there are; all in one program."""
+
+    @jax.jit
+    def run(*given):
+        told_by = [partial(told, kernel) for kernel in kernels]
+        return [[say(kind, which, given) for say in (true, *told_by)] for which in BOTH]
+
+    for which, (want, *got) in zip(BOTH, run(*arrays(kind)), strict=True):
+        for kernel, found in zip(kernels, got, strict=True):
+            same(list(map(np.asarray, found)), list(map(np.asarray, want)), f"{kernel}, {which}")
+
+
 @eager64
 def test_a_kernel_gives_what_the_plain_formula_gives():
     for kind in ("lengths, sinks", "plain", "causal", "lengths", "sinks"):
-        for which in BOTH:
-            for kernel in (Toy(), Toy(by_lse=True)):
-                check_kernel(kernel, kind, which)
+        check_kernels(kind, Toy(), Toy(by_lse=True))
 
 
 @pytest.mark.nightly
 @eager64
 def test_a_blind_kernel_finds_rows_that_see_nothing():
-    for kind in ("dark", "dark, no sinks", "dark, lengths"):
-        for which in BOTH:
-            for kernel in (Toy(fully_masked=True), Toy(fully_masked=True, by_lse=True)):
-                check_kernel(kernel, kind, which)
-    check_kernel(Toy(fully_masked=True), "lengths, sinks", (True, True))
+    for kind in ("dark", "dark, no sinks", "dark, lengths", "lengths, sinks"):
+        check_kernels(kind, Toy(fully_masked=True), Toy(fully_masked=True, by_lse=True))
 
 
 @pytest.mark.nightly
@@ -181,7 +183,10 @@ def test_narrow_outputs_stay_narrow():
     assert o.dtype == jnp.bfloat16 and lse.dtype == jnp.float32
     dq, dsinks = backward((do, dlse.astype("float32")))
     assert dq.dtype == dsinks.dtype == jnp.bfloat16
-    exact, plain = (true("lengths, sinks", (True, True), x) for x in ("float64", "bfloat16"))
+    exact, plain = (
+        true("lengths, sinks", (True, True), [x.astype(dtype) for x in arrays("lengths, sinks")])
+        for dtype in ("float64", "bfloat16")
+    )
     for got, i in ((o, 0), (dsinks, -1)):
         assert judge.no_worse(got, plain[i], exact[i], "bfloat16").ok
 

@@ -55,7 +55,8 @@ def by_loops(rows: Any, table: Any, count: int, loops: int) -> Any:
 @eager64
 def test_any_number_of_loops_gives_what_one_gives():
     for count, loops in ((1, 1), (5, 2), (7, 3), (4, 4)):
-        got, want = by_loops(ROWS, TABLE, count, loops), by_one(ROWS, TABLE, count)
+        got = jax.jit(by_loops, static_argnums=(2, 3))(ROWS, TABLE, count, loops)
+        want = jax.jit(by_one, static_argnums=2)(ROWS, TABLE, count)
         assert jax.tree.structure(got) == jax.tree.structure(want)
         for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
             assert x.dtype == y.dtype and judge.allclose(np.asarray(x), np.asarray(y))
@@ -68,7 +69,7 @@ def test_a_derivative_is_that_of_one_loop():
             carry, ys = by(rows, table, 5, *how)
             return jnp.sum(carry["sum"] ** 2) + jnp.sum(ys["row"] * ys["last"][:, :1])
 
-        return jax.grad(loss, argnums=(0, 1))(ROWS, TABLE)
+        return jax.jit(jax.grad(loss, argnums=(0, 1)))(ROWS, TABLE)
 
     for got, want in zip(total(by_loops, 2), total(by_one), strict=True):
         assert judge.allclose(np.asarray(got), np.asarray(want)) and jnp.any(want != 0)
@@ -131,14 +132,14 @@ def test_every_intermediate_is_carried_to_the_next_iteration():
     """A loop's carry has all that an iteration stores, in the same order, shapes and dtypes."""
     program = jax.make_jaxpr(lambda s, i: step(ROWS, TABLE, s, i))(start(), jnp.int32(0))
     loop = lanes._Loop(program, 2, 5)
-    begin = loop.start(jax.tree.leaves(start()))
-    after = loop.iteration(begin)
+    begin, iteration = jax.jit(loop.start)(jax.tree.leaves(start())), jax.jit(loop.iteration)
+    after = iteration(begin)
     assert jax.tree.map(jnp.shape, begin) == jax.tree.map(jnp.shape, after)
     assert jax.tree.map(jnp.result_type, begin) == jax.tree.map(jnp.result_type, after)
     shapes = [x.shape for x in after.unread[1]]
     assert shapes.count((2, 4)) >= 1 and shapes.count((2, 3)) >= 2 and (2,) in shapes
     assert (int(begin.i), int(after.i)) == (2, 3) and bool(after.goes_on)
-    assert not bool(loop.iteration(loop.iteration(after)).goes_on)
+    assert not bool(iteration(iteration(after)).goes_on)
     other = lanes._Loop(program, 3, 5).start(jax.tree.leaves(start()))
     assert not np.array_equal(begin.unread[0], other.unread[0])
     assert not np.array_equal(begin.unread[0], after.unread[0])

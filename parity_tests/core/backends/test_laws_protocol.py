@@ -141,22 +141,14 @@ def test_who_has_no_positions_says_who_has_them():
 # Who is alive.
 
 
-def found_in(mask: Mask, sizes: Sizes) -> tuple[np.ndarray, np.ndarray]:
+def check_alive(mask: Mask, seen: np.ndarray, sizes: Sizes) -> None:
     """By the public half: B T and B S, whole."""
     rows, keys = jax.jit(lambda: visible_rows_and_keys(mask.bind(sizes), sizes))()
     rows = np.ones((1, sizes.T), bool) if rows is None else np.asarray(rows)
     keys = np.ones((1, sizes.S), bool) if keys is None else np.asarray(keys)
     assert rows.dtype == keys.dtype == bool
-    return (
-        np.broadcast_to(rows, (sizes.B, sizes.T)),
-        np.broadcast_to(keys, (sizes.B, sizes.S)),
-    )
-
-
-def check_alive(mask: Mask, seen: np.ndarray, sizes: Sizes) -> None:
-    rows, keys = found_in(mask, sizes)
-    assert np.array_equal(rows, seen.any((1, 3))), mask
-    assert np.array_equal(keys, seen.any((1, 2))), mask
+    assert np.array_equal(np.broadcast_to(rows, (sizes.B, sizes.T)), seen.any((1, 3))), mask
+    assert np.array_equal(np.broadcast_to(keys, (sizes.B, sizes.S)), seen.any((1, 2))), mask
 
 
 def test_who_is_alive_under_random_masks():
@@ -229,8 +221,10 @@ def test_who_is_alive_where_each_query_sees_one_range():
     for seed in range(8):
         sizes = Sizes((2,), 1, *((6, 8), (7, 5), (1, 4))[seed % 3])
         mask = in_runs(np.random.RandomState(seed)).bind(sizes)
-        seen = np.broadcast_to(np.asarray(mask(*sizes.iotas())), sizes.shape)
-        ranges = runs_of(mask, np.arange(sizes.T, dtype=np.int32)[None])
+        queries = np.arange(sizes.T, dtype=np.int32)[None]
+        ask = jax.jit(lambda mask: (mask(*sizes.iotas()), runs_of(mask, queries)))  # noqa: B023
+        seen, ranges = ask(mask)
+        seen = np.broadcast_to(seen, sizes.shape)
         met += as_known_band(mask) is None and ranges is not None
         check_alive(mask, seen, sizes._replace(N=3))
     assert 2 * met > 8, met
@@ -248,7 +242,7 @@ class Everything(Mask):
 
 
 def test_an_answer_without_axes_is_for_everyone():
-    rows, keys = visible_rows_and_keys(Everything().bind(SIZES), SIZES)
+    rows, keys = jax.jit(lambda: visible_rows_and_keys(Everything().bind(SIZES), SIZES))()
     assert rows.shape == (B, T) and keys.shape == (B, S) and rows.all() and keys.all()
 
 

@@ -17,7 +17,6 @@ from flax_attn import (
     Dense,
     Documents,
     Dropout,
-    DropoutMask,
     Lengths,
     Mask,
     MaskFn,
@@ -49,10 +48,6 @@ BIAS = draw.standard_normal((1, N, T, S)).astype("float32")
 BY_HEAD, BY_KEY = (jnp.asarray(draw.rand(*shape), "float32") for shape in ((N,), (B, S)))
 
 
-def far(x, b, n, q, k):
-    return x - 0.01 * jnp.abs(q - k)
-
-
 def learnt(params, x, b, n, q, k):
     """Of arrays that are computed first, by functions with derivatives of their own too."""
     return jnp.tanh(x * jax.nn.relu(params["head"])[n]) + params["key"][b, k]
@@ -80,25 +75,15 @@ class EveryOther(Mask):
         return None, None
 
 
-REQUESTS = {
-    "all": {},
-    "causal": {"mask": CAUSAL},
+REQUESTS = {  # what the random programs below do not draw, and one of each kind for a commit
     "a window and a cap": {"mask": CAUSAL & Window(20, 0), "score": Softcap(3.0)},
-    "chunks or a prefix": {"mask": Chunked(16) | Prefix(5)},
-    "not a window": {"mask": ~Window(3, 2)},
-    "lengths": {"mask": Lengths(np.asarray([33, 50]))},
     "documents of some queries": {
         "mask": Documents(np.asarray([[20, 30], [40, 25]])) & Lengths(q=np.asarray([60, 33]), kv=65)
     },
     "a class of a user": {"mask": EveryOther(jnp.asarray([0, 1, 2]))},
-    "lengths of queries": {"mask": Lengths(q=np.asarray([60, 33]), kv=65)},
     "segments": {"mask": Segments(q_ids=IDS, kv_ids=draw.randint(0, 3, (B, S)))},
     "documents": {"mask": Documents(np.asarray([[20, 30], [40, 25]]))},
-    "an array": {"mask": Dense(draw.rand(B, 1, T, S) > 0.5)},
     "an array by head": {"mask": Dense(draw.rand(1, N, T, S) > 0.5), "score": Additive(BIAS)},
-    "slopes": {"mask": CAUSAL, "score": Alibi(BY_HEAD)},
-    "buckets": {"score": T5Bias(draw.standard_normal((32, N)).astype("float32"))},
-    "functions": {"mask": MaskFn(lambda b, n, q, k: (q + n - k) % 3 == 0), "score": ScoreFn(far)},
     "a function of arrays": {
         "mask": MaskFn(lambda b, n, q, k: jnp.asarray(IDS)[b, q] != k % 3),
         "score": ScoreFn(learnt, {"head": BY_HEAD, "key": BY_KEY}),
@@ -109,11 +94,7 @@ REQUESTS = {
         "q_positions": np.arange(T) * 2,
         "kv_positions": np.arange(S) * 2 + 1,
     },
-    "a scale that is traced": {"scale": np.float32(0.3), "mask": CAUSAL},
-    "sinks": {"mask": CAUSAL, "sinks": BY_HEAD},
     "dropout": {"mask": CAUSAL, "dropout": Dropout(0.3, jax.random.key(3))},
-    "dropout by an array": {"dropout": DropoutMask(draw.rand(B, N, T, S) > 0.2, 0.2)},
-    "dropout of all": {"dropout": Dropout(1.0, jax.random.key(3))},
 }
 BY_INDEX = {
     "head": BY_HEAD,
@@ -163,13 +144,6 @@ def check(how, dtype="float32", blocks=BLOCKS, **sizes):
 @pytest.mark.parametrize("name", with_nightly(REQUESTS, commit=COMMIT))
 def test_a_kernel_gives_what_the_formula_gives(name):
     check(REQUESTS[name])
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", REQUESTS)
-def test_in_narrow_dtypes_too(name, dtype):
-    check(REQUESTS[name], dtype)
 
 
 @pytest.mark.nightly

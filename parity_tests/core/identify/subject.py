@@ -45,8 +45,6 @@ KEYS = frozenset(
     "width heads kv_heads head_dim biases scale softcap mask rotary q_norm k_norm sinks bias gate "
     "clip dropout cross cache pre_norm residual".split()
 )
-ROTARY_KEYS = frozenset("base width pairs scaling given".split())
-NORM_KEYS = frozenset("kind eps over_heads gain after_rotary".split())
 DEFAULTS = dict.fromkeys("softcap rotary q_norm k_norm bias gate clip".split())
 FALSE = dict.fromkeys("sinks cross cache pre_norm residual".split(), False)
 
@@ -174,12 +172,3 @@ def norm_truth(
     after_rotary: bool = False,
 ) -> dict[str, Any]:
     return dict(kind=kind, eps=eps, over_heads=over_heads, gain=gain, after_rotary=after_rotary)
-
-
-def as_torch(value: Any) -> Any:
-    """Inputs with arrays as tensors."""
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(np.ascontiguousarray(value))
-    if isinstance(value, tuple):
-        return tuple(as_torch(x) for x in value)
-    return {name: as_torch(x) for name, x in value.items()} if isinstance(value, dict) else value

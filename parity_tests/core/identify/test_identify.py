@@ -18,9 +18,7 @@ BY_NAME = {s.name: s for s in corpus.SUBJECTS}
 LENGTH = 7
 # What no layer of ours is, or what cannot be measured: the reason that is printed.
 UNNAMED = {
-    "handed_padding_no_output": "no output projection",
     "single_head": "no output projection",
-    "cross_residual": "made from the result of native_layer_norm in ln_1",
     "block_with_norm_and_residual": "made from the result of native_layer_norm in norm",
     "softmax_by_logsumexp": "no softmax between two products",
     "blocks_as_axis": "no softmax whose rows are the queries",
@@ -28,7 +26,7 @@ UNNAMED = {
     "one_query_at_a_time": "no softmax whose rows are the queries",
 }
 NAMED = [s.name for s in corpus.ATTENTION if s.name not in UNNAMED]
-AT_COMMIT = ["fused_groups_outermost", "norm_of_heads_after_rotary", "handed_document_ids"]
+AT_COMMIT = ["fused_groups_outermost", "norm_of_heads_after_rotary", "sdpa_window_bool"]
 
 
 def identified(name, seed=0):

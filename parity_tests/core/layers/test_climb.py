@@ -1,4 +1,4 @@
-"""The laws that all layers of the climb keep, with numpy in float64 as a third oracle.
+"""The laws that all layers of the climb keep, with numpy in float64 as a third witness.
 
 Runs are eager and of one shape, SHAPE, since the first such run of a layer compiles every operation
 and the others none; what asks for another shape runs under jit, as one program.

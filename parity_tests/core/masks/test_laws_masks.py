@@ -11,6 +11,8 @@ from flax_attn._internal.types import Sizes
 from flax_attn.masks import Rows
 from flax_attn.masks.ranges import as_known_band, visible_range
 
+from ..backends.law_cases import one_program
+
 B, N = 2, 3
 SHAPES = [(4, 7), (6, 6), (7, 4)]
 KV, QL = np.asarray([3, 6]), np.asarray([5, 2])
@@ -93,14 +95,17 @@ def is_static(name):
 def test_every_mask_agrees_with_loops():
     T, S = SHAPES[0]
     sizes = Sizes((B,), N, T, S)
-    for name, (mask, says) in combined(T, S).items():
-        want, bound = table(says, T, S), mask.bind(sizes)
-        assert isinstance(bound, masks.Mask)
-        grid = bound.grid(sizes)
-        assert isinstance(grid, jax.Array) and grid.dtype == bool, name
-        assert (np.broadcast_to(grid, want.shape) == want).all(), name
-        called = np.asarray(bound(*sizes.grid()))
-        assert (np.broadcast_to(called, want.shape) == want).all(), name
+
+    def asked(bound):
+        assert isinstance(bound, masks.Mask) and isinstance(bound.grid(sizes), jax.Array)
+        return bound.grid(sizes), bound(*sizes.grid())
+
+    cases = combined(T, S)
+    found = one_program(asked, [mask.bind(sizes) for mask, _ in cases.values()])
+    for (name, (_, says)), tables in zip(cases.items(), found, strict=True):
+        want = table(says, T, S)
+        for seen in tables:
+            assert seen.dtype == bool and (np.broadcast_to(seen, want.shape) == want).all(), name
 
 
 def test_static_masks_are_one_table_and_the_others_none():
@@ -243,11 +248,8 @@ def test_arrays_may_be_looked_up_unbound_and_by_traced_indices():
         masks.Dense(np.asarray([[[[0, 1]]], [[[1, 1]]]], bool)): [[0, 0], [False, True]],
     }
     for mask, ((q, k), want) in looked.items():
-        asked = (lambda b, mask=mask, q=q, k=k: mask(b, 0, q, k)) if q else None
-        asked = asked or (lambda b, mask=mask, k=k: mask(b, 0, 0, k))
-        if isinstance(mask, masks.Segments):
-            asked = lambda b, mask=mask: mask(b, 0, 0, 1)  # noqa: E731
-        assert jax.vmap(asked)(entries).tolist() == want
+        asked = jax.jit(jax.vmap(lambda b, mask=mask, q=q, k=k: mask(b, 0, q, k)))
+        assert asked(entries).tolist() == want
     grid = masks.Dense(np.ones((1, 1, 2, 3), bool)).grid(Sizes((), 1, 2, 3))
     assert isinstance(grid, jax.Array)
 

@@ -35,6 +35,7 @@ KEYS = [
 ]
 AT = [Positions(np.asarray(q), np.asarray(k)) for q in QUERIES for k in KEYS]
 LENGTHS = Lengths(np.asarray([6, 4]), q=np.asarray([5, 8]))
+tables = jax.jit(lambda mask: (mask(*SIZES.grid()), mask.grid(SIZES)))
 
 
 def gap(low, high):
@@ -80,14 +81,13 @@ def cases():
 
 
 def shown(mask: Mask) -> np.ndarray:
-    return np.broadcast_to(np.asarray(mask(*SIZES.grid())), (B, N, T, S))
+    return np.broadcast_to(tables(mask)[0], (B, N, T, S))
 
 
 def test_masks_are_asked_at_positions_and_show_nothing_absent():
     for name, mask, seen in cases():
-        assert (shown(mask) == seen).all(), name
-        grid = np.broadcast_to(np.asarray(mask.grid(SIZES)), seen.shape)
-        assert (grid == seen).all(), name
+        for found in tables(mask):
+            assert (np.broadcast_to(found, seen.shape) == seen).all(), name
         assert not mask.is_static and mask.as_band() is None
 
 
@@ -189,7 +189,7 @@ def test_shards_ask_functions_by_the_numbers_of_the_whole():
 
     places = Places(jnp.asarray([4, 7]), jnp.asarray([1, 2, 3])).bind(SIZES)
     mask = at_positions(MaskFn(fn).at(places), AT[0].bind(SIZES)).bind(SIZES).at(places)
-    shown(mask)
+    mask(*SIZES.grid())
     b, n = seen[-1]
     assert np.ravel(b).tolist() == [4, 7] and np.ravel(n).tolist() == [1, 2, 3]
 
@@ -220,7 +220,7 @@ def test_ranges_may_be_traced():
 def exactly(mask: Mask, asked: str, b: int, rows: Rows) -> tuple[int, ...]:
     """A range, whose ends are 32-bit integers whatever the numbers of a program are."""
     with jax.enable_x64(True):
-        found = getattr(mask, asked)(b, 0, rows, SIZES)
+        found = jax.jit(lambda mask: getattr(mask, asked)(b, 0, rows, SIZES))(mask)
         assert all(end.dtype == jnp.int32 for end in found)
     return tuple(int(end) for end in found)
 

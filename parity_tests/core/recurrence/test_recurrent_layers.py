@@ -27,7 +27,7 @@ X = np.random.RandomState(0).standard_normal((2, T, 11))
 def split(name):
     """A layer in float64: its graph, and its state."""
     with jax.enable_x64(True):
-        layer = LAYERS[name](rngs=nnx.Rngs(0), param_dtype=jnp.float64)
+        layer = nnx.eval_shape(lambda: LAYERS[name](rngs=nnx.Rngs(0), param_dtype=jnp.float64))
         graph, params = nnx.split(layer)
         leaves, tree = jax.tree.flatten(params)
         draw = np.random.RandomState(1)
