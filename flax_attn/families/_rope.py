@@ -125,15 +125,21 @@ def rotary_by_kind(config: Config, kind: str, *, partial: bool = False) -> Rotar
     Raises:
       ValueError: for the older spelling, or rope_parameters not by layer type.
     """
-    for name in ("rope_theta", "rope_scaling", SHARE):
-        if config.entry(name) is not None:
-            raise ValueError(
-                f"{name} is not served: transformers ignores it in this model_type; say it in "
-                f"rope_parameters, which have a dict for each of {', '.join(KINDS)}."
-            )
     new = _by_kind(config, config["rope_parameters"])
     if kind not in new:
         raise ValueError(no_kinds(config, new))
+    for name in ("rope_theta", "rope_scaling", SHARE):
+        value = config.entry(name)
+        if value is not None and not all(name in (rope or {}) for rope in new.values()):
+            raise ValueError(
+                f"{name} is not served beside rope_parameters without it, of which not every "
+                f"model_type reads it; say it in the dict of each of {', '.join(new)}."
+            )
+        if value is not None:
+            warn_once(
+                f"The config says {name}={value!r} beside rope_parameters that say it for each "
+                "kind of layer, which transformers reads: the rotary is built with those."
+            )
     return rotary_of(config, _standard("rope_parameters", new[kind], KEYS), partial=partial)
 
 
@@ -185,8 +191,8 @@ def parameters(
       theta: the field next to `rope_scaling` with the base.
       known: keys allowed in such a dict, `KEYS` if empty.
 
-    Raises:
-      ValueError: if both are given and differ.
+    As transformers does, takes `rope_scaling` before `rope_parameters`, and what stands in either
+    before what stands beside it. Warns of what that leaves unread.
     """
     known = known or KEYS
     fields = {
@@ -194,20 +200,19 @@ def parameters(
         SHARE: config.entry(SHARE),
     }
     first = _standard("rope_parameters", new, known)
-    second = _standard("rope_scaling", old, known)
-    rope = {**first, **second}
-    unshared = (first.keys() ^ second.keys()) - {*fields, "original_max_position_embeddings"}
-    if new and old and (unshared or rope != {**second, **first}):
-        raise ValueError(
-            "The config has rope_parameters and rope_scaling, and they differ: "
-            f"{dict(new)} and {dict(old)}; leave one of them out."
-        )
+    rope = _standard("rope_scaling", old, known) or first
+    for key, value in first.items():
+        if rope.get(key, fields.get(key)) != value:
+            warn_once(
+                f"rope_parameters have {key}={value!r} beside a rope_scaling, which transformers "
+                "reads alone: the rotary is built without it."
+            )
     for key, value in fields.items():
         name = config.name(theta if key == "rope_theta" else key)
         if value is not None and rope.setdefault(key, value) != value:
-            raise ValueError(
+            warn_once(
                 f"The config says {name}={value!r} and {key}={rope[key]!r} in its rotary "
-                "parameters; leave one of them out."
+                "parameters, which transformers reads: the rotary is built with the latter."
             )
     defaults = {"rope_theta": config[theta], SHARE: config[SHARE]}
     return {**{k: v for k, v in defaults.items() if v is not None}, **rope}
@@ -219,28 +224,29 @@ def _standard(name: str, rope: Rope | None, known: Sequence[str]) -> dict[str, A
         return {}
     if not isinstance(rope, Mapping):
         raise ValueError(f"{name} must be a dict of rotary parameters; got {rope!r}.")
-    fields = {key: value for key, value in rope.items() if value is not None}
+    # To transformers a truncate that is null is false; any other field that is null is not there.
+    fields = {key: x for key, x in rope.items() if x is not None or key == "truncate"}
     for key in IGNORED & fields.keys():
         warn_once(
             f"{name} has {key}={fields.pop(key)!r}, which transformers does not read: the rotary "
             "is built without it. attention_factor is what multiplies cos and sin."
         )
-    unknown = sorted(fields.keys() - {*known, "type"})
-    if unknown:
-        raise ValueError(
-            f"{name} has {', '.join(unknown)}, which no rotary here reads; known are "
-            f"{', '.join(known)}."
+    for key in sorted(fields.keys() - {*known, "type"}):
+        warn_once(
+            f"{name} has {key}={fields.pop(key)!r}, which no rotary reads: it is built without it. "
+            f"Read are {', '.join(known)}."
         )
     kind = fields.pop("type", None)
     if kind is not None and fields.setdefault("rope_type", kind) != kind:
-        raise ValueError(
-            f"{name} says type={kind!r} and rope_type={fields['rope_type']!r}; leave one out."
+        warn_once(
+            f"{name} says type={kind!r} and rope_type={fields['rope_type']!r}, which transformers "
+            "reads: the rotary is built with the latter."
         )
     untyped = sorted(fields.keys() - {"rope_type", *PLAIN})
     if untyped and "rope_type" not in fields:
-        raise ValueError(
-            f"{name} has {', '.join(untyped)} and no rope_type, which says how they scale the "
-            f"rotary: one of {', '.join(SCALINGS)}."
+        warn_once(
+            f"{name} has {', '.join(untyped)} and no rope_type, one of {', '.join(SCALINGS)}: the "
+            "rotary is built without any scaling, as transformers does."
         )
     if not isinstance(fields.setdefault("rope_type", "default"), str):
         raise ValueError(f"rope_type of {name} must be a name; got {fields['rope_type']!r}.")
@@ -284,13 +290,19 @@ def _sections(rope: Rope, pairs: int, default: Sequence[int]) -> tuple[int, ...]
 
 def _width(rope: Rope, head_dim: int, partial: bool) -> int | None:
     """Number of rotated components; None for all."""
-    share = rope.get("partial_rotary_factor", 1.0)
+    share, kind = rope.get("partial_rotary_factor", 1.0), rope.get("rope_type", "default")
+    if share != 1 and not partial and kind == "default":
+        warn_once(
+            f"partial_rotary_factor={share!r} is not read by transformers in this model_type, "
+            "which rotates whole heads: the rotary is built without it."
+        )
+        share = 1.0
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
         raise ValueError(f"partial_rotary_factor is a share, from 0 to 1; got {share!r}.")
     if share != 1 and not partial:
         raise ValueError(
-            f"partial_rotary_factor={share} is not served: this model_type rotates whole heads "
-            f"where rope_type={rope.get('rope_type', 'default')!r}."
+            f"partial_rotary_factor={share} is not served: this model_type rotates whole heads, "
+            f"and transformers' rates of rope_type={kind!r} are fewer."
         )
     if share == 1 and head_dim % 2:
         raise ValueError(
@@ -311,22 +323,22 @@ def original(rope: Rope, config: Config) -> int:
     name = "original_max_position_embeddings"
     outside, within = config[name], rope.get(name)
     if outside is not None and within is not None and outside != within:
-        raise ValueError(
-            f"The config says {name}={outside} and, in its rotary parameters, {within}; "
-            "transformers takes the former. Leave the latter out, or make them equal."
+        warn_once(
+            f"The config says {name}={outside} and, in its rotary parameters, {within}: the rotary "
+            "is built with the former, as transformers does."
         )
     length = within if outside is None else outside
-    if length is None:
-        return config.count("max_position_embeddings")
-    if isinstance(length, bool) or not isinstance(length, int) or length <= 0:
-        raise ValueError(f"{name} must be a whole number above zero; got {length!r}.")
-    return length
+    return config.count("max_position_embeddings") if length is None else length
 
 
 def _factor(rope: Rope, config: Config) -> float:
     """`factor`, or the ratio of max_position_embeddings to the training length."""
-    longest = config.count("max_position_embeddings")
-    return rope.get("factor", longest / original(rope, config))
+    if "factor" in rope:
+        return rope["factor"]
+    length = original(rope, config)
+    if not isinstance(length, int | float) or length <= 0:
+        raise ValueError(f"A rotary without a factor needs a training length; got {length!r}.")
+    return config.count("max_position_embeddings") / length
 
 
 def _llama3(rope: Rope, config: Config) -> Scaling:
@@ -347,7 +359,7 @@ def _yarn(rope: Rope, config: Config) -> Scaling:
         rope.get("beta_slow") or 1.0,
         *pair,
         attention_factor,
-        rope.get("truncate", True),
+        bool(rope.get("truncate", True)),
     )
 
 

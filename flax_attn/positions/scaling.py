@@ -5,6 +5,8 @@ the P pairs, in numpy float64 unless they depend on a traced sequence length.
 """
 
 import math
+from contextlib import suppress
+from dataclasses import fields
 from typing import Any
 
 import jax.numpy as jnp
@@ -59,7 +61,7 @@ class LinearScaling(Scaling):
       factor: ratio of the extended to the original length.
 
     Raises:
-      ValueError: if the factor is not above zero.
+      ValueError: if the factor is zero or no finite number.
 
     Source: Chen et al., "Extending Context Window of Large Language Models via Positional
     Interpolation", 2023.
@@ -71,7 +73,7 @@ class LinearScaling(Scaling):
     factor: float
 
     def __post_init__(self):
-        _check_above_zero(self, "factor")
+        _check_numbers(self, "factor", zero=False)
 
     def rates(self, base: float, width: int, length: Any = None) -> Rates:
         return plain_rates(base, width) / self.factor
@@ -95,7 +97,7 @@ class DynamicScaling(Scaling):
         lengths use the same rates.
 
     Raises:
-      ValueError: if a factor or a length is not above zero.
+      ValueError: if the factor is no finite number, or a length no count above zero.
 
     Source: "dynamic NTK" of Peng et al., "YaRN: Efficient Context Window Extension of Large
     Language Models", 2023, appendix B; with transformers' formula.
@@ -111,7 +113,7 @@ class DynamicScaling(Scaling):
     length: int | None = None
 
     def __post_init__(self):
-        _check_above_zero(self, "factor")
+        _check_numbers(self, "factor")
         _check_counts(self, "original_length", "length")
 
     @property
@@ -142,7 +144,7 @@ class Llama3Scaling(Scaling):
       low_freq_factor, high_freq_factor: numbers of rotations.
 
     Raises:
-      ValueError: if a number is not above zero, or high_freq_factor below low_freq_factor.
+      ValueError: if a number is no finite one, or zero where it divides.
 
     Source: the code of Llama 3.1 (Grattafiori et al., "The Llama 3 Herd of Models", 2024).
 
@@ -156,24 +158,17 @@ class Llama3Scaling(Scaling):
     high_freq_factor: float = 4.0
 
     def __post_init__(self):
-        _check_above_zero(self, "factor", "low_freq_factor", "high_freq_factor")
-        _check_counts(self, "original_length")
-        if self.high_freq_factor < self.low_freq_factor:
-            raise ValueError(
-                "high_freq_factor must be at least low_freq_factor; got "
-                f"high_freq_factor={self.high_freq_factor}, low_freq_factor={self.low_freq_factor}."
-            )
+        _check_numbers(self, "factor", "low_freq_factor", "high_freq_factor", zero=False)
+        _check_numbers(self, "original_length")
 
     def rates(self, base: float, width: int, length: Any = None) -> Rates:
         rates = plain_rates(base, width)
-        rotations = self.original_length * rates / (2 * math.pi)
-        between = self.high_freq_factor - self.low_freq_factor
-        keep_share = (
-            (rotations - self.low_freq_factor) / between
-            if between
-            else rotations > self.low_freq_factor
-        )
-        return rates * (np.clip(keep_share, 0, 1) * (1 - 1 / self.factor) + 1 / self.factor)
+        wavelengths = 2 * math.pi / rates
+        between = self.high_freq_factor - self.low_freq_factor or 1.0  # if none, none is asked
+        share = (self.original_length / wavelengths - self.low_freq_factor) / between
+        share[wavelengths < self.original_length / self.high_freq_factor] = 1.0
+        share[wavelengths > self.original_length / self.low_freq_factor] = 0.0
+        return rates * (share * (1 - 1 / self.factor) + 1 / self.factor)
 
 
 @frozen
@@ -197,8 +192,8 @@ class Yarn(Scaling):
       truncate: whether to round the ends of the ramp to integers; False in gpt-oss.
 
     Raises:
-      ValueError: if a number is not above zero, beta_fast not above beta_slow, one mscale is given
-        without the other or with an attention_factor; in use, for a base of 1 or less.
+      ValueError: if a number is no finite one, or zero where it divides, or one mscale is given
+        without the other or with an attention_factor; in use, for a base of 1.
 
     Source: Peng et al., "YaRN: Efficient Context Window Extension of Large Language Models", 2023;
     mscale by DeepSeek-V2's code.
@@ -219,14 +214,8 @@ class Yarn(Scaling):
     truncate: bool = True
 
     def __post_init__(self):
-        above_zero = ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
-        _check_above_zero(self, *above_zero, "attention_factor")
-        _check_counts(self, "original_length")
-        if self.beta_fast <= self.beta_slow:
-            raise ValueError(
-                f"beta_fast must be above beta_slow; got beta_fast={self.beta_fast}, "
-                f"beta_slow={self.beta_slow}."
-            )
+        _check_numbers(self, "factor", "beta_fast", "beta_slow", zero=False)
+        _check_numbers(self, "original_length", "mscale", "mscale_all_dim", "attention_factor")
         pair = [x is not None for x in (self.mscale, self.mscale_all_dim)]
         if any(pair) and (self.attention_factor is not None or not all(pair)):
             raise ValueError(
@@ -234,6 +223,7 @@ class Yarn(Scaling):
                 f"them; got mscale={self.mscale}, mscale_all_dim={self.mscale_all_dim}, "
                 f"attention_factor={self.attention_factor}."
             )
+        _check_magnitude(self)
 
     @property
     def magnitude(self) -> float:
@@ -253,10 +243,10 @@ class Yarn(Scaling):
 
     def _ends(self, base: float, width: int) -> tuple[float, float]:
         """The indices of the pairs at which the ramp begins and ends."""
-        if base <= 1:
-            raise ValueError(f"Yarn needs a base above 1; got {base}.")
         rotations = (self.beta_fast, self.beta_slow)
         longest = [self.original_length / (2 * math.pi * n) for n in rotations]
+        if base == 1 or min(longest) <= 0:
+            raise ValueError(f"Yarn has no ramp for a base of {base} and {self}.")
         low, high = (width * math.log(x) / (2 * math.log(base)) for x in longest)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
@@ -272,15 +262,15 @@ class LongRope(Scaling):
 
     Args:
       short_factors, long_factors: one number for each of the P pairs.
-      original_length: the maximum sequence length in training, at least 2.
+      original_length: the maximum sequence length in training.
       factor: ratio of the extended to the original length. cos and sin are multiplied by
         sqrt(1 + log(factor) / log(original_length)), and by 1 for a factor of at most 1.
       attention_factor: the factor of cos and sin, instead of that.
       length: the length of the sequence, as in `DynamicScaling`.
 
     Raises:
-      ValueError: unless exactly one of factor and attention_factor is given, for numbers that are
-        not above zero; in use, if the number of factors is not that of pairs.
+      ValueError: unless exactly one of factor and attention_factor is given, or if a number is no
+        finite one, or zero where it divides; in use, if there are more or fewer factors than pairs.
 
     Source: Ding et al., "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens", 2024;
     with the factor of Phi-3's code.
@@ -304,18 +294,18 @@ class LongRope(Scaling):
             try:
                 numbers = tuple(float(x) for x in getattr(self, name))
             except (TypeError, ValueError, OverflowError):
-                values = getattr(self, name)
-                raise TypeError(f"{name} must hold numbers; got {values!r}.") from None
+                raise TypeError(f"{name} must hold numbers; got {getattr(self, name)!r}.") from None
             object.__setattr__(self, name, numbers)
-            if not all(x > 0 for x in numbers):
-                raise ValueError(f"{name} must hold numbers above zero; got {numbers}.")
-        _check_above_zero(self, "factor", "attention_factor")
-        _check_counts(self, "original_length", "length", least=2)
+            if not all(x and math.isfinite(x) for x in numbers):
+                raise ValueError(f"{name} must hold finite numbers, not zero; got {numbers}.")
+        _check_numbers(self, "original_length", "factor", "attention_factor")
+        _check_counts(self, "length", least=2)
         if (self.factor is None) == (self.attention_factor is None):
             raise ValueError(
                 "LongRope takes either factor or attention_factor; got "
                 f"factor={self.factor}, attention_factor={self.attention_factor}."
             )
+        _check_magnitude(self)
 
     @property
     def needs_length(self) -> bool:
@@ -325,9 +315,8 @@ class LongRope(Scaling):
     def magnitude(self) -> float:
         if self.attention_factor is not None:
             return self.attention_factor
-        assert self.factor is not None
-        longer = max(math.log(self.factor), 0.0)
-        return math.sqrt(1 + longer / math.log(self.original_length))
+        longer = math.log(max(self.factor or 0, 1))
+        return math.sqrt(1 + longer / math.log(self.original_length)) if longer else 1.0
 
     def rates(self, base: float, width: int, length: Any = None) -> Rates:
         rates = plain_rates(base, width)
@@ -359,7 +348,7 @@ class Proportional(Scaling):
       factor: divisor of the rates.
 
     Raises:
-      ValueError: for a rate outside [0, 1], or a factor that is not above zero.
+      ValueError: for a share outside [0, 1], or a factor that is zero or no finite number.
 
     Source: the global layers of Gemma 4, as transformers computes them.
 
@@ -373,7 +362,7 @@ class Proportional(Scaling):
     def __post_init__(self):
         if not 0 <= self.share <= 1:
             raise ValueError(f"share must lie within 0 and 1; got {self.share!r}.")
-        _check_above_zero(self, "factor")
+        _check_numbers(self, "factor", zero=False)
 
     def rates(self, base: float, width: int, length: Any = None) -> Rates:
         rates = plain_rates(base, width) / self.factor
@@ -393,8 +382,8 @@ class Frequencies(Scaling):
 
     Raises:
       TypeError: if the values are not floating.
-      ValueError: unless they have one axis, or for an attention_factor that is not above zero; in
-        use, if `Rotary` has another width or a base.
+      ValueError: unless they have one axis, or for an attention_factor that is no finite number;
+        in use, if `Rotary` has another width or a base.
 
     Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021.
 
@@ -411,7 +400,7 @@ class Frequencies(Scaling):
             raise TypeError(f"Frequencies needs floating rates; got {dtype_of(self.values)}.")
         if np.ndim(self.values) != 1:
             raise ValueError(f"Frequencies needs rates of shape (P,); got {np.shape(self.values)}.")
-        _check_above_zero(self, "attention_factor")
+        _check_numbers(self, "attention_factor")
 
     @property
     def magnitude(self) -> float:
@@ -432,11 +421,22 @@ def _at_least(length: Any, least: int) -> Any:
     return jnp.maximum(length, least)
 
 
-def _check_above_zero(self: Any, *names: str) -> None:
-    for name in names:
-        x = getattr(self, name)
-        if x is not None and (isinstance(x, bool) or not (_is_known(x) and 0 < x < math.inf)):
-            raise ValueError(f"{name} of {type(self).__name__} must be above zero; got {x!r}.")
+def _check_numbers(self: Any, *names: str, zero: bool = True) -> None:
+    """Finite numbers, or None where that is the default."""
+    for field in fields(self):
+        x = getattr(self, field.name)
+        if field.name not in names or (x is None and field.default is None):
+            continue
+        if isinstance(x, bool) or not (_is_known(x) and math.isfinite(x)) or not (x or zero):
+            whose, kind = f"{field.name} of {type(self).__name__}", "" if zero else ", not zero"
+            raise ValueError(f"{whose} must be a finite number{kind}; got {x!r}.")
+
+
+def _check_magnitude(self: Any) -> None:
+    with suppress(ValueError, ZeroDivisionError):
+        if math.isfinite(self.magnitude):
+            return
+    raise ValueError(f"There is no finite factor of cos and sin for {self}.")
 
 
 def _check_counts(self: Any, *names: str, least: int = 1) -> None:

@@ -243,36 +243,6 @@ WRONG = {
     "a base": (llama(rope_theta=-1.0), "rope_theta must be a number above zero; got -1.0"),
     "a kind": (llama(rope_scaling={"type": "su"}), "rope_type must be one of default, .*'su'"),
     "no factor": (llama(rope_scaling={"type": "linear"}), "rope_type='linear' needs factor"),
-    "no kind": (
-        llama(rope_scaling={"factor": 2.0, "rope_type": None}),
-        "rope_scaling has factor and no rope_type, which .*: one of default, linear, ",
-    ),
-    "no kind in the newer spelling": (
-        llama(rope_parameters={"rope_theta": 500.0, "beta_fast": 32, "factor": 2.0}),
-        "rope_parameters has beta_fast, factor and no rope_type",
-    ),
-    "a field": (llama(rope_scaling={**SCALED, "mrope_section": [1]}), "rope_scaling has mrope_sec"),
-    "two kinds": (llama(rope_scaling={**SCALED, "type": "yarn"}), "type='yarn' and rope_type='lin"),
-    "two bases": (
-        llama(rope_parameters={**SCALED, "rope_theta": 400.0}),
-        "rope_theta=500.0 and rope_theta=400.0 in its rotary",
-    ),
-    "two spellings": (
-        llama(rope_parameters=SCALED, rope_scaling={"type": "linear", "factor": 3.0}),
-        "rope_parameters and rope_scaling, and they differ",
-    ),
-    "more in one spelling": (
-        llama(rope_parameters={**SCALED, "attention_factor": 2.0}, rope_scaling=SCALED),
-        "rope_parameters and rope_scaling, and they differ",
-    ),
-    "two lengths": (
-        llama(
-            original_max_position_embeddings=8,
-            rope_scaling={"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16},
-        ),
-        "original_max_position_embeddings=8 and, in its rotary parameters, 16",
-    ),
-    "a partial rotary": (llama(partial_rotary_factor=0.5), "partial_rotary_factor=0.5 is not serv"),
     "a share": (other("phi3", partial_rotary_factor=1.5), "is a share, from 0 to 1; got 1.5"),
     "a window of nothing": (other("mistral", sliding_window=0), "sliding_window must be a whole"),
     "a window that is off": (
@@ -313,7 +283,7 @@ WRONG = {
     ),
     "rotaries of Gemma 4": (
         other("gemma4_text", rope_scaling=SCALED),
-        "rope_scaling is not served: .* say it in rope_parameters",
+        "rope_scaling is not served beside .* say it in the dict of each of full_attention",
     ),
     "a rotary of one kind alone": (
         other("gemma4_text", rope_parameters={"full_attention": SCALED}),

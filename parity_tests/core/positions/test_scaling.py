@@ -394,36 +394,36 @@ def test_a_reversed_sign_is_nanochats():
 
 
 ONE = jnp.ones((3, 1, 8))
-POSITIVE = "must be above zero; got"
+FINITE, DIVISOR = "must be a finite number; got", "must be a finite number, not zero; got"
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: LinearScaling(0.0), f"factor of LinearScaling {POSITIVE} 0.0"),
-        (lambda: LinearScaling(math.nan), f"factor of LinearScaling {POSITIVE} nan"),
+        (lambda: LinearScaling(0.0), f"factor of LinearScaling {DIVISOR} 0.0"),
+        (lambda: LinearScaling(math.nan), f"factor of LinearScaling {DIVISOR} nan"),
         (lambda: DynamicScaling(2.0, 0), "original_length of DynamicScaling must be a whole"),
-        (lambda: DynamicScaling(-2.0, 8), f"factor of DynamicScaling {POSITIVE} -2.0"),
+        (lambda: DynamicScaling("2", 8), f"factor of DynamicScaling {FINITE} '2'"),
         (lambda: DynamicScaling(2.0, 8, 2.5), "length of DynamicScaling .* 1; got 2.5"),
-        (lambda: Llama3Scaling(8.0, 8, 4.0, 3.0), "high_freq_factor must be at least low_freq"),
+        (lambda: Llama3Scaling(8.0, 8, 4.0, 0), f"high_freq_factor .* {DIVISOR} 0"),
         (lambda: Llama3Scaling(8.0, None), "original_length of Llama3Scaling .* got None"),
-        (lambda: Yarn(4.0, 64, 1.0, 1.0), "beta_fast must be above beta_slow; got beta_fast=1.0"),
+        (lambda: Yarn(4.0, 64, 0.0, 1.0), f"beta_fast of Yarn {DIVISOR} 0.0"),
         (lambda: Yarn(4.0, 64, mscale=0.7), "mscale and mscale_all_dim together"),
         (lambda: Yarn(4.0, 64, mscale_all_dim=0.7), "mscale and mscale_all_dim together"),
         (lambda: Yarn(4.0, 64, attention_factor=1.0, **MSCALES), "attention_factor=1.0"),
-        (lambda: Yarn(4.0, 64, mscale=0.0, mscale_all_dim=1.0), f"mscale of Yarn {POSITIVE} 0.0"),
-        (lambda: Rotary(1.0, scaling=Yarn(4.0, 64))(ONE), "Yarn needs a base above 1; got 1.0"),
+        (lambda: Yarn(math.e**10, 64, mscale=1.0, mscale_all_dim=-1.0), "no finite factor of cos"),
+        (lambda: Rotary(1.0, scaling=Yarn(4.0, 64))(ONE), "no ramp for a base of 1.0"),
         (lambda: LongRope(SHORT, LONG, 8), "either factor or attention_factor; got factor=None"),
         (lambda: LongRope(SHORT, LONG, 8, 2.0, 1.0), "either factor or attention_factor"),
-        (lambda: LongRope((1.0, 0.0), (1.0, 1.0), 8, 2.0), "short_factors must hold numbers above"),
-        (lambda: LongRope(SHORT, LONG, 1, 2.0), "original_length of LongRope .* 2; got 1"),
+        (lambda: LongRope((1.0, 0.0), (1.0, 1.0), 8, 2.0), "short_factors must hold finite numb"),
+        (lambda: LongRope(SHORT, LONG, 1, 2.0), "no finite factor of cos and sin for LongRope"),
         (
             lambda: Rotary(scaling=LongRope((1.0,) * 4, LONG, 8, 2.0))(ONE),
             "long_factors needs one number for each of the 4 pairs of 8 components; got 8",
         ),
         (lambda: Proportional(1.5), "share must lie within 0 and 1; got 1.5"),
         (lambda: Frequencies([[1.0]]), r"shape \(P,\); got \(1, 1\)"),
-        (lambda: Frequencies([1.0], 0.0), f"attention_factor of Frequencies {POSITIVE} 0.0"),
+        (lambda: Frequencies([1.0], math.inf), f"attention_factor of Frequencies {FINITE} inf"),
         (lambda: Rotary(500.0, scaling=Frequencies([1.0])), "leave base and width out.*base=500"),
         (lambda: Rotary(width=2, scaling=Frequencies([1.0])), "leave base and width .*width=2"),
         (lambda: Rotary(scaling=Frequencies([1.0] * 5))(ONE), "got 10 of width 8"),
