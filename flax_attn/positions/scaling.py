@@ -425,7 +425,7 @@ def _check_numbers(self: Any, *names: str, zero: bool = True) -> None:
     """Finite numbers, or None where that is the default."""
     for field in fields(self):
         x = getattr(self, field.name)
-        if field.name not in names or (x is None and field.default is None):
+        if field.name not in names or (field.default is None and x is field.default):
             continue
         if isinstance(x, bool) or not (_is_known(x) and math.isfinite(x)) or not (x or zero):
             whose, kind = f"{field.name} of {type(self).__name__}", "" if zero else ", not zero"
