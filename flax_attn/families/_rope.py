@@ -109,12 +109,7 @@ def rotary_of_kind(config: Config, kind: str, local: str) -> Rotary:
             f"rope_scaling says type={old['type']!r}, which transformers ignores in this "
             "model_type; call it rope_type."
         )
-    rope = parameters(config, new, old, "rope_theta" if full else local)
-    if rope.get("truncate") is False:
-        raise ValueError(
-            "truncate=False is not served: transformers ignores it in this model_type."
-        )
-    return rotary_of(config, rope)
+    return rotary_of(config, of_kind(config, new, old, "rope_theta" if full else local))
 
 
 def rotary_by_kind(config: Config, kind: str, *, partial: bool = False) -> Rotary:
@@ -123,7 +118,7 @@ def rotary_by_kind(config: Config, kind: str, *, partial: bool = False) -> Rotar
     `partial` is as in `rotary`.
 
     Raises:
-      ValueError: for the older spelling, or rope_parameters not by layer type.
+      ValueError: for the older spelling, unless rope_parameters by layer type say the same field.
     """
     new = _by_kind(config, config["rope_parameters"])
     if kind not in new:
@@ -140,7 +135,36 @@ def rotary_by_kind(config: Config, kind: str, *, partial: bool = False) -> Rotar
                 f"The config says {name}={value!r} beside rope_parameters that say it for each "
                 "kind of layer, which transformers reads: the rotary is built with those."
             )
-    return rotary_of(config, _standard("rope_parameters", new[kind], KEYS), partial=partial)
+    rope = _untruncated(_standard("rope_parameters", new[kind], KEYS))
+    return rotary_of(config, rope, partial=partial)
+
+
+def of_kind(config: Config, new: Rope | None, old: Rope | None, theta: str) -> dict[str, Any]:
+    """`parameters` of one layer type, whose two spellings each model_type merges in its own way.
+
+    Raises:
+      ValueError: if both are given and differ.
+    """
+    first, second = (_standard("rope_parameters", x, KEYS) for x in (new, old))
+    shared = {*first, *second} - {"rope_theta", SHARE, "original_max_position_embeddings"}
+    if new and old and any(first.get(key) != second.get(key) for key in shared):
+        raise ValueError(
+            "The config has rope_parameters and rope_scaling, and they differ: "
+            f"{dict(new)} and {dict(old)}; leave one of them out."
+        )
+    if new and old:
+        new, old = {**new, **old}, None
+    return _untruncated(parameters(config, new, old, theta))
+
+
+def _untruncated(rope: Rope) -> dict[str, Any]:
+    """Parameters of one layer type, in which transformers does not read `truncate`."""
+    if not rope.get("truncate", True):
+        warn_once(
+            f"truncate={rope['truncate']!r} in the rotary parameters of a kind of layer is not "
+            "read by transformers: the rotary is built without it."
+        )
+    return {key: x for key, x in rope.items() if key != "truncate"}
 
 
 def shares_in_file(config: Config) -> list[Any]:

@@ -26,7 +26,7 @@ from ._parts import (
     windows,
 )
 from ._published import facts_of
-from ._rope import no_kinds, parameters, rotary_of
+from ._rope import no_kinds, of_kind, rotary_of
 from .decoders import capped
 
 # Parts that one model type has, or a few.
@@ -95,7 +95,7 @@ def modernbert_rotary(config: Config, index: int) -> Arguments:
         raise ValueError(no_kinds(config, new))
     kind = MODERNBERT_KIND(config, index)
     theta = "global_rope_theta" if kind == KINDS[0] else "local_rope_theta"
-    rope = parameters(config, (new or {}).get(kind), config.entry("rope_scaling"), theta)
+    rope = of_kind(config, (new or {}).get(kind), config.entry("rope_scaling"), theta)
     return {"rotary": rotary_of(config, rope)}
 
 

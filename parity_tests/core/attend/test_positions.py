@@ -264,7 +264,7 @@ def test_scores_at_positions(plan):
 # Dropout.
 
 
-@pytest.mark.nightly
+@pytest.mark.nightly(but=["reference-True"])
 @pytest.mark.parametrize("sinks", with_nightly([True, False], commit=[True]))
 @pytest.mark.parametrize("plan", ["reference", "loops"])
 def test_what_is_dropped_of_a_part_is_what_is_dropped_of_the_whole(plan, sinks):

@@ -190,7 +190,6 @@ APART = {"rope_theta": 500.0, "mrope_section": [11, 11, 10], "mrope_interleaved"
 SCALED = {"rope_type": "linear", "factor": 2.0}
 FULL_LAYERS = ["full_attention"] * 26
 MSCALE = {"rope_type": "yarn", "mscale_all_dim": 1.0}
-RAMP = {"rope_type": "yarn", "factor": 2.0, "truncate": False}
 
 
 def llama(**fields):
@@ -316,10 +315,6 @@ WRONG = {
     "a scale of nothing": (
         other("deepseek_v2", num_key_value_heads=6, rope_scaling=MSCALE),
         "mscale_all_dim=1.0 needs factor",
-    ),
-    "no truncation": (
-        other("gemma3_text", rope_scaling=RAMP, layer_types=FULL_LAYERS),
-        "truncate=False is not served: transformers ignores it in this model",
     ),
     "no dict": (llama(rope_scaling="linear"), "rope_scaling must be a dict .* got 'linear'"),
     "two patterns": (

@@ -14,11 +14,14 @@ from flax_attn import families
 from flax_attn._internal.caller import warn_once
 from flax_attn.parity import judge
 from flax_attn.positions.scaling import plain_rates
+from parity_tests.core.drawing import float64 as float64
+from parity_tests.families import eager
+from parity_tests.families.configs import CONFIGS, titled
 from parity_tests.tables import with_nightly
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 256}
 SIZES |= {"intermediate_size": 8, "vocab_size": 8, "num_hidden_layers": 1}
-WIDTH, LENGTH = 16, "original_max_position_embeddings"
+WIDTH, LENGTH, TYPES = 16, "original_max_position_embeddings", ["type", "rope_type"]
 PLAIN = {  # what files have
     "rope_theta": [500.0, 1e4, 1e6],
     "factor": [1.0, 2.0, 8, 40.0],
@@ -72,7 +75,7 @@ def drawn(seed: int) -> dict:
         rope[name] = odd(random, name, rope)
         if random.random() < 0.1:
             del rope[name]
-    word, rope = str(random.choice(["type", "rope_type"])), {**rope}
+    word, rope = str(random.choice(TYPES)), {**rope}
     beside = {} if random.random() < 0.5 else {k: rope.pop(k) for k in ["rope_theta"] if k in rope}
     if beside and random.random() < 0.3:
         rope["rope_theta"] = 2000.0
@@ -170,3 +173,32 @@ def test_what_transformers_does_not_read_is_told(words, transformers):
     with pytest.warns(UserWarning, match=words):
         families.attention({"model_type": "llama", **SIZES, **UNREAD[words]}, 0, rngs=nnx.Rngs(0))
     assert compared(UNREAD[words], transformers) == "equal"
+
+
+BY_KIND = [x for x in CONFIGS if "full_attention" in x.spelt("new").get("rope_parameters", {})]
+
+
+def beside(given: dict):
+    """Configs whose kinds of layers say what nobody reads, or what is said beside them too."""
+    kinds = given["rope_parameters"]
+    yarn = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, LENGTH: 64}
+    inside = [{**yarn, "truncate": x} for x in (None, False, True)]
+    inside += [{**yarn, "beta_fast": 1.0}, {**READ, "mystery": 3}, {**READ, "type": "yarn"}]
+    yield from ({**given, "rope_parameters": dict.fromkeys(kinds, rope)} for rope in inside)
+    yield from ({**given, "rope_scaling": {word: "linear", "factor": 3.0}} for word in TYPES)
+    yield {**given, "partial_rotary_factor": 0.5}
+    yield {**given, "rope_theta": 77.0}
+
+
+@pytest.mark.parametrize("small", with_nightly(BY_KIND, commit=1), ids=titled)
+def test_a_kind_of_layer_is_that_of_transformers_or_refused(small, float64, transformers):
+    built = 0
+    for given in beside(small.spelt("new")):
+        module, want = eager.theirs(copy.deepcopy(given), small)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            got = None if want is None else eager.ours(given, small, module)
+        if not (got is None or isinstance(got, ValueError)):
+            built += 1
+            assert judge.same_function(got, want).ok, given
+    assert built >= 6
