@@ -190,7 +190,8 @@ def beside(given: dict):
     yield {**given, "rope_theta": 77.0}
 
 
-@pytest.mark.parametrize("small", with_nightly(BY_KIND, commit=1), ids=titled)
+@pytest.mark.nightly
+@pytest.mark.parametrize("small", BY_KIND, ids=titled)
 def test_a_kind_of_layer_is_that_of_transformers_or_refused(small, float64, transformers):
     built = 0
     for given in beside(small.spelt("new")):
