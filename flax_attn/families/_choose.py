@@ -20,7 +20,8 @@ _READ_BY_ANY = read_by_any(FAMILIES)
 _MOST = 10  # names listed in an error
 SAME = (
     " If its attention is that of a type that is served, name that one, "
-    '{**config, "model_type": "llama"}.'
+    '{**config, "model_type": "llama"}, and keep its architectures: fields that the named type '
+    "lacks then warn."
 )
 NEWER = f" It may be newer than transformers {VERSION}, or its author's own.{SAME}"
 # Why some model types that users request are not supported.
@@ -175,7 +176,7 @@ def resolved(config: Any, part: str | None) -> tuple[Mapping[str, Any], str | No
 
 def _several(name: Any, configs: Mapping[str, Mapping[str, Any]], part: str | None) -> str:
     """Error message for a multimodal model if `part` is missing or unknown."""
-    types = [f"{x} ({each['model_type']})" for x, each in configs.items()]
+    types = [f"{x} ({each['model_type'] or 'no model_type'})" for x, each in configs.items()]
     among = [repr(x) for x, each in configs.items() if each["model_type"] in SERVED]
     of = f"model_type {name!r} is of a model of several parts: {', '.join(types)}; "
     if not among:
@@ -236,7 +237,8 @@ def _not_served(name: Any, names: tuple[str, ...]) -> str:
     if name is None:
         return (
             "The config has no model_type, and no `architectures` that say which it is, such as "
-            '["LlamaForCausalLM"]: add one of `families.TYPES`, as "model_type": "llama".'
+            '["LlamaForCausalLM"]: add one of `families.TYPES`, as "model_type": "llama". For a '
+            'part of a model, such as its "vision_config", pass the whole file and part="vision".'
         )
     return (
         f"model_type must be one of {', '.join(names[:_MOST])} or {len(names) - _MOST} others, "

@@ -151,7 +151,7 @@ class Config:
         if h not in (None, each):
             raise ValueError(
                 f"head_dim={h!r} is not served: heads of this model_type have "
-                f"{self.name('hidden_size')} / {names[0]} = {each} components."
+                f"{self.name('hidden_size')} / {names[0]} = {each} components; leave it out."
             )
         return n, each
 

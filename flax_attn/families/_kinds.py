@@ -106,4 +106,7 @@ def mask_of(config: Config, kind: str) -> Mask:
 def check_causal(config: Config) -> None:
     """Raises ValueError if a decoder's config requests bidirectional attention."""
     if config["is_causal"] is not None and not config.flag("is_causal"):
-        raise ValueError("is_causal=False is not served: this model_type is a decoder.")
+        raise ValueError(
+            "is_causal=False is not served: this model_type is a decoder. Leave it out, and call "
+            "the layer with mask=FULL to attend in both directions."
+        )

@@ -7,6 +7,7 @@ model's `model_type`, or from the `architectures` of the file.
 
 import json
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,19 @@ def _by_classes(architectures: Any, served: Collection[str]) -> str | None:
             if name.endswith(end) and _letters(name.removesuffix(end)) in by_letters:
                 return by_letters[_letters(name.removesuffix(end))]
     return None
+
+
+def is_class_of(architecture: str, name: str) -> bool:
+    """Whether a class is named after a model_type: LlamaForCausalLM after llama, not after llama4.
+
+    >>> is_class_of("Gemma3ForCausalLM", "gemma3_text"), is_class_of("Llama4ForCausalLM", "llama")
+    (True, False)
+    """
+    ends = sorted({end for each in ENDS.values() for end in each}, key=len)
+    stems = {_letters(name), *(_letters(name.removesuffix(end)) for end in ends)}
+    base = re.split("For[A-Z]|LMHead|PreTrained|Model|Encoder|With[A-Z]", architecture)[0]
+    base = base.removesuffix("Text").removesuffix("Vision")
+    return _letters(base) in {*stems, *(_letters(name.removesuffix("_vision_model")),)}
 
 
 def _letters(name: str) -> str:

@@ -9,8 +9,6 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from .._internal.arrays import is_count
 from .._internal.caller import warn_once
 from ..positions import (
@@ -26,7 +24,7 @@ from ..positions import (
     Sections,
     Yarn,
 )
-from ..positions.scaling import exponents
+from ..positions.scaling import plain_rates
 from ._config import Config, above_zero
 from ._kinds import KINDS
 
@@ -58,7 +56,7 @@ def rotary(
       interleaved: whether the sections are interleaved.
 
     Raises:
-      ValueError: for mrope_interleaved=False if they are.
+      ValueError: for parameters that give no rotary.
     """
     rope = rope_of(
         config, () if sections is None else (SECTIONS, *(INTERLEAVED_KEYS if interleaved else []))
@@ -67,16 +65,16 @@ def rotary(
     result = rotary_of(config, rope, layout=layout, partial=partial)
     for word in INTERLEAVED_KEYS:
         if rope.get(word, True) is not True:
-            raise ValueError(
-                f"{word}={rope[word]!r} is not served: transformers ignores it in this "
-                "model_type, whose sections take turns."
+            warn_once(
+                f"{word}={rope[word]!r} is not read by transformers in this model_type, whose "
+                "sections take turns: the rotary is built without it."
             )
     if sections is None:
         return result
     pairs = (config.query_heads()[1] if result.width is None else result.width) // 2
     if isinstance(result.scaling, Frequencies):
         pairs = len(result.scaling.values)
-    sizes = _sections(rope, pairs, sections)
+    sizes = _sections(rope, pairs, sections, interleaved)
     return replace(result, axes=Sections(sizes, interleaved))
 
 
@@ -88,28 +86,35 @@ def rope_of(config: Config, more: Sequence[str] = ()) -> dict[str, Any]:
     return {"rope_type": "default", **parameters(config, new, old, known=(*KEYS, *more))}
 
 
-def rotary_of_kind(config: Config, kind: str, local: str) -> Rotary:
+def rotary_of_kind(
+    config: Config, kind: str, local: str, full: str = "rope_theta", *, scales_both: bool = False
+) -> Rotary:
     """Returns the rotary of one layer type, if layers with a window have a different one.
 
-    In older files rope_scaling applies to the layers without a window.
+    The fields of a `rope_scaling` replace those of the dict of its layers.
 
     Args:
       config: of the model.
       kind: "full_attention" or "sliding_attention".
-      local: the field with the base of layers with a window in older files.
-
-    Raises:
-      ValueError: for fields that transformers ignores here, or rope_parameters not by layer type.
+      local, full: the fields with the base of layers with a window, and of others, in older files.
+      scales_both: whether rope_scaling is of all layers; else of those without a window.
     """
-    new, full = config.entry("rope_parameters"), kind == "full_attention"
-    new = None if new is None else _by_kind(config, new)
-    new, old = (new or {}).get(kind), config.entry("rope_scaling") if full else None
-    if isinstance(old, Mapping) and "type" in old and "rope_type" not in old:
-        raise ValueError(
-            f"rope_scaling says type={old['type']!r}, which transformers ignores in this "
-            "model_type; call it rope_type."
-        )
-    return rotary_of(config, of_kind(config, new, old, "rope_theta" if full else local))
+    is_full = kind == "full_attention"
+    new, old = config.entry("rope_parameters"), config.entry("rope_scaling")
+    new = None if new is None else _by_kind(config, new).get(kind)
+    if not old or not (is_full or scales_both):
+        return _of_dict(config, parameters(config, new, None, full if is_full else local))
+    for name, rope in (("rope_parameters", new), ("rope_scaling", old)):
+        if not isinstance(rope, Mapping | None):
+            raise ValueError(f"{name} must be a dict of rotary parameters; got {rope!r}.")
+    new = {"rope_type": "default"} if new is None else new
+    for key in new.keys() & old.keys() - {"rope_type"}:
+        if new[key] != old[key]:
+            warn_once(
+                f"rope_parameters have {key}={new[key]!r} beside a rope_scaling with "
+                f"{old[key]!r}, which transformers reads: the rotary is built with the latter."
+            )
+    return _of_dict(config, parameters(config, {**new, **old}, None, full if is_full else local))
 
 
 def rotary_by_kind(config: Config, kind: str, *, partial: bool = False) -> Rotary:
@@ -118,53 +123,36 @@ def rotary_by_kind(config: Config, kind: str, *, partial: bool = False) -> Rotar
     `partial` is as in `rotary`.
 
     Raises:
-      ValueError: for the older spelling, unless rope_parameters by layer type say the same field.
+      ValueError: for a rope_scaling, or without a dict for this layer type.
     """
     new = _by_kind(config, config["rope_parameters"])
-    if kind not in new:
-        raise ValueError(no_kinds(config, new))
-    for name in ("rope_theta", "rope_scaling", SHARE):
-        value = config.entry(name)
-        if value is not None and not all(name in (rope or {}) for rope in new.values()):
-            raise ValueError(
-                f"{name} is not served beside rope_parameters without it, of which not every "
-                f"model_type reads it; say it in the dict of each of {', '.join(new)}."
-            )
-        if value is not None:
+    if kind not in new or config.entry("rope_scaling"):
+        raise ValueError(no_kinds(config, config.entry("rope_scaling") or new))
+    for name in ("rope_theta", SHARE):
+        value, said = config.entry(name), [(rope or {}).get(name) for rope in new.values()]
+        if value is not None and any(each != value for each in said):
             warn_once(
-                f"The config says {name}={value!r} beside rope_parameters that say it for each "
-                "kind of layer, which transformers reads: the rotary is built with those."
+                f"{name}={value!r} beside rope_parameters by kind of layer is not read by "
+                "transformers in this model_type: the rotary is built with what their dicts say."
             )
-    rope = _untruncated(_standard("rope_parameters", new[kind], KEYS))
-    return rotary_of(config, rope, partial=partial)
+    return _of_dict(config, _standard("rope_parameters", new[kind], KEYS), partial=partial)
 
 
-def of_kind(config: Config, new: Rope | None, old: Rope | None, theta: str) -> dict[str, Any]:
-    """`parameters` of one layer type, whose two spellings each model_type merges in its own way.
-
-    Raises:
-      ValueError: if both are given and differ.
-    """
-    first, second = (_standard("rope_parameters", x, KEYS) for x in (new, old))
-    shared = {*first, *second} - {"rope_theta", SHARE, "original_max_position_embeddings"}
-    if new and old and any(first.get(key) != second.get(key) for key in shared):
-        raise ValueError(
-            "The config has rope_parameters and rope_scaling, and they differ: "
-            f"{dict(new)} and {dict(old)}; leave one of them out."
-        )
-    if new and old:
-        new, old = {**new, **old}, None
-    return _untruncated(parameters(config, new, old, theta))
-
-
-def _untruncated(rope: Rope) -> dict[str, Any]:
-    """Parameters of one layer type, in which transformers does not read `truncate`."""
-    if not rope.get("truncate", True):
+def _of_dict(config: Config, rope: Rope, *, partial: bool = False) -> Rotary:
+    """The rotary of one layer type by its dict alone, but for a `truncate` beside the dicts."""
+    name, unread = "original_max_position_embeddings", dict[str, Any]()
+    truncate = (config.entry("rope_parameters") or {}).get("truncate", True)
+    if rope.get("truncate", True) != truncate:
+        unread["truncate"] = rope.get("truncate", True)
+    if config.entry(name) not in (None, rope.get(name)):
+        unread[name] = config.entry(name)
+    for key, value in unread.items():
         warn_once(
-            f"truncate={rope['truncate']!r} in the rotary parameters of a kind of layer is not "
-            "read by transformers: the rotary is built without it."
+            f"{key}={value!r} is not read by transformers where kinds of layers have rotary "
+            "parameters of their own: the rotary is built without it."
         )
-    return {key: x for key, x in rope.items() if key != "truncate"}
+    config = config.replaced(**{name: None})
+    return rotary_of(config, {**rope, "truncate": truncate}, partial=partial)
 
 
 def shares_in_file(config: Config) -> list[Any]:
@@ -178,11 +166,12 @@ def _by_kind(config: Config, new: Any) -> dict[str, Any]:
 
     transformers ignores other entries. They warn unless some layer type has the same value.
     """
-    if not isinstance(new, Mapping) or not {*new} <= {*KINDS, *KEYS} or not {*new} & {*KINDS}:
+    if not isinstance(new, Mapping):
         raise ValueError(no_kinds(config, new))
     kinds = {kind: rope for kind, rope in new.items() if kind in KINDS}
     for key, value in new.items():
-        if key not in kinds and all((rope or {}).get(key) != value for rope in kinds.values()):
+        beside = key not in (*kinds, "truncate")
+        if beside and all((rope or {}).get(key) != value for rope in kinds.values()):
             warn_once(
                 f"rope_parameters have {key}={value!r} beside {', '.join(kinds)}, where "
                 "transformers does not read it: the rotary is built without it."
@@ -267,10 +256,10 @@ def _standard(name: str, rope: Rope | None, known: Sequence[str]) -> dict[str, A
             "reads: the rotary is built with the latter."
         )
     untyped = sorted(fields.keys() - {"rope_type", *PLAIN})
-    if untyped and "rope_type" not in fields:
+    if untyped and fields.get("rope_type", "default") == "default":
         warn_once(
-            f"{name} has {', '.join(untyped)} and no rope_type, one of {', '.join(SCALINGS)}: the "
-            "rotary is built without any scaling, as transformers does."
+            f"{name} has {', '.join(untyped)} and no rope_type that scales, one of "
+            f"{', '.join(SCALINGS)}: the rotary is built without, as transformers does."
         )
     if not isinstance(fields.setdefault("rope_type", "default"), str):
         raise ValueError(f"rope_type of {name} must be a name; got {fields['rope_type']!r}.")
@@ -288,28 +277,41 @@ def rotary_of(
     width = None if kind == "proportional" else _width(rope, head_dim, partial)
     scaling = SCALINGS[kind](rope, config)
     if width is not None and width % 2:
-        if scaling is not None:
+        if kind in ("dynamic", "longrope"):
             raise ValueError(
-                f"partial_rotary_factor must leave an even width beside rope_type={kind!r}; got "
-                f"{width} of head_dim={head_dim}."
+                f"partial_rotary_factor must leave an even width beside rope_type={kind!r}, whose "
+                f"rates go by the length; got {width} of head_dim={head_dim}."
             )
         # transformers rounds an odd width up, but not in the exponents.
-        return Rotary(layout=layout, scaling=Frequencies(np.asarray(base) ** -exponents(width)))
+        rates = plain_rates(base, width) if scaling is None else scaling.rates(base, width)
+        factor = 1.0 if scaling is None else scaling.magnitude
+        return Rotary(layout=layout, scaling=Frequencies(rates, factor))
     if scaling is not None:
         scaling.rates(base, head_dim if width is None else width, 1)  # raises if invalid
     return Rotary(base, layout, width, scaling)
 
 
-def _sections(rope: Rope, pairs: int, default: Sequence[int]) -> tuple[int, ...]:
+def _sections(rope: Rope, pairs: int, default: Sequence[int], interleaved: bool) -> tuple[int, ...]:
     """Number of rotary pairs per position axis."""
     sizes = rope.get(SECTIONS, default)
     whole = isinstance(sizes, list | tuple) and all(is_count(size, 0) for size in sizes)
-    if not whole or len(sizes) != len(default) or sum(sizes) != pairs:
+    if not whole or len(sizes) != len(default) or (sum(sizes) != pairs and not interleaved):
         raise ValueError(
             f"{SECTIONS} must be {len(default)} whole numbers whose sum is the number of pairs "
             f"that turn by head_dim and {SHARE}, {pairs}; got {sizes!r}."
         )
-    return tuple(sizes)
+    if not interleaved:
+        return tuple(sizes)
+    # An axis that has its pairs leaves its turn to the first.
+    turn = [i % len(sizes) for i in range(pairs)]
+    axes = [axis if i < sizes[axis] * len(sizes) else 0 for i, axis in enumerate(turn)]
+    turned = tuple(axes.count(axis) for axis in range(len(sizes)))
+    if turned != tuple(sizes) and SECTIONS in rope:
+        warn_once(
+            f"{SECTIONS}={[*sizes]} is not of the {pairs} pairs that turn: the rotary is built "
+            f"with {[*turned]}, as transformers does."
+        )
+    return turned
 
 
 def _width(rope: Rope, head_dim: int, partial: bool) -> int | None:

@@ -3,13 +3,14 @@
 from collections.abc import Iterable
 
 SHORT = 5  # names with fewer letters may have one typo, others two
+LONG = 8  # names with as many letters may have the first one wrong
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:
     """Returns the known name that `name` is a typo of, or None.
 
-    A typo omits, adds or replaces a letter, or swaps two. It does not change the first letter or a
-    number: `cohere2` is not a typo of `cohere`.
+    A typo omits, adds or replaces a letter, or swaps two. It does not change a number: `cohere2` is
+    not a typo of `cohere`. Nor does it change the first letter of a name of fewer than 8.
 
     >>> nearest_name("lamma", ["gemma", "llama"]), nearest_name("cohere2", ["cohere"])
     ('llama', None)
@@ -40,5 +41,5 @@ def distance(a: str, b: str) -> int:
 
 def _may_be(name: str, known: str) -> bool:
     digits = ["".join(filter(str.isdigit, word)) for word in (name, known)]
-    same_start = name[:1].lower() == known[:1].lower() and digits[0] == digits[1]
-    return same_start and abs(len(name) - len(known)) <= 2
+    same_start = name[:1].lower() == known[:1].lower() or len(known) >= LONG
+    return same_start and digits[0] == digits[1] and abs(len(name) - len(known)) <= 2

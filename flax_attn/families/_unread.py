@@ -8,12 +8,20 @@ from flax import nnx
 from .._internal.caller import warn_once
 from ._as_built import is_as_built
 from ._config import ByPart, Family, Names
-from ._published import Facts, facts_of
+from ._published import ALIKE, FACTS, Facts, facts_of, has_field
+from ._reading import is_class_of
 from ._typos import nearest_name
 
 ROTARY = ("rope_parameters", "rope_scaling", "rope_theta", "partial_rotary_factor")
 ROTARY = (*ROTARY, "original_max_position_embeddings")
 ALWAYS = ("head_dim", "is_causal")  # every family reads or rejects these
+# Fields that a config of any class may have.
+OF_ANY = {
+    *("model_type", "architectures", "dtype", "torch_dtype", "transformers_version", "auto_map"),
+    *("use_cache", "tie_word_embeddings", "chunk_size_feed_forward", "is_encoder_decoder"),
+    *("id2label", "label2id", "problem_type", "return_dict", "output_attentions"),
+    *("output_hidden_states", "quantization_config", "attn_implementation", "initializer_range"),
+}
 # Fields that also concern other parts of a model: depth, length, activation and norms. The last is
 # the first layer with a window, which has no effect if there is none.
 GENERAL = {
@@ -75,9 +83,9 @@ def unread(
 ) -> dict[str, str | None]:
     """Returns attention fields that have no effect, each with the field it may be a typo of.
 
-    A field counts if another model type reads it, or if it is a typo of one that this type reads
-    and the config lacks. Fields of the type's own class, whose attention does not read them either,
-    do not count, nor does another type's name for a field with the same value.
+    A field counts if another model type reads it, or if no config has it in transformers and it is
+    a typo of one that this type reads. Fields of the type's own class, whose attention does not
+    read them either, do not count, nor does another type's name for a field with the same value.
 
     Args:
       config: of the model.
@@ -86,9 +94,9 @@ def unread(
       by_any: from `read_by_any`.
     """
     known, fields = read_by(family, facts), dict[str, str | None]()
-    lacking = [each for each in sorted(known) if config.get(each) is None]
     for field, value in config.items():
-        if field in known or field in GENERAL or field in facts.ignored:
+        is_own = field in known or field in GENERAL or field in facts.ignored
+        if is_own or field.startswith("_"):
             continue
         if field in by_any:
             word, treats_false_as_set = by_any[field]
@@ -96,9 +104,33 @@ def unread(
             is_explicit = value or (value is False and treats_false_as_set)
             if is_explicit and all(config.get(each) != value for each in names):
                 fields[field] = None
-        elif value is not None and (slip := nearest_name(field, lacking)):
-            fields[field] = slip
+        elif value is not None and (slip := nearest_name(field, sorted(known))):
+            is_field = field in ALIKE or any(has_field(each, field) for each in FACTS.values())
+            fields |= {} if is_field else {field: slip}
     return fields
+
+
+def warn_of_another_class(config: Mapping[str, Any], facts: Facts, told: set[str]) -> None:
+    """Warns of each field that no class of this model_type has, if `architectures` are another's.
+
+    Args:
+      config: of the model.
+      facts: of its model_type.
+      told: fields that its attention reads, or that were warned of.
+    """
+    name, classes = config["model_type"], config.get("architectures") or ()
+    classes = [classes] if isinstance(classes, str) else classes
+    if not classes or any(is_class_of(each, name) for each in classes):
+        return
+    for field, value in config.items():
+        is_general = field in {*GENERAL, *OF_ANY} or field.startswith("_") or field in facts.fixed
+        is_general = is_general or field.endswith("_token_id") or field in told
+        if value is not None and not is_general and not has_field(facts, field):
+            warn_once(
+                f"{field}={value!r} is no field of model_type {name!r}, and architectures say "
+                f"{classes[0]}: the attention is built without it. If that class reads it there, "
+                "this layer is another one."
+            )
 
 
 def warn_of_unread(
@@ -122,3 +154,5 @@ def warn_of_unread(
         warn_once(
             f"model_type {name!r} does not read {', '.join(words)}; its attention is built without."
         )
+    facts = facts_of(name)
+    warn_of_another_class(config, facts, {*read_by(family, facts), *fields})

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from .._internal.caller import warn_once
 from ..layers import GatedQueryAttention
 from ..masks import FULL, Mask, Window
 from ..norms import RMSNorm
@@ -113,14 +114,17 @@ def hunyuan_rotary(config: Config, index: int) -> Arguments:
     """A dynamic rotary with alpha is a plain one with another base.
 
     Raises:
-      ValueError: for an alpha of another kind, or without a head_dim, which the class needs.
+      ValueError: for an alpha without a head_dim, which the class needs.
     """
     rope = rope_of(config, ("alpha",))
     alpha = rope.pop("alpha", None)
-    if not alpha:
+    if alpha and rope["rope_type"] != "dynamic":
+        warn_once(
+            f"alpha={alpha!r} is read beside rope_type='dynamic' alone, and the config has "
+            f"{rope['rope_type']!r}: the rotary is built without it."
+        )
+    if not alpha or rope["rope_type"] != "dynamic":
         return {"rotary": rotary_of(config, rope)}
-    if rope["rope_type"] != "dynamic":
-        raise ValueError(f"alpha={alpha!r} needs rope_type='dynamic'; got {rope['rope_type']!r}.")
     width = config.count("head_dim")
     base = above_zero("rope_theta", rope["rope_theta"])
     base *= above_zero("alpha", alpha) ** (width / (width - 2))
@@ -170,25 +174,22 @@ def bitnet_norm(config: Config, index: int) -> Arguments:
 
 
 def phimoe_rotary(config: Config, index: int) -> Arguments:
-    """A plain rotary, or one scaled by the short factors, as transformers 5.23 does at any length.
+    """A plain rotary, or one scaled as for short sequences, as in transformers 5.23 at any length.
 
     Raises:
-      ValueError: for other kinds, and for magnitudes that differ by the length of the sequence.
+      ValueError: for magnitudes that differ by the length of the sequence.
     """
     magnitudes = ("short_mscale", "long_mscale")
     rope = rope_of(config, magnitudes)
-    if rope["rope_type"] == "default":
-        return {"rotary": rotary_of(config, rope)}
-    if rope["rope_type"] != "longrope":
-        raise ValueError(f"rope_type must be default or longrope; got {rope['rope_type']!r}.")
+    plain_rotary = rotary_of(config, rope)
+    if plain_rotary.scaling is None:
+        return {"rotary": plain_rotary}
     short, long = (above_zero(name, rope.get(name)) for name in magnitudes)
     if short != long:
         raise ValueError(
             "short_mscale and long_mscale must be equal, since the magnitude of a rotary does not "
             f"follow the length here; got {short} and {long}."
         )
-    plain_rotary = rotary_of(config, rope)
-    assert plain_rotary.scaling is not None
     rates = plain_rotary.scaling.rates(plain_rotary.base, config.heads()[2], 1)
     return {"rotary": Rotary(scaling=Frequencies(rates, short))}
 

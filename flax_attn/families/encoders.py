@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from .._internal.caller import warn_once
 from ..layers import CrossAttention, LongformerAttention
 from ..masks import CAUSAL, FULL, Mask, Window
 from ..norms import RMSNorm
@@ -26,7 +27,7 @@ from ._parts import (
     windows,
 )
 from ._published import facts_of
-from ._rope import no_kinds, of_kind, rotary_of
+from ._rope import rotary_of_kind
 from .decoders import capped
 
 # Parts that one model type has, or a few.
@@ -60,13 +61,12 @@ def dinov3_layer(config: Config, index: int) -> Arguments:
     model shifts and rescales these positions, as the fields pos_embed_... say.
 
     Raises:
-      ValueError: for biases of queries and values that differ, for one of the keys alone, for
-        rotary parameters beside rope_theta, which the class does not read, and for heads whose
-        width is no multiple of 4.
+      ValueError: for biases of queries and values that differ, for one of the keys alone, and for
+        heads whose width is no multiple of 4.
     """
     for name in ("rope_parameters", "rope_scaling"):
         if config.entry(name) is not None:
-            raise ValueError(f"{name} is not read by this model_type; say its base as rope_theta.")
+            warn_once(f"{name} is not read by this model_type, whose base is its rope_theta.")
     query, key, value = (config.flag(f"{part}_bias") for part in ("query", "key", "value"))
     if query != value or (key and not query):
         raise ValueError(
@@ -85,18 +85,9 @@ def dinov3_layer(config: Config, index: int) -> Arguments:
 
 
 def modernbert_rotary(config: Config, index: int) -> Arguments:
-    """The rotary of a layer's kind; a rope_scaling of older files is of both kinds.
-
-    Raises:
-      ValueError: unless rope_parameters are by kind.
-    """
-    new = config.entry("rope_parameters")
-    if new is not None and not (isinstance(new, Mapping) and {*new} <= {*KINDS}):
-        raise ValueError(no_kinds(config, new))
-    kind = MODERNBERT_KIND(config, index)
-    theta = "global_rope_theta" if kind == KINDS[0] else "local_rope_theta"
-    rope = of_kind(config, (new or {}).get(kind), config.entry("rope_scaling"), theta)
-    return {"rotary": rotary_of(config, rope)}
+    """The rotary of a layer's kind; a rope_scaling of older files is of both kinds."""
+    kind, bases = MODERNBERT_KIND(config, index), ("local_rope_theta", "global_rope_theta")
+    return {"rotary": rotary_of_kind(config, kind, *bases, scales_both=True)}
 
 
 def modernbert_window(config: Config, index: int) -> Arguments:

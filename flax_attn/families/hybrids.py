@@ -18,7 +18,6 @@ from ..layers import (
     LightningAttention,
 )
 from ..norms import RMSNorm
-from ..positions import Frequencies
 from ..weights.rule import Rule
 from ._config import Config, Family
 from ._fused import convolutions, fused
@@ -36,7 +35,7 @@ from ._parts import (
     rms_norms,
     rotated,
 )
-from ._rope import rotary
+from ._rope import rope_of, rotary
 from .decoders import OVER_HEADS
 from .deepseek import latent
 
@@ -116,7 +115,7 @@ def olmo_rotary(config: Config, index: int) -> Arguments:
 
 def _has_rotary(config: Config) -> bool:
     """Whether there is a rotary: unless the config says that its base is None."""
-    inside = config.entry("rope_parameters") or config.entry("rope_scaling") or {}
+    inside = config.entry("rope_scaling") or config.entry("rope_parameters") or {}
     if "rope_theta" in inside:
         return inside["rope_theta"] is not None
     return not config.is_explicit_null("rope_theta")
@@ -295,7 +294,7 @@ def has_griffin(config: Config, index: int) -> bool:
 def recurrent_gemma_attention(config: Config, index: int) -> Arguments:
     """A window in every attention layer, part of each head rotated, and biases."""
     bias, rope = config.flag("attention_bias"), rotary(config, partial=True)
-    if rope.scaling is not None and not isinstance(rope.scaling, Frequencies):
+    if rope_of(config)["rope_type"] != "default":
         raise ValueError("rope_type must be 'default' in this model_type, as in transformers.")
     mask = causal_window(config)
     return {"rotary": rope, "mask": mask, "qkv_bias": bias, "out_bias": True}

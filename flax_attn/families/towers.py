@@ -13,26 +13,24 @@ from ._parts import ALL_BIASES, NO_DROPOUT, Chosen, LayerRules, at, encoder, inp
 from ._rope import parameters
 
 
-def rows_and_columns(*, layout: Layout = "half", shared: bool = False) -> Chosen:
-    """A rotary of rows and columns.
+def rows_and_columns(
+    *, layout: Layout = "half", shared: bool = False, is_typed: bool = True
+) -> Chosen:
+    """A rotary of rows and columns, of whose parameters the base alone is read.
 
     Args:
       layout: of the pairs.
       shared: whether both axes share one list of frequencies.
-
-    Raises:
-      ValueError: for scaling parameters, which the classes do not read.
+      is_typed: whether the class refuses a rope_type that is not "axial".
     """
 
     def part(config: Config, index: int) -> Mapping[str, Rotary]:
-        rope = parameters(config, config.entry("rope_parameters"), config.entry("rope_scaling"))
+        new, old = config.entry("rope_parameters"), config.entry("rope_scaling")
+        rope = parameters(config, new, old, known=("rope_type", "rope_theta"))
         kind = rope.get("rope_type", "axial")
-        if kind not in ("axial", "default") or {*rope} - {"rope_type", "rope_theta"}:
-            raise ValueError(
-                "rope_parameters of rows and columns have a rope_theta, and rope_type='axial'; got "
-                f"{rope}."
-            )
-        base = above_zero("rope_theta", rope["rope_theta"])
+        if is_typed and kind not in ("axial", "default"):
+            raise ValueError(f"rope_type of rows and columns must be 'axial'; got {kind!r}.")
+        base = above_zero("rope_theta", rope.get("rope_theta"))
         return {"rotary": Rotary(base, layout, axes=Axial(shared=shared))}
 
     return part
@@ -62,7 +60,7 @@ ROWS: Mapping[str, Family] = {
     # Positions: column, row, from 1; 0 for the class token.
     "llama4_vision_model": encoder(
         ALL_BIASES,
-        rows_and_columns(layout="interleaved"),
+        rows_and_columns(layout="interleaved", is_typed=False),
         path=at("model.layers.{}.self_attn"),
     ),
     "pixtral": encoder(rows_and_columns(shared=True), path=at("transformer.layers.{}.attention")),

@@ -84,17 +84,22 @@ class Documents(Mask):
             raise ValueError(f"Documents needs lengths of 0 or more; got {least}.")
 
     @classmethod
-    def of(cls, ids: Any) -> "Documents":
+    def of(cls, ids: Any, padding: int | None = None) -> "Documents":
         """Documents from concrete ids that do not decrease along a row, `*B T`.
 
-        Every token belongs to one, so padding with a separate id attends to itself.
+        Args:
+          ids: of the documents of the tokens.
+          padding: the id of padding, which stands at the end of a row; None if every token belongs
+            to a document, so that padding with an id of its own attends to itself.
 
         Raises:
           TypeError: if the ids are not integers.
-          ValueError: if they are traced, or decrease; use `Segments(ids)` then.
+          ValueError: if they are traced, decrease, or follow padding; use `Segments(ids)` then.
 
         >>> Documents.of(np.asarray([[7, 7, 8], [3, 3, 3]])).lengths.tolist()
         [[2, 1], [3, 0]]
+        >>> Documents.of(np.asarray([[1, 1, 2, 0], [1, 0, 0, 0]]), padding=0).lengths.tolist()
+        [[2, 1], [1, 0]]
         """
         check_integers("Documents.of", ids=ids)
         if isinstance(ids, Tracer):
@@ -103,15 +108,16 @@ class Documents(Mask):
                 "Documents(lengths), whose lengths may be traced, or Segments(ids)."
             )
         ids = np.asarray(ids)
-        if (ids[..., 1:] < ids[..., :-1]).any():
+        real = np.ones(ids.shape, bool) if padding is None else ids != padding
+        if (real[..., 1:] & (~real[..., :-1] | (ids[..., 1:] < ids[..., :-1]))).any():
             raise ValueError(
-                "Documents.of needs ids that do not decrease along a row. If the last ones are "
-                "padding, give Documents(lengths), which needs no id for it; Segments(ids) takes "
-                "any order."
+                "Documents.of needs ids that do not decrease along a row, and padding behind them; "
+                f"got padding={padding!r}. If the last ones are padding, say its id; Segments(ids) "
+                "takes any order, beside valid= for padding."
             )
-        starts = np.ones(ids.shape, bool)
-        starts[..., 1:] = ids[..., 1:] != ids[..., :-1]
-        number = starts.cumsum(-1) - 1  # *B T
+        starts = real.copy()
+        starts[..., 1:] &= ids[..., 1:] != ids[..., :-1]
+        number = np.where(real, starts.cumsum(-1) - 1, -1)  # *B T
         most = int(number.max(initial=-1)) + 1
         return cls((number[..., None] == np.arange(most)).sum(-2).astype(np.int32))
 

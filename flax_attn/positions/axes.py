@@ -127,7 +127,9 @@ class Axial:
         if pairs % self.count:
             raise ValueError(
                 f"Axial deals out the same number of pairs to each of {self.count} axes; got "
-                f"{pairs} pairs."
+                f"{pairs} pairs. For axes of other widths, as in Wan, Flux and HunyuanVideo, give "
+                "Sections(sizes) as axes and Frequencies(values), the rates of each axis one after "
+                "another, as scaling."
             )
         each = pairs // self.count
         axis, step = np.divmod(np.arange(pairs), each) if each else (np.arange(0),) * 2

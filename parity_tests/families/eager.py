@@ -1,7 +1,9 @@
-"""One layer on both sides, eagerly in float64: the cheapest proof there is."""
+"""One layer on both sides in float64, with weights and no gradients: the cheapest proof."""
 
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -10,6 +12,7 @@ from flax_attn import families
 from flax_attn.parity import port
 from flax_attn.parity.draw import normal
 from flax_attn.parity.sides.torch_float64 import lifted
+from flax_attn.positions import Frequencies
 
 from . import parts, witness
 from .configs import Small
@@ -76,14 +79,37 @@ def ours(given: dict[str, Any], small: Small | Part, layer: Any) -> np.ndarray |
 
     JAX must have float64 enabled.
     """
-    how: dict[str, Any] = {"rngs": nnx.Rngs(0), "param_dtype": jnp.float64}
     part = small.part if isinstance(small, Part) else None
+
+    def built() -> nnx.Module:
+        how = {"rngs": nnx.Rngs(0), "param_dtype": jnp.float64}
+        return families.attention(given, small.index, part=part, **how)
+
     try:
-        mine: Any = families.attention(given, small.index, part=part, **how)
+        mine: Any = _zeros(built)
         rules = families.rules(given, small.index, part=part)
     except ValueError as refused:
         return refused
     return output_of_flax(given, small, port(layer, mine, rules))
+
+
+def _zeros(built: Callable[[], nnx.Module]) -> nnx.Module:
+    """The module with zeros, for which nothing is compiled, unless it has rates of its own."""
+
+    def of_leaf(leaf: Any) -> Any:
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return jax.random.key(0) if is_key else np.zeros(leaf.shape, leaf.dtype)
+
+    layer = nnx.eval_shape(built)
+    if isinstance(getattr(getattr(layer, "rotary", None), "scaling", None), Frequencies):
+        return built()
+    graph, weights = nnx.split(layer)
+    return nnx.merge(graph, jax.tree.map(of_leaf, weights))
+
+
+@nnx.jit
+def _called(mine: Any, inputs: dict[str, Any]) -> Any:
+    return mine(**inputs)
 
 
 def output_of_flax(given: dict[str, Any], small: Small | Part, mine: Any) -> np.ndarray:
@@ -91,11 +117,11 @@ def output_of_flax(given: dict[str, Any], small: Small | Part, mine: Any) -> np.
     mine.eval()
     if isinstance(small, Small) and (other := witness.PLACES[small.model_type].called):
         inputs = _of_place(_config_or_first(given, small), small)
-        return np.asarray(other.flax(mine, **{k: jnp.asarray(x) for k, x in inputs.items()}))
+        return np.asarray(nnx.jit(other.flax)(mine, **inputs))
     last = next(x for x in ("o_proj", "out_proj", "linear_out", "o") if hasattr(mine, x))
     inner, width = getattr(mine, last).in_features, getattr(mine, last).out_features
     given = _inputs(small, width, inner // getattr(mine, "head_dim", inner))
-    return np.asarray(mine(**{name: jnp.asarray(value) for name, value in given.items()}))
+    return np.asarray(_called(mine, given))
 
 
 def _of_place(config: Any, small: Small | Part) -> dict[str, np.ndarray]:

@@ -30,9 +30,18 @@ from flax import nnx
 import flax_attn
 from flax_attn.families._choose import family_of
 from flax_attn.families._config import USUAL, Config, Family
-from flax_attn.families._published import ALIASES, FACTS, INFINITY, VERSION, Facts, facts_of
+from flax_attn.families._published import (
+    ALIASES,
+    FACTS,
+    INFINITY,
+    VERSION,
+    Facts,
+    facts_of,
+    has_field,
+)
 from flax_attn.families._table import FAMILIES, TYPES
-from flax_attn.families._unread import ROTARY, read_by_any, unread
+from flax_attn.families._typos import nearest_name
+from flax_attn.families._unread import OF_ANY, ROTARY, read_by_any, unread
 
 from . import parts, witness
 from .configs import CONFIGS, Small
@@ -267,10 +276,30 @@ def buffers_of(name: str) -> list[str]:
 
 
 def ignored_by(name: str, facts: Facts, by_any: Mapping[str, Any]) -> list[str]:
-    """Fields of its class that would warn if they were not its own."""
+    """Fields of its class, and of other types' attention, that would warn but for being its own."""
     cls = config_class(name)
-    class_own = {*cls.attribute_map, *cls().to_dict()}
-    return [x for x in sorted(class_own) if unread({x: True}, rows(name)[0], facts, by_any)]
+    class_own = sorted({*cls.attribute_map, *cls().to_dict()} & by_any.keys())
+    return [x for x in class_own if unread({x: True}, rows(name)[0], facts, by_any)]
+
+
+def own_fields(cls: Any) -> set[str]:
+    """The fields of a config's class by all their names, but for those that every config has."""
+    names = {x.name for x in fields(cls)} | {*cls.attribute_map}
+    names -= {x.name for x in fields(witness.library().PreTrainedConfig)} | OF_ANY
+    return {name for name in names if not name.endswith("_token_id")}
+
+
+def alike(types: Mapping[str, Facts]) -> list[str]:
+    """Fields of the classes of types that are not served that are near to one that is read."""
+    mapping = witness.library().models.auto.configuration_auto.CONFIG_MAPPING
+    classes = [mapping[name] for name in mapping]
+    for cls in classes:  # and of their parts
+        parts_of = getattr(cls, "sub_configs", {}).values()
+        classes += [x for x in parts_of if hasattr(x, "sub_configs") and x not in classes]
+    every = {x for cls in classes for x in own_fields(cls)}
+    every -= {x for x in every if any(has_field(each, x) for each in types.values())}
+    read = {x for each in types.values() for x in (*each.defaults, *each.names)}
+    return sorted(x for x in every if nearest_name(x, read))
 
 
 def facts(name: str) -> dict[str, Any]:
@@ -307,9 +336,15 @@ def contents(names: Iterable[str]) -> dict[str, Any]:
     with patch.dict(FACTS, {name: Facts(**known) for name, known in types.items()}):
         by_any = read_by_any(FAMILIES)
         for name in types:  # of all, since a field that a new row reads is one that others ignore
-            types[name]["ignored"] = ignored_by(name, FACTS[name]._replace(ignored=()), by_any)
+            types[name] |= {"ignored": (), "beside": ()}
+            known = Facts(**types[name])
+            types[name]["ignored"] = ignored_by(name, known, by_any)
+            known = Facts(**types[name])
+            own = own_fields(config_class(name))
+            types[name]["beside"] = sorted(x for x in own if not has_field(known, x))
+    near = alike({name: Facts(**each) for name, each in types.items()})
     types = {name: {x: y for x, y in each.items() if y} for name, each in types.items()}
-    return {"transformers": version(), "types": types, "others": others()}
+    return {"transformers": version(), "types": types, "others": others(), "alike": near}
 
 
 def text(made: Mapping[str, Any]) -> str:
@@ -319,11 +354,14 @@ def text(made: Mapping[str, Any]) -> str:
         f"  {json.dumps(name)}: {json.dumps(record, sort_keys=True)}"
         for name, record in plain["types"].items()
     )
-    others = fill(", ".join(map(json.dumps, plain["others"])), 98, break_on_hyphens=False)
     first = f' "transformers": {json.dumps(plain["transformers"])}'
-    return (
-        f'{{\n{first},\n "types": {{\n{types}\n }},\n "others": [\n{indent(others, "  ")}\n ]\n}}\n'
-    )
+    lists = ",\n".join(f' "{key}": [\n{_filled(plain[key])}\n ]' for key in ("others", "alike"))
+    return f'{{\n{first},\n "types": {{\n{types}\n }},\n{lists}\n}}\n'
+
+
+def _filled(names: Iterable[str]) -> str:
+    words = fill(", ".join(map(json.dumps, names)), 98, break_on_hyphens=False)
+    return indent(words, "  ")
 
 
 def changes(made: str) -> Iterator[str]:

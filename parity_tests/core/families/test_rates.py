@@ -14,9 +14,6 @@ from flax_attn import families
 from flax_attn._internal.caller import warn_once
 from flax_attn.parity import judge
 from flax_attn.positions.scaling import plain_rates
-from parity_tests.core.drawing import float64 as float64
-from parity_tests.families import eager
-from parity_tests.families.configs import CONFIGS, titled
 from parity_tests.tables import with_nightly
 
 SIZES = {"hidden_size": 64, "num_attention_heads": 4, "max_position_embeddings": 256}
@@ -173,33 +170,3 @@ def test_what_transformers_does_not_read_is_told(words, transformers):
     with pytest.warns(UserWarning, match=words):
         families.attention({"model_type": "llama", **SIZES, **UNREAD[words]}, 0, rngs=nnx.Rngs(0))
     assert compared(UNREAD[words], transformers) == "equal"
-
-
-BY_KIND = [x for x in CONFIGS if "full_attention" in x.spelt("new").get("rope_parameters", {})]
-
-
-def beside(given: dict):
-    """Configs whose kinds of layers say what nobody reads, or what is said beside them too."""
-    kinds = given["rope_parameters"]
-    yarn = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, LENGTH: 64}
-    inside = [{**yarn, "truncate": x} for x in (None, False, True)]
-    inside += [{**yarn, "beta_fast": 1.0}, {**READ, "mystery": 3}, {**READ, "type": "yarn"}]
-    yield from ({**given, "rope_parameters": dict.fromkeys(kinds, rope)} for rope in inside)
-    yield from ({**given, "rope_scaling": {word: "linear", "factor": 3.0}} for word in TYPES)
-    yield {**given, "partial_rotary_factor": 0.5}
-    yield {**given, "rope_theta": 77.0}
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("small", BY_KIND, ids=titled)
-def test_a_kind_of_layer_is_that_of_transformers_or_refused(small, float64, transformers):
-    built = 0
-    for given in beside(small.spelt("new")):
-        module, want = eager.theirs(copy.deepcopy(given), small)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            got = None if want is None else eager.ours(given, small, module)
-        if not (got is None or isinstance(got, ValueError)):
-            built += 1
-            assert judge.same_function(got, want).ok, given
-    assert built >= 6

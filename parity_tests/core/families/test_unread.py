@@ -60,6 +60,8 @@ WORTH_SAYING = {
     ),
     "a letter less": ({"num_key_value_head": 3}, "did you mean num_key_value_heads"),
     "two swapped": ({"attentoin_bais": True}, "did you mean attention_bias"),
+    "of a field that is there": ({"hidden_sizee": 1}, "hidden_sizee=1 .did you mean hidden_size"),
+    "the first letter": ({"nidden_size": 48}, "nidden_size=48 .did you mean hidden_size"),
     "two fields": (
         {"use_qk_norm": 1, "head_dimm": 8},
         "use_qk_norm=1, head_dimm=8 .did you mean h",
@@ -84,7 +86,8 @@ SILENT = {
     "nothing": {"attn_logit_softcapping": None, "use_qk_norm": False, "rope_scaling": {}},
     "another part of the model": {"mlp_bias": True, "hidden_act": "gelu", "rms_norm_eps": 1e-3},
     "a name of no slip": {"heads": 7, "logit_scale": 2.0, "_name_or_path": "x", "quant": 4},
-    "a slip of a field that is there": {"hidden_sizee": [1]},
+    "a private field": {"_hidden_size": 12},
+    "a field of a class that is not served": {"sliding_windows": [1], "num_labels": 2},
     "the same by another name": {"num_heads": 6},
     "what is built": {
         **{"qkv_bias": False, "rotary_dim": 8, "rotary_pct": 1.0, "rope_interleave": False},
@@ -133,6 +136,17 @@ def test_what_a_family_never_has_is_told(name):
 @each("name", SILENT)
 def test_all_else_is_silent(name):
     assert not said({**LLAMA, **SILENT[name]})
+
+
+def test_fields_of_another_class_are_told_one_by_one():
+    m3 = {"use_gemma_norm": True, "qk_norm_type": "per_head", "sparse_attention_config": {"a": 1}}
+    given = {**LLAMA, **m3, "model_type": "minimax_m2", "rotary_dim": 4, "num_key_value_heads": 3}
+    given |= {"architectures": ["MiniMaxM3SparseForConditionalGeneration"], "vocab_size": 9}
+    told = said(given)
+    assert [text.partition("=")[0] for text in told] == [*m3]
+    assert all("MiniMaxM3Sparse" in text and "'minimax_m2'" in text for text in told)
+    assert not said({**given, "architectures": ["MiniMaxM2ForCausalLM"]})
+    assert len(said({**LLAMA, "architectures": ["Llama4ForCausalLM"], "moe_layers": [1]})) == 1
 
 
 def test_a_config_that_is_refused_warns_of_nothing():

@@ -1,4 +1,10 @@
-"""No field of a config is ignored: a change is the same on both sides, or refused by its name."""
+"""No field of a config is ignored: a change is the same on both sides, or refused by its name.
+
+What transformers builds and runs of a small config with changes drawn by a seed is built and equal,
+or stands in the table of reasons.
+"""
+
+import re
 
 import pytest
 
@@ -7,9 +13,7 @@ from parity_tests.families.configs import BOTH, place, titled
 from parity_tests.families.parts import PARTS
 from parity_tests.tables import with_nightly
 
-from .walk import walk
-
-pytestmark = pytest.mark.nightly
+from .walk import compared, drawn, walk
 
 # Of each family the first config in the new spelling, the second in the old one, and so on.
 TURNS = [pair for pair in BOTH if (place(pair[0]) % 2 == 0) == (pair[1] == "new")]
@@ -19,11 +23,13 @@ EACH = {(small.name, small.part): small for small in reversed(PARTS)}
 NOW = [pair for pair in TURNS if titled(pair[0]) + pair[1] in ("gemma-0new", "olmo2-1old")]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("small", "spelling"), with_nightly(TURNS, commit=NOW), ids=titled)
 def test_no_field_is_ignored(small, spelling, transformers):
     walk(small, spelling)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "small",
     with_nightly(EACH.values(), commit=[EACH["umt5", "cross"]]),
@@ -31,3 +37,30 @@ def test_no_field_is_ignored(small, spelling, transformers):
 )
 def test_no_field_is_ignored_by_a_part(small, transformers):
     walk(small, "new")
+
+
+REASONS = {  # what a refusal says of the field, and what is missing
+    r"\w+ must be a (whole number of at least 1|number above zero); got 0": "a size of 0",
+    "index must be the place of a layer": "the layer itself: the model is not so deep",
+    "in place of self attention": "attention: the layer has another kind of mixer",
+    "num_attention_heads must divide hidden_size": "heads for a part of the width",
+    "an even head_dim; got head_dim=1,": "a pair: transformers makes two components of one",
+    r"partial_rotary_factor\S* (is not served: this|must be qk_rope)": "rates of most pairs",
+    "pos_att_type must list c2p, p2c or both": "a term: other words change the scale alone",
+    "relative_attention=False is not served": "distances: it is the attention of BERT",
+    "use_rel_pos=False is not served": "the tables: it is the attention of a ViT",
+    "relative_attention_max_distance must exceed": "distances for the buckets of the logarithm",
+    "hidden_act must be one of 'silu', 'swish'": "a convolution with another activation",
+    "query_bias and value_bias must be one": "a layer with a bias of some of the projections",
+    "by indexer_types, or index_topk_freq": "an indexer: it reads the choice of an earlier layer",
+}
+SEEDS = [range(12), *(range(first, first + 100) for first in range(100, 2100, 100))]
+
+
+@pytest.mark.parametrize("seeds", with_nightly(SEEDS, commit=SEEDS[:1]), ids=str)
+def test_what_transformers_builds_is_built_and_equal(seeds, float64, transformers):
+    for seed in seeds:
+        small, given = drawn(seed)
+        told = compared(small, given)
+        known = told in ("equal", "no model") or any(re.search(x, told) for x in REASONS)
+        assert known, (seed, told, small.name, given)

@@ -157,8 +157,13 @@ def test_ids_that_stand_together():
     assert packed.segments().tolist() == [[0, 0, 1, 1, 1], [0, 1, 2, 3, 3]]
     assert packed.positions().tolist() == [[0, 1, 0, 1, 2], [0, 0, 0, 0, 1]]
     assert Documents([2, 1]).positions(5).tolist() == [0, 1, 0, 0, 1]
+    behind = np.asarray([[4, 4, 7, 0, 0], [3, 0, 0, 0, 0], [0, 0, 0, 0, 0]])
+    assert Documents.of(behind, padding=0).lengths.tolist() == [[2, 1], [1, 0], [0, 0]]
+    assert Documents.of(behind[0] - 9, padding=-9).lengths.tolist() == [2, 1]
     with told(ValueError, "do not decrease", "Segments(ids)"):
         Documents.of(np.asarray([1, 1, 0]))
+    with told(ValueError, "padding behind them", "padding=0", "valid="):
+        Documents.of(np.asarray([0, 1, 1]), padding=0)
     with told(ValueError, "known while the program is traced", "Documents(lengths)"):
         jax.jit(Documents.of)(ids)
     with told(TypeError, "Documents.of", "float"):
