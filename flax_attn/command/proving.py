@@ -350,7 +350,7 @@ def families(package: str, names: Sequence[str], progress: Progress) -> Results:
     if missing:
         raise ValueError(
             "--families compares with the classes of transformers; missing: "
-            f"{', '.join(missing)}. pip install torch 'transformers==5.23.*' brings them."
+            f"{', '.join(missing)}. pip install torch 'transformers==5.24.*' brings them."
         )
     runner = import_module(f"{package}.families")
     chosen = runner.chosen(names)  # before the first line, which says what is proven

@@ -32,6 +32,13 @@ WHY_NOT = {
     "wavlm": "its bias by distance is gated by the hidden states, and no layer here has that",
     "zamba2": "its attention is shared by layers that each adapt it, and reads embeddings too",
     "deepseek_v4": "its keys are compressed over the tokens, for which there is no layer here",
+    "dory": "its queries and keys have unit length and learned factors behind the rotation",
+    "hy_v4_vl_text": "its latent attention has sinks and a gate beside its indexer",
+    "hy_v4_vl_vision": "it is that of siglip_vision_model, by other names of its fields",
+    "inkling2_loop_text": "its keys and values pass convolutions, and a bias reads the tokens",
+    "lara_mini": "its layers are of three kinds, and rows here have two",
+    "apertus1p5_vision_tokenizer": "its projections are convolutions over an image",
+    "wavtokenizer": "its projections are convolutions, in the decoder of a codec",
     "rwkv": "its tokens are mixed by a recurrence of its own, and no layer here has it",
 }
 
@@ -85,7 +92,7 @@ def attention(
         attention; for a file that cannot be read.
       TypeError: if the config is neither a dict nor a path.
 
-    Source: the modelling code of transformers 5.23.
+    Source: the modelling code of transformers 5.24.
 
     >>> config = {"model_type": "llama", "hidden_size": 12, "num_attention_heads": 6,
     ...           "num_key_value_heads": 3, "head_dim": 4, "rope_theta": 5e5}

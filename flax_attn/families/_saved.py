@@ -3,7 +3,7 @@
 transformers renames on saving and on loading, so that old files stay readable. The rules here are
 for the files; `rules` makes them optional, since a model in memory has the other names.
 
-Source: `conversion_mapping.py` of transformers 5.23.
+Source: `conversion_mapping.py` of transformers 5.24.
 """
 
 import re

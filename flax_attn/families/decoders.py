@@ -174,7 +174,7 @@ def bitnet_norm(config: Config, index: int) -> Arguments:
 
 
 def phimoe_rotary(config: Config, index: int) -> Arguments:
-    """A plain rotary, or one scaled as for short sequences, as in transformers 5.23 at any length.
+    """A plain rotary, or one scaled as for short sequences, as in transformers 5.24 at any length.
 
     Raises:
       ValueError: for magnitudes that differ by the length of the sequence.

@@ -1,6 +1,6 @@
 """Checkpoint tensors that are not weights: tables and masks that a layer computes itself.
 
-Source: `_keys_to_ignore_on_load_unexpected` of the classes in transformers 5.23, the buffers that
+Source: `_keys_to_ignore_on_load_unexpected` of the classes in transformers 5.24, the buffers that
 they register, and those that older versions wrote into files.
 """
 

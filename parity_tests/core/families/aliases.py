@@ -122,7 +122,8 @@ def of_other_models(searched: Sequence[str]) -> Iterator[tuple[str, Place]]:
     """Families, and a config of a folder of its own that goes by their model."""
     auto = witness.library().models.auto
     models = auto.modeling_auto.MODEL_MAPPING_NAMES
-    own = {models.get(family): family for family in reversed(ALONE)}
+    here = [family for family in ALONE if not witness.place_of(family).config]
+    own = {models.get(family): family for family in reversed(here)}
     for alias, config in auto.configuration_auto.CONFIG_MAPPING_NAMES.items():
         folder, family = alias.replace("-", "_"), own.get(models.get(alias, ""))
         if family is not None and folder in searched and alias not in FAMILIES:
@@ -148,9 +149,12 @@ def places_of(folder: str, prefix: str, family: str) -> Iterator[Place]:
         if any(made in ast.unparse(part) for part in node.body) and name.startswith(prefix)
     ]
     for block in [name.removeprefix(prefix) for name in holders] or [like.block]:
-        texts = ("Text", "Vision", "Backbone")
+        texts = ("Text", "Vision", "Audio", "Backbone")
         for text in ("", *(x for x in texts if f"{prefix}{x}Model" in classes(folder))):
-            yield like._replace(folder=folder, prefix=prefix, text=text, block=block)
+            here = like._replace(folder=folder, prefix=prefix, text=text, block=block)
+            yield here
+            if isinstance(like.path, str) and like.path.startswith("encoder."):
+                yield here._replace(path=like.path.removeprefix("encoder."))
 
 
 def model_type(place: Place) -> str | None:

@@ -61,7 +61,7 @@ def test_without_transformers_one_sentence_says_what_to_install(capsys, monkeypa
     monkeypatch.setattr(proving, "find_spec", lambda name: None)
     status, out, err = command(capsys)
     assert status == 2 and not out
-    assert "missing: torch, transformers. pip install torch 'transformers==5.23.*'" in err
+    assert "missing: torch, transformers. pip install torch 'transformers==5.24.*'" in err
 
 
 @pytest.mark.parametrize("more", [["--all"], ["--real"], ["--replay"], ["--seed", "1"]])

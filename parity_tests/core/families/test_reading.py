@@ -172,7 +172,7 @@ def test_a_config_without_any_type_is_told_so():
 
 
 def test_a_type_that_nobody_knows_is_answered_by_a_way_on():
-    with told(ValueError, "got 'tomorrow'", "newer than transformers 5.23", '_type": "llama"'):
+    with told(ValueError, "got 'tomorrow'", "newer than transformers 5.24", '_type": "llama"'):
         layer_of({**TEXT, "model_type": "tomorrow", "architectures": ["TomorrowForCausalLM"]})
     with told(ValueError, "got 'lamma'", "Did you mean 'llama'?"):
         layer_of({**TEXT, "model_type": "lamma"})
