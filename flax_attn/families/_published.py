@@ -23,7 +23,7 @@ class Facts(NamedTuple):
       fixed: fields of that type which its class lacks, with what it does whatever a file says.
       path: of a layer's attention in the whole model, {} for its number.
       ignored: fields of its class that its attention does not read, and that of other types does.
-      beside: further fields of its class, which no attention reads.
+      further: other fields of its class, which no attention reads.
       buffers: arrays of its attention that are no weights, and may be in files.
     """
 
@@ -33,7 +33,7 @@ class Facts(NamedTuple):
     fixed: Mapping[str, Any] = NOTHING
     path: str = USUAL
     ignored: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
+    further: tuple[str, ...] = ()
     buffers: tuple[str, ...] = ()
 
 
@@ -48,7 +48,7 @@ VERSION: str = _FILE["transformers"]
 FACTS: dict[str, Facts] = {name: Facts(**fields) for name, fields in _FILE["types"].items()}
 KNOWN = frozenset(_FILE["others"])  # model types of transformers that are not served
 # Fields of their classes that look like one that some attention reads.
-ALIKE = frozenset(_FILE.get("alike", ()))
+SIMILAR = frozenset(_FILE["similar"])
 # All model types with the attention of another one, and that one.
 ALIASES: Mapping[str, str] = {name: facts.alias for name, facts in FACTS.items() if facts.alias}
 
@@ -60,5 +60,5 @@ def facts_of(name: Any) -> Facts:
 
 def has_field(facts: Facts, name: str) -> bool:
     """Whether a type's class in transformers has a field of this name, or attention reads it."""
-    groups = (facts.defaults, facts.names, facts.fixed, facts.ignored, facts.beside)
+    groups = (facts.defaults, facts.names, facts.fixed, facts.ignored, facts.further)
     return any(name in group for group in groups) or any(name in x for x in facts.names.values())

@@ -100,10 +100,11 @@ def rotary_of_kind(
       scales_both: whether rope_scaling is of all layers; else of those without a window.
     """
     is_full = kind == "full_attention"
+    theta = full if is_full else local
     new, old = config.entry("rope_parameters"), config.entry("rope_scaling")
     new = None if new is None else _by_kind(config, new).get(kind)
     if not old or not (is_full or scales_both):
-        return _of_dict(config, parameters(config, new, None, full if is_full else local))
+        return _of_dict(config, parameters(config, new, None, theta))
     for name, rope in (("rope_parameters", new), ("rope_scaling", old)):
         if not isinstance(rope, Mapping | None):
             raise ValueError(f"{name} must be a dict of rotary parameters; got {rope!r}.")
@@ -114,7 +115,7 @@ def rotary_of_kind(
                 f"rope_parameters have {key}={new[key]!r} beside a rope_scaling with "
                 f"{old[key]!r}, which transformers reads: the rotary is built with the latter."
             )
-    return _of_dict(config, parameters(config, {**new, **old}, None, full if is_full else local))
+    return _of_dict(config, parameters(config, {**new, **old}, None, theta))
 
 
 def rotary_by_kind(config: Config, kind: str, *, partial: bool = False) -> Rotary:
@@ -129,8 +130,8 @@ def rotary_by_kind(config: Config, kind: str, *, partial: bool = False) -> Rotar
     if kind not in new or config.entry("rope_scaling"):
         raise ValueError(no_kinds(config, config.entry("rope_scaling") or new))
     for name in ("rope_theta", SHARE):
-        value, said = config.entry(name), [(rope or {}).get(name) for rope in new.values()]
-        if value is not None and any(each != value for each in said):
+        value, inside = config.entry(name), [(rope or {}).get(name) for rope in new.values()]
+        if value is not None and any(each != value for each in inside):
             warn_once(
                 f"{name}={value!r} beside rope_parameters by kind of layer is not read by "
                 "transformers in this model_type: the rotary is built with what their dicts say."
@@ -170,8 +171,8 @@ def _by_kind(config: Config, new: Any) -> dict[str, Any]:
         raise ValueError(no_kinds(config, new))
     kinds = {kind: rope for kind, rope in new.items() if kind in KINDS}
     for key, value in new.items():
-        beside = key not in (*kinds, "truncate")
-        if beside and all((rope or {}).get(key) != value for rope in kinds.values()):
+        is_other = key not in (*kinds, "truncate")
+        if is_other and all((rope or {}).get(key) != value for rope in kinds.values()):
             warn_once(
                 f"rope_parameters have {key}={value!r} beside {', '.join(kinds)}, where "
                 "transformers does not read it: the rotary is built without it."
@@ -302,16 +303,16 @@ def _sections(rope: Rope, pairs: int, default: Sequence[int], interleaved: bool)
         )
     if not interleaved:
         return tuple(sizes)
-    # An axis that has its pairs leaves its turn to the first.
-    turn = [i % len(sizes) for i in range(pairs)]
-    axes = [axis if i < sizes[axis] * len(sizes) else 0 for i, axis in enumerate(turn)]
-    turned = tuple(axes.count(axis) for axis in range(len(sizes)))
-    if turned != tuple(sizes) and SECTIONS in rope:
+    # Pair i is of axis i % A while that axis has pairs left, and else of the first.
+    count = len(sizes)
+    axes = [i % count if i < sizes[i % count] * count else 0 for i in range(pairs)]
+    filled = tuple(axes.count(axis) for axis in range(count))
+    if filled != tuple(sizes) and SECTIONS in rope:
         warn_once(
             f"{SECTIONS}={[*sizes]} is not of the {pairs} pairs that turn: the rotary is built "
-            f"with {[*turned]}, as transformers does."
+            f"with {[*filled]}, as transformers does."
         )
-    return turned
+    return filled
 
 
 def _width(rope: Rope, head_dim: int, partial: bool) -> int | None:

@@ -8,7 +8,7 @@ from flax import nnx
 from .._internal.caller import warn_once
 from ._as_built import is_as_built
 from ._config import ByPart, Family, Names
-from ._published import ALIKE, FACTS, Facts, facts_of, has_field
+from ._published import FACTS, SIMILAR, Facts, facts_of, has_field
 from ._reading import is_class_of
 from ._typos import nearest_name
 
@@ -105,18 +105,18 @@ def unread(
             if is_explicit and all(config.get(each) != value for each in names):
                 fields[field] = None
         elif value is not None and (slip := nearest_name(field, sorted(known))):
-            is_field = field in ALIKE or any(has_field(each, field) for each in FACTS.values())
+            is_field = field in SIMILAR or any(has_field(each, field) for each in FACTS.values())
             fields |= {} if is_field else {field: slip}
     return fields
 
 
-def warn_of_another_class(config: Mapping[str, Any], facts: Facts, told: set[str]) -> None:
+def warn_of_another_class(config: Mapping[str, Any], facts: Facts, known: set[str]) -> None:
     """Warns of each field that no class of this model_type has, if `architectures` are another's.
 
     Args:
       config: of the model.
       facts: of its model_type.
-      told: fields that its attention reads, or that were warned of.
+      known: fields that its attention reads, or that were warned of.
     """
     name, classes = config["model_type"], config.get("architectures") or ()
     classes = [classes] if isinstance(classes, str) else classes
@@ -124,7 +124,7 @@ def warn_of_another_class(config: Mapping[str, Any], facts: Facts, told: set[str
         return
     for field, value in config.items():
         is_general = field in {*GENERAL, *OF_ANY} or field.startswith("_") or field in facts.fixed
-        is_general = is_general or field.endswith("_token_id") or field in told
+        is_general = is_general or field.endswith("_token_id") or field in known
         if value is not None and not is_general and not has_field(facts, field):
             warn_once(
                 f"{field}={value!r} is no field of model_type {name!r}, and architectures say "

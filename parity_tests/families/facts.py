@@ -289,7 +289,7 @@ def own_fields(cls: Any) -> set[str]:
     return {name for name in names if not name.endswith("_token_id")}
 
 
-def alike(types: Mapping[str, Facts]) -> list[str]:
+def similar(types: Mapping[str, Facts]) -> list[str]:
     """Fields of the classes of types that are not served that are near to one that is read."""
     mapping = witness.library().models.auto.configuration_auto.CONFIG_MAPPING
     classes = [mapping[name] for name in mapping]
@@ -336,15 +336,15 @@ def contents(names: Iterable[str]) -> dict[str, Any]:
     with patch.dict(FACTS, {name: Facts(**known) for name, known in types.items()}):
         by_any = read_by_any(FAMILIES)
         for name in types:  # of all, since a field that a new row reads is one that others ignore
-            types[name] |= {"ignored": (), "beside": ()}
+            types[name] |= {"ignored": (), "further": ()}
             known = Facts(**types[name])
             types[name]["ignored"] = ignored_by(name, known, by_any)
             known = Facts(**types[name])
             own = own_fields(config_class(name))
-            types[name]["beside"] = sorted(x for x in own if not has_field(known, x))
-    near = alike({name: Facts(**each) for name, each in types.items()})
+            types[name]["further"] = sorted(x for x in own if not has_field(known, x))
+    fields_like = similar({name: Facts(**each) for name, each in types.items()})
     types = {name: {x: y for x, y in each.items() if y} for name, each in types.items()}
-    return {"transformers": version(), "types": types, "others": others(), "alike": near}
+    return {"transformers": version(), "types": types, "others": others(), "similar": fields_like}
 
 
 def text(made: Mapping[str, Any]) -> str:
@@ -355,7 +355,7 @@ def text(made: Mapping[str, Any]) -> str:
         for name, record in plain["types"].items()
     )
     first = f' "transformers": {json.dumps(plain["transformers"])}'
-    lists = ",\n".join(f' "{key}": [\n{_filled(plain[key])}\n ]' for key in ("others", "alike"))
+    lists = ",\n".join(f' "{key}": [\n{_filled(plain[key])}\n ]' for key in ("others", "similar"))
     return f'{{\n{first},\n "types": {{\n{types}\n }},\n{lists}\n}}\n'
 
 

@@ -23,7 +23,7 @@ from .texts import PUBLISHED, shrunk
 QUANTISED = "quantised weights of attention are not served: layers.0."
 REFUSED = {
     ("DeepSeek-V4 (small test)", None): "'deepseek_v4' is known to transformers, and its attention",
-    ("Devstral-2-123B", None): QUANTISED,
+    **{(name, None): QUANTISED for name in ("DeepSeek-V3 (fp8)", "Devstral-2-123B", "Kimi-K2")},
     ("MiniMax-M1", None): "got 'minimax_m1'. It may be newer than transformers",
     ("Pixtral (small test)", "vision"): "hidden_size / num_attention_heads = 16 components",
     ("Qwen3-Coder-Next (int4)", None): QUANTISED,
