@@ -278,10 +278,10 @@ def rotary_of(
     width = None if kind == "proportional" else _width(rope, head_dim, partial)
     scaling = SCALINGS[kind](rope, config)
     if width is not None and width % 2:
-        if kind in ("dynamic", "longrope"):
+        if kind in ("dynamic", "longrope", "yarn"):
             raise ValueError(
-                f"partial_rotary_factor must leave an even width beside rope_type={kind!r}, whose "
-                f"rates go by the length; got {width} of head_dim={head_dim}."
+                f"partial_rotary_factor must leave an even width beside rope_type={kind!r}; got "
+                f"{width} of head_dim={head_dim}."
             )
         # transformers rounds an odd width up, but not in the exponents.
         rates = plain_rates(base, width) if scaling is None else scaling.rates(base, width)

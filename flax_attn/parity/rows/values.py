@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -246,30 +245,35 @@ def structure(run: Run) -> dict[str, str]:
 
 
 def same_structure(got: Mapping[str, str], want: Mapping[str, str], dtype: str, mode: str) -> Row:
-    """Compares the outputs' names, shapes and dtypes exactly.
+    """Compares the outputs' names, shapes and dtypes; integers of any width count as one dtype.
 
-    Except in float64 runs, JAX has no 64-bit integers, so 32 and 64 bits count as equal. A key that
-    holds None counts as missing.
+    The values of integers are compared exactly, whatever their width. A key that holds None counts
+    as missing.
     """
-    verdict: Any = judge.Verdict("exact", 0.0, 0.0)
-    flax_structure, torch_structure = _plain(got, want, dtype), _plain(want, got, dtype)
+    flax_structure, torch_structure = _plain(got, want), _plain(want, got)
     if flax_structure != torch_structure:
         sentence = f"Flax returns {dict(got)}, torch {dict(want)}"
         verdict = judge.failed_fact(sentence + _advice(flax_structure, torch_structure))
-    return Row(STRUCTURE, "exact", dtype, mode, verdict)
+        return Row(STRUCTURE, "exact", dtype, mode, verdict)
+    kinds = (
+        (name, x.partition("[")[0], got.get(name, x).partition("[")[0]) for name, x in want.items()
+    )
+    widths = [f"{name} is {flax} beside {torch}" for name, torch, flax in kinds if flax != torch]
+    note = f"{'; '.join(widths)}: integers are compared by value" if widths else ""
+    return Row(STRUCTURE, "exact", dtype, mode, judge.Verdict("exact", 0.0, 0.0, note=note))
 
 
-def _plain(one: Mapping[str, str], other: Mapping[str, str], dtype: str) -> dict[str, str]:
+def _plain(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
     """Normalised descriptions, equal if the structures are."""
     return {
-        name: text if dtype == "float64" else re.sub(r"^(u?int)64\[", r"\g<1>32[", text)
+        name: re.sub(r"^u?int\d+\[", "int[", text)
         for name, text in one.items()
         if text != "None" or name in other or name.endswith("]") or name in (OUTPUT, MODEL_OUTPUT)
     }
 
 
 def _advice(got: Mapping[str, str], want: Mapping[str, str]) -> str:
-    """Advice for one array instead of several, or for narrower integers."""
+    """Advice for one array instead of several."""
     for side, one, several in (("torch", got, want), ("Flax", want, got)):
         (name, text), *more = one.items() or [("", "")]
         if name in (OUTPUT, MODEL_OUTPUT) and not more and several and name not in several:
@@ -277,6 +281,4 @@ def _advice(got: Mapping[str, str], want: Mapping[str, str]) -> str:
             part = (same_text or list(several))[0].removeprefix(name)
             call = f"{side.lower()}_call=lambda m, *xs: m(*xs){part}"
             return f": take {part} of what {side} returns: {call}"
-    if {k: v.replace("int32[", "int64[") for k, v in got.items()} == dict(want):
-        return ": .astype(int) gives integers of the width that the run has, as torch's are"
     return ""

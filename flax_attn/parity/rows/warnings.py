@@ -1,4 +1,4 @@
-"""Warnings: passing comparisons which show that only torch rounds somewhere."""
+"""Notes on passing comparisons: only torch rounds somewhere, integers have other widths."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,6 +7,7 @@ import numpy as np
 
 from .. import judge
 from ..report import Row
+from .values import STRUCTURE
 
 # In units of eps: the error of a value that is correct up to its last digit.
 LAST = 0.25
@@ -18,10 +19,11 @@ def warnings(rows: Sequence[Row]) -> list[str]:
     Two implementations have similar errors, so torch must round somewhere the float64 truth does
     not: a cast to 16 bits, or a dtype-dependent branch. A few elements may be exact by chance, so
     all gradients together must agree; without gradients, torch's error must exceed the judge's
-    floor.
+    floor. And one on integers whose widths differ.
     """
     dtypes = dict.fromkeys(row.dtype for row in rows if row.verdict.other_error is not None)
-    return [sentence for dtype in dtypes for sentence in _of(rows, dtype)]
+    widths = [row.verdict.note for row in rows if row.name == STRUCTURE and row.verdict.ok]
+    return [*(x for dtype in dtypes for x in _of(rows, dtype)), *filter(None, widths[:1])]
 
 
 def _of(rows: Sequence[Row], dtype: str) -> Iterator[str]:
