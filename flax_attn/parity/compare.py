@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from ..errors import ParityError
-from ..weights.known_layers import flax_values
+from ..weights.known_layers import flax_state, flax_values
 from ..weights.mapping import some
 from ..weights.plan import make_plan, same_tree
 from ..weights.rule import Rule
@@ -45,6 +45,8 @@ from .watch import Watch
 # A float64 error above this multiple of the first noise run's change is not measured again.
 NOISE_MARGIN = 100.0
 
+SAME_OBJECT = "both sides are one object, which is equal to itself whatever it computes"
+
 
 def compare(
     torch_module: Any,
@@ -74,7 +76,8 @@ def compare(
 
     In float64, outputs, taps and gradients must agree to 1e-12 in norm. In narrower dtypes, the
     error against the float64 result may be k times torch's own. Neither module is changed. Flax
-    runs eagerly and under jit in float64, and only under jit in narrower dtypes.
+    runs eagerly and under jit in float64, and only under jit in narrower dtypes; the outputs of the
+    eager run are those of a call on arrays, without any tracer.
 
     Args:
       torch_module: the original, which is the truth: a torch module, an nnx module or a JAX
@@ -125,6 +128,7 @@ def compare(
     check_sides(torch_module, flax_module)
     call = arguments(torch_module, inputs, kwargs)
     call_spec = CallSpec(*call, constants, seed, train, grads, taps, torch_call)
+    is_same = torch_module is flax_module and torch_call is flax_call
     original, flax_module = original_of(torch_module, call_spec), as_side(flax_module)
     training = original.training if optimizer is None else (optimizer, steps)
     dtypes, weights = or_default(dtypes, original.dtypes), _weights(original, flax_module, weights)
@@ -134,6 +138,7 @@ def compare(
     pair = make_pair(original, flax_module, options, title)
     with pair.watch, worded_errors(pair.sides):
         builder = _ReportBuilder(pair, options)
+        builder.notes |= {SAME_OBJECT: None} if is_same else {}
         builder.run()
         return builder.report(reproduce)
 
@@ -269,6 +274,7 @@ class _ReportBuilder:
             "constants": plan.constants if plan else (),
             "notes": (
                 *(f"{name}: skipped by rule" for name in skipped),
+                *_uncarried(self.pair),
                 *self.notes,
                 *warnings(self.rows),
             ),
@@ -276,6 +282,21 @@ class _ReportBuilder:
             "versions": {**versions(self.pair.original.library), **self.pair.original.versions},
             "noise": self.options.noise,
         }
+
+
+def _uncarried(pair: Pair) -> Iterator[str]:
+    """Notes on variables of Flax's own with the shape of a buffer of another name."""
+    constants = pair.plan.constants if pair.plan else ()
+    targets = {path for move in pair.plan.moves for path in move.targets} if pair.plan else {}
+    shapes = {x.name: x.shape for x in pair.original.sources if x.name in constants}
+    for path, variable in flax_state(pair.flax_module).items() if constants else ():
+        shape = tuple(np.shape(variable.get_value()))
+        names = [name for name in constants if shapes[name] == shape]
+        if names and path not in targets and not isinstance(variable, nnx.Param):
+            yield (
+                f"{path} of Flax keeps its own value: if it is {names[0]} of torch, which is not "
+                f'carried, say Rule("{names[0]} -> {path}")'
+            )
 
 
 def _draws_by_itself(got: Run, first: Run) -> list[str]:

@@ -69,7 +69,7 @@ class Draft:
         for rule in self.rules:
             self._apply(rule)
         for name, source in self.sources.items():
-            if name not in self.done and source.kind != "buffer":
+            if name not in self.done and (source.kind != "buffer" or self._is_state(name)):
                 self._carry(name, name)
         for layers in self.stacks.values():
             self._move(Stack(tuple(layers[number] for number in sorted(layers))))
@@ -149,6 +149,13 @@ class Draft:
         moves = rule.kind == "move" and self.sources[name].kind == "buffer"
         named = name.count(".") == rule.sides[0].count(".")
         return moves and not named and flax_path(self.module, path) not in self.state
+
+    def _is_state(self, name: str) -> bool:
+        """Whether Flax has a variable of a buffer's name and shape that is no Param."""
+        variable = self.state.get(flax_path(self.module, name))
+        if variable is None or isinstance(variable, nnx.Param):
+            return False
+        return tuple(variable.get_value().shape) == self.sources[name].shape
 
     def _tie_tensors(self, rule: Rule, second: str, first: str) -> None:
         one, two = self.sources.get(second), self.sources.get(first)

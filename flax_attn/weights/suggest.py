@@ -77,10 +77,21 @@ def _candidates(draft: Draft) -> Iterator[Rule]:
         yield from _cells(draft)
         for stars in (True, False):
             yield from _recurrent(draft, stars)
+    if draft.unfilled and draft.constants:
+        yield from _buffers(draft)
     if draft.unplaced and draft.unfilled:
         for stars in (True, False):
             yield from _modules(draft, stars)
             yield from _values(draft, stars)
+
+
+def _buffers(draft: Draft) -> Iterator[Rule]:
+    """Yields rules from buffers to statistics of the same shape under another name."""
+    for path in draft.unfilled:
+        shape = tuple(draft.state[path].get_value().shape)
+        if isinstance(draft.state[path], nnx.BatchStat):
+            names = (name for name in draft.constants if draft.sources[name].shape == shape)
+            yield from (Rule(f"{name} -> {path}") for name in names)
 
 
 def _ties(draft: Draft) -> Iterator[Rule]:

@@ -156,19 +156,18 @@ def unused_rules(got: Run, truth: Run, names: Names) -> Iterator[str]:
 
 
 def ineffective_weights(got: Run, truth: Run, names: Names) -> Iterator[str]:
-    """A note on weights without effect, e.g. those of scores over a single key."""
+    """Notes on weights and inputs without effect, e.g. those of scores over a single key."""
     wanted = names.gradients(truth.gradients)
     without_effect = [
         name
         for name, x in wanted.items()
-        if not name.startswith("input ")
-        and x.size
-        and not x.any()
-        and not got.gradients[name].any()
+        if x.size and not x.any() and not got.gradients[name].any()
     ]
-    if without_effect:
-        listed = some(without_effect)
-        yield f"this input does not test {listed}: their gradients are zero on both sides"
+    inputs = [name for name in without_effect if name.startswith("input ")]
+    if weights := [name for name in without_effect if name not in inputs]:
+        yield f"this input does not test {some(weights)}: their gradients are zero on both sides"
+    if inputs:
+        yield f"neither side reads {some(inputs)}: gradients are zero on both sides"
 
 
 def value_of(

@@ -1,7 +1,8 @@
 """The Flax side: runs a copy of the module eagerly or under jit and records taps by path."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,13 +14,14 @@ from flax import nnx
 from ...errors import ParityError
 from ...weights.known_layers import flax_params, flax_state
 from ...weights.plan import first_paths
+from .. import judge
 from . import jaxpr_precision as precision
 from .calls import name_of
 from .flax_float64 import attention_lifted
 from .jaxpr_evaluate import Evaluation, wide_requests
 from .leaves import refuse_unknown, split_leaves
 from .recorder import Force, fold_draw, is_array, is_key, recording
-from .run import Request, Run, rounded
+from .run import Request, Run, is_floating, rounded
 
 # Output name of the sum of the replaced taps' anchors; see `recorder._replaced`.
 ANCHOR = "anchors"
@@ -57,6 +59,7 @@ class Flax:
         self.dtype, self.jit, self.force = dtype, jit, dict(force or {})
         self.repeats, self.evaluation = repeats, evaluation
         self.program: Callable[..., Any] | None = None
+        self.is_widened = self.is_lifted = False  # by wide requests, by evaluation
         self.findings: dict[str, list[str]] = {}
         self.lifted: dict[str, None] = {}
         parts = [type(part) for _, part in nnx.iter_modules(module)]
@@ -68,7 +71,25 @@ class Flax:
         with self.precise():
             self.args = self._arguments(weights)
             program = self._program(*self.args)
-            return self._cast_notes(program(*self.args))
+            run = self._cast_notes(program(*self.args))
+        return run if self.jit or not self.request.grads else self.concrete(run)
+
+    def concrete(self, run: Run) -> Run:
+        """A run of traced code, with the outputs of a call on arrays where those are others.
+
+        A program that was lifted to float64 rounds when it is called: its outputs are others beyond
+        the precision of bfloat16.
+        """
+        if self.force or self.evaluation.noise is not None:
+            return run
+        with self.precise(), wide_requests() if self.is_widened else nullcontext():
+            named, aux = self._forward()(*self.args)
+        outputs = _numpy({k: x for k, x in named.items() if k != ANCHOR} | aux["exact"])
+        for name, traced in run.outputs.items() if self.is_lifted else ():
+            called = outputs.get(name, traced)
+            if is_floating(called) and judge.within_precision(called, 0.0, traced, "bfloat16").ok:
+                outputs[name] = traced
+        return replace(run, outputs={**run.outputs, **outputs})
 
     def redraw_masks(self, times: int) -> list[list[np.ndarray]]:
         """Returns the dropout masks of `times` more calls, each with new random keys.
@@ -163,7 +184,8 @@ class Flax:
         """Traces the program; returns it, compiled under jit, or its evaluation."""
         traced, widened = self._traced(lambda: jax.jit(run).trace(*args))
         self.findings = _findings(traced.jaxpr)
-        if widened or self.evaluation.changes(traced.jaxpr):
+        self.is_widened, self.is_lifted = widened, self.evaluation.changes(traced.jaxpr)
+        if widened or self.is_lifted:
             return self._evaluated(traced, args)
         return traced.lower().compile() if self.jit else run
 

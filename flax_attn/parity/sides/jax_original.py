@@ -171,6 +171,7 @@ class JaxOriginal:
         with errors_of("the first side", self.name, made_in, self.call):
             try:
                 run = side.run(values)
+                run = side.concrete(run) if dtype == "float64" else run
             except NotWide:
                 if made_in == dtype:
                     raise

@@ -80,7 +80,7 @@ def _factor(evidence: Evidence) -> Guesses:
         return
     ratios = evidence.got[differs] / evidence.want[differs]
     factor = float(np.median(ratios))
-    if np.isfinite(factor) and is_short(factor):
+    if factor and np.isfinite(factor) and is_short(factor):  # zeros are no scale
         yield f"another scale: {times(factor)} times torch's", evidence.plain * factor
     more = float(np.median((evidence.got - evidence.want)[differs]))
     yield f"a constant added, {more:.6g}", evidence.plain + more
