@@ -52,7 +52,7 @@ from ._parts import (
     window_if,
     windows,
 )
-from ._rope import SHARE, rope_of, rotary, rotary_of, rotary_of_kind, shares_in_file
+from ._rope import SHARE, rope_of, rotary, rotary_of, rotary_of_kind
 from ._scores import TEMPERATURE_FIELDS, temperature
 
 # Parts that one model type has, or a few.
@@ -132,20 +132,17 @@ def hunyuan_rotary(config: Config, index: int) -> Arguments:
 
 
 def minimax_m2_rotary(config: Config, index: int) -> Arguments:
-    """The share of a head that rotates, by `rotary_dim` if the config has it.
-
-    Raises:
-      ValueError: if its rotary parameters say another.
-    """
-    if config["rotary_dim"] is None:
-        return {"rotary": rotary(config, partial=True)}
-    width, (_, h) = config.count("rotary_dim"), config.query_heads()
-    if any(share not in (None, width / h) for share in shares_in_file(config)):
-        raise ValueError(
-            f"rotary_dim={width} of head_dim={h} and {SHARE} in the rotary parameters differ; "
-            "leave one of them out."
-        )
-    return {"rotary": rotary(config.replaced(**{SHARE: width / h}), partial=True)}
+    """The share of a head that rotates, by `rotary_dim` if nothing else says it."""
+    if config["rotary_dim"] is not None:
+        width, (_, h) = config.count("rotary_dim"), config.query_heads()
+        if config.entry(SHARE) not in (None, width / h):
+            warn_once(
+                f"rotary_dim={width} of head_dim={h} is not read beside {SHARE}="
+                f"{config.entry(SHARE)!r}, as in transformers: the rotary is built with the latter."
+            )
+        elif config.entry(SHARE) is None:
+            config = config.replaced(**{SHARE: width / h})
+    return {"rotary": rotary(config, partial=True)}
 
 
 def with_temperature(config: Config, index: int) -> Arguments:

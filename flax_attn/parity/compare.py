@@ -137,8 +137,7 @@ def compare(
     check_decode(decode, flax_module, options.call, original.request)
     pair = make_pair(original, flax_module, options, title)
     with pair.watch, worded_errors(pair.sides):
-        builder = _ReportBuilder(pair, options)
-        builder.notes |= {SAME_OBJECT: None} if is_same else {}
+        builder = _ReportBuilder(pair, options, [SAME_OBJECT] * is_same)
         builder.run()
         return builder.report(reproduce)
 
@@ -146,10 +145,10 @@ def compare(
 class _ReportBuilder:
     """Collects the contents of a report: rows, unpaired taps and notes."""
 
-    def __init__(self, pair: Pair, options: Options):
+    def __init__(self, pair: Pair, options: Options, notes: Sequence[str]):
         self.pair, self.options = pair, options
         self.rows: list[Row] = [*_exact(pair), *trained(pair)]
-        self.notes = dict.fromkeys(pair.original.notes)
+        self.notes = dict.fromkeys((*pair.original.notes, *notes))
         self.noisy: dict[str, tuple[list[Run], Iterator[Run]]] = {}
         self.alone: dict[str, None] = {}
         self.runs: dict[tuple[str, str], tuple[Run, Run, Run]] = {}

@@ -151,11 +151,12 @@ class Draft:
         return moves and not named and flax_path(self.module, path) not in self.state
 
     def _is_state(self, name: str) -> bool:
-        """Whether Flax has a variable of a buffer's name and shape that is no Param."""
-        variable = self.state.get(flax_path(self.module, name))
-        if variable is None or isinstance(variable, nnx.Param):
+        """Whether Flax has a variable of a floating buffer's name and shape that is no Param."""
+        variable, source = self.state.get(flax_path(self.module, name)), self.sources[name]
+        if variable is None or isinstance(variable, nnx.Param) or "float" not in source.dtype:
             return False
-        return tuple(variable.get_value().shape) == self.sources[name].shape
+        value = variable.get_value()
+        return tuple(value.shape) == source.shape and "float" in str(value.dtype)
 
     def _tie_tensors(self, rule: Rule, second: str, first: str) -> None:
         one, two = self.sources.get(second), self.sources.get(first)

@@ -17,6 +17,7 @@ from ...weights.plan import first_paths
 from .. import judge
 from . import jaxpr_precision as precision
 from .calls import name_of
+from .flax_dtypes import clear_dtypes, pinned_dtypes
 from .flax_float64 import attention_lifted
 from .jaxpr_evaluate import Evaluation, wide_requests
 from .leaves import refuse_unknown, split_leaves
@@ -128,7 +129,7 @@ class Flax:
 
         state = jax.tree_util.tree_map_with_path(cast, state)
         copy = nnx.merge(graph, state, copy=True)
-        _clear_dtypes(copy)
+        clear_dtypes(copy)
         copy.train() if self.request.train else copy.eval()
         variables = flax_state(copy)
         for path, value in weights.items():
@@ -283,7 +284,7 @@ class Flax:
             notes=[
                 *static.notes,
                 *self.lifted,
-                *_pinned_dtypes(self.module, self.dtype),
+                *pinned_dtypes(self.module, self.dtype),
                 *self._widened_products(),
             ],
             findings=self.findings,
@@ -413,40 +414,6 @@ def _unique(module: nnx.Module, dtype: str) -> dict[str, jax.Array]:
         path: _cast(params[path].get_value(), dtype)
         for path in dict.fromkeys(first_paths(module).values())
     }
-
-
-def _clear_dtypes(module: nnx.Module) -> None:
-    """Clears dtypes that layers stored at construction, so that the run's dtype applies."""
-    for _, part in nnx.iter_modules(module):
-        layer: Any = part
-        if _follows(layer):
-            layer.dtype = None
-
-
-def _pinned_dtypes(module: nnx.Module, dtype: str) -> list[str]:
-    """Returns sentences about layers whose fixed dtype is not the run's."""
-    kinds: dict[str, list[str]] = {}
-    for path, part in nnx.iter_modules(module):
-        fixed = None if _follows(part) else getattr(part, "dtype", None)
-        if _is_dtype(fixed) and jnp.dtype(fixed).name != dtype:
-            kinds.setdefault(jnp.dtype(fixed).name, []).append(".".join(map(str, path)))
-    return [
-        f"in {dtype} {', '.join(filter(None, paths)) or 'the module'} of Flax still computes in "
-        f"{kind}, since its dtype is fixed: leave dtype out for one that follows its input"
-        for kind, paths in kinds.items()
-    ]
-
-
-def _follows(part: nnx.Module) -> bool:
-    """Whether a layer's dtype defaults to the dtype of its parameters."""
-    return isinstance(part, nnx.Embed | nnx.SimpleCell) and part.dtype == part.param_dtype
-
-
-def _is_dtype(x: Any) -> bool:
-    try:
-        return x is not None and jnp.issubdtype(jnp.dtype(x), jnp.inexact)
-    except TypeError:
-        return False
 
 
 def _is_inexact(x: Any) -> bool:

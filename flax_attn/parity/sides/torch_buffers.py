@@ -107,9 +107,11 @@ class _Fit:
         return values
 
     def run(self, move: np.ndarray) -> Values | None:
-        """Flax's and torch's outputs and taps by name; None if torch cannot be run again."""
+        """Flax's and torch's values by name; None if torch cannot be run again."""
         original = self.pair.original.with_buffers(self.moved(move))
-        return None if original is None else self.values(original.quick(self.truth.keeps))
+        if original is None:
+            return None
+        return self.values(original.run("float64", self.truth.keeps)[0])
 
     def values(self, run: Run) -> Values:
         laid_out = reuse_layouts(self.matches, self.got, run)
@@ -119,7 +121,13 @@ class _Fit:
             for name, value in run.outputs.items()
             if name in self.got.outputs and is_floating(value)
         }
-        pairs = {**taps, **outputs}.items()
+        # Gradients tell what outputs do not: of a sum with a weight, the part that it drops.
+        gradients = {
+            f"gradient {name}": (self.got.gradients[name], value)
+            for name, value in self.pair.names.gradients(run.gradients).items()
+            if name in self.got.gradients
+        }
+        pairs = {**taps, **outputs, **gradients}.items()
         return {k: (x, y) for k, (x, y) in pairs if x.shape == y.shape and np.isfinite(y).any()}
 
     def solve(self) -> np.ndarray | None:

@@ -101,6 +101,56 @@ def test_a_table_is_unrounded_too():
     assert len(noted(report, "cos")) == len(noted(report, "sin")) == 1, report.notes
 
 
+class Sums(torch.nn.Module):
+    """A table of sines added before a projection, and with `scales` one that scales after it."""
+
+    def __init__(self, sizes, scales):
+        super().__init__()
+        rows, wide, few = sizes
+        sines = torch.sin(torch.arange(rows * wide, dtype=torch.float64) / 9)
+        self.fc, self.out = torch.nn.Linear(wide, few), torch.nn.Linear(few, 3)
+        self.register_buffer("pe", sines.float().view(rows, wide))
+        self.register_buffer("by", torch.cos(torch.arange(few * 1.0)) if scales else None)
+
+    def forward(self, x):
+        y = torch.tanh(self.fc(x + self.pe[: x.shape[1]]))
+        return self.out(y if self.by is None else y * self.by)
+
+
+class OwnSums(nnx.Module):
+    def __init__(self, sizes, scales, factor=1.0):
+        self.sizes, self.scales, self.factor = sizes, scales, factor
+        self.fc = nnx.Linear(*sizes[1:], rngs=nnx.Rngs(0))
+        self.out = nnx.Linear(sizes[2], 3, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        rows, wide, few = self.sizes
+        pe = jnp.sin(jnp.arange(rows * wide) / 9.0).reshape(1, rows, wide)
+        y = jnp.tanh(self.fc(x + pe[:, : x.shape[1]]))
+        by = jnp.cos(jnp.arange(few * 1.0))[None, None]
+        return self.out(y * by if self.scales else y) * self.factor
+
+
+def drawn_sums(seed):
+    random = np.random.default_rng(seed)
+    sizes, scales = tuple(map(int, random.integers([6, 5, 3], [9, 9, 5]))), bool(seed % 2)
+    return sizes, scales, random.standard_normal((2, 5, sizes[1]))
+
+
+@pytest.mark.parametrize("seed", with_nightly(range(12), commit=[0, 1]))
+def test_gradients_go_by_the_buffers_that_outputs_do_not_tell(seed):
+    sizes, scales, x = drawn_sums(seed)
+    right = compare(Sums(sizes, scales), OwnSums(sizes, scales), x, **ONCE)
+    assert right.verdict == "equal" and noted(right, "pe"), str(right)
+
+
+@pytest.mark.nightly
+def test_a_table_before_a_fault_is_not_blamed():
+    sizes, scales, x = drawn_sums(1)
+    wrong = compare(Sums(sizes, scales), OwnSums(sizes, scales, 1.01), x, **ONCE)
+    assert not wrong.ok and noted(wrong, "pe") and "fc" not in {row.name for row in wrong.failed}
+
+
 WRONG = {
     "base": dict(base=10001.0),
     "epsilon": dict(epsilon=1e-6),
