@@ -51,6 +51,7 @@ REASONS = {  # what a refusal says of the field, and what is missing
     "partial_rotary_factor is a share, from 0 to 1": "components: rotary_dim is wider than a head",
     "clamp_len=.* is not served": "distances that are cut off",
     "deberta_buckets needs an even number": "buckets for far distances",
+    "_factors must hold finite numbers": "rates of the sequences that are longer, or shorter",
     "time_step_limit must be two numbers": "steps: the lower limit is above the upper one",
     "pos_att_type must list c2p, p2c or both": "a term: other words change the scale alone",
     "relative_attention=False is not served": "distances: it is the attention of BERT",

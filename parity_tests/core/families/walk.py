@@ -108,8 +108,7 @@ def check(given, small, path, value, layer, before, first):
 EACH: dict[tuple[str, str], list[Small | Part]] = {}
 for _small in (*CONFIGS, *PARTS):
     EACH.setdefault((_small.name, getattr(_small, "part", "")), []).append(_small)
-# Of every class, and of no layer; the type is drawn by itself. Few heads of an indexer have scores
-# that tie, of which torch takes any.
+# Of every class and no layer, or drawn by itself, or the heads of an indexer, whose scores may tie.
 NOT_DRAWN = {"model_type", "architectures", "transformers_version", "dtype", "id2label", "label2id"}
 NOT_DRAWN |= {"index_n_heads"}
 LENGTH = {"original_max_position_embeddings": 64}
