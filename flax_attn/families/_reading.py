@@ -202,11 +202,10 @@ def is_class_of(architecture: str, name: str) -> bool:
     >>> is_class_of("Gemma3ForCausalLM", "gemma3_text"), is_class_of("Llama4ForCausalLM", "llama")
     (True, False)
     """
-    ends = sorted({end for each in ENDS.values() for end in each}, key=len)
-    stems = {_letters(name), *(_letters(name.removesuffix(end)) for end in ends)}
+    stems = {name, *(name.removesuffix(end) for ends in ENDS.values() for end in ends)}
     base = re.split("For[A-Z]|LMHead|PreTrained|Model|Encoder|With[A-Z]", architecture)[0]
     base = base.removesuffix("Text").removesuffix("Vision")
-    return _letters(base) in {*stems, *(_letters(name.removesuffix("_vision_model")),)}
+    return _letters(base) in map(_letters, stems)
 
 
 def _letters(name: str) -> str:

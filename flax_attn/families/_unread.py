@@ -93,7 +93,7 @@ def unread(
       facts: of its type.
       by_any: from `read_by_any`.
     """
-    known, fields = read_by(family, facts), dict[str, str | None]()
+    known, fields = sorted(read_by(family, facts)), dict[str, str | None]()
     for field, value in config.items():
         is_own = field in known or field in GENERAL or field in facts.ignored
         if is_own or field.startswith("_"):
@@ -104,28 +104,22 @@ def unread(
             is_explicit = value or (value is False and treats_false_as_set)
             if is_explicit and all(config.get(each) != value for each in names):
                 fields[field] = None
-        elif value is not None and (slip := nearest_name(field, sorted(known))):
-            is_field = field in SIMILAR or any(has_field(each, field) for each in FACTS.values())
-            fields |= {} if is_field else {field: slip}
+        elif value is not None and (slip := nearest_name(field, known)):
+            if field not in SIMILAR and not any(has_field(x, field) for x in FACTS.values()):
+                fields[field] = slip
     return fields
 
 
 def warn_of_another_class(config: Mapping[str, Any], facts: Facts, known: set[str]) -> None:
-    """Warns of each field that no class of this model_type has, if `architectures` are another's.
-
-    Args:
-      config: of the model.
-      facts: of its model_type.
-      known: fields that its attention reads, or that were warned of.
-    """
+    """Warns of fields, but for known ones, that a type lacks, if `architectures` are another's."""
     name, classes = config["model_type"], config.get("architectures") or ()
     classes = [classes] if isinstance(classes, str) else classes
     if not classes or any(is_class_of(each, name) for each in classes):
         return
+    known = known | GENERAL | OF_ANY
     for field, value in config.items():
-        is_general = field in {*GENERAL, *OF_ANY} or field.startswith("_") or field in facts.fixed
-        is_general = is_general or field.endswith("_token_id") or field in known
-        if value is not None and not is_general and not has_field(facts, field):
+        is_known = field in known or field.startswith("_") or field.endswith("_token_id")
+        if value is not None and not is_known and not has_field(facts, field):
             warn_once(
                 f"{field}={value!r} is no field of model_type {name!r}, and architectures say "
                 f"{classes[0]}: the attention is built without it. If that class reads it there, "

@@ -6,6 +6,7 @@ Own file: the layer is a recurrence, whose sizes, steps and norms have fields of
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from .._internal.caller import warn_once
 from .._internal.checks import check_choice, check_divides
 from ..layers import Mamba, Mamba2
 from ..rules import Rules
@@ -151,10 +152,11 @@ def bamba_rotary(config: Config, index: int) -> Arguments:
     """Half of each head is rotated, unless rope_parameters say another share."""
     half = config.defaults[SHARE]
     if config.entry(SHARE) not in (None, half):
-        raise ValueError(
-            f"{SHARE}={config.entry(SHARE)!r} is not served: transformers takes {half} in this "
-            "model_type unless its rope_parameters say another."
+        warn_once(
+            f"{SHARE}={config.entry(SHARE)!r} is not read by transformers in this model_type: the "
+            f"rotary is built with {half}, unless its rope_parameters say another."
         )
+        config = config.replaced(**{SHARE: half})
     return {"rotary": rotary(config, partial=True)}
 
 

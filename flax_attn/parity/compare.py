@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from ..errors import ParityError
-from ..weights.known_layers import flax_state, flax_values
+from ..weights.known_layers import flax_state, flax_values, may_keep
 from ..weights.mapping import some
 from ..weights.plan import make_plan, same_tree
 from ..weights.rule import Rule
@@ -77,7 +77,7 @@ def compare(
     In float64, outputs, taps and gradients must agree to 1e-12 in norm. In narrower dtypes, the
     error against the float64 result may be k times torch's own. Neither module is changed. Flax
     runs eagerly and under jit in float64, and only under jit in narrower dtypes; the outputs of the
-    eager run are those of a call on arrays, without any tracer.
+    eager run, and of an original in JAX, are those of a call on arrays, without any tracer.
 
     Args:
       torch_module: the original, which is the truth: a torch module, an nnx module or a JAX
@@ -287,11 +287,10 @@ def _uncarried(pair: Pair) -> Iterator[str]:
     """Notes on variables of Flax's own with the shape of a buffer of another name."""
     constants = pair.plan.constants if pair.plan else ()
     targets = {path for move in pair.plan.moves for path in move.targets} if pair.plan else {}
-    shapes = {x.name: x.shape for x in pair.original.sources if x.name in constants}
-    for path, variable in flax_state(pair.flax_module).items() if constants else ():
-        shape = tuple(np.shape(variable.get_value()))
-        names = [name for name in constants if shapes[name] == shape]
-        if names and path not in targets and not isinstance(variable, nnx.Param):
+    buffers = [x for x in pair.original.sources if x.name in constants and "float" in x.dtype]
+    for path, variable in flax_state(pair.flax_module).items() if buffers else ():
+        names = [x.name for x in buffers if may_keep(variable, x.shape)]
+        if names and path not in targets:
             yield (
                 f"{path} of Flax keeps its own value: if it is {names[0]} of torch, which is not "
                 f'carried, say Rule("{names[0]} -> {path}")'

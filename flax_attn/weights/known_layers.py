@@ -287,6 +287,13 @@ def flax_state(module: nnx.Module) -> dict[str, nnx.Variable]:
     return variables
 
 
+def may_keep(variable: nnx.Variable, shape: tuple[int, ...]) -> bool:
+    """Whether a variable may stand for a buffer of this shape: floating, and no Param."""
+    value = variable.get_value()
+    is_state = not isinstance(variable, nnx.Param) and jnp.issubdtype(value.dtype, jnp.floating)
+    return is_state and tuple(value.shape) == tuple(shape)
+
+
 def flax_values(module: nnx.Module) -> dict[str, np.ndarray]:
     """Copies every Param and statistic of an nnx module to numpy, keyed by dotted path."""
     return {path: np.array(variable.get_value()) for path, variable in flax_state(module).items()}

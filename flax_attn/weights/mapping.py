@@ -22,6 +22,7 @@ from .known_layers import (
     flax_path,
     flax_state,
     get_path,
+    may_keep,
     no_groups,
     place,
     refusal,
@@ -153,10 +154,8 @@ class Draft:
     def _is_state(self, name: str) -> bool:
         """Whether Flax has a variable of a floating buffer's name and shape that is no Param."""
         variable, source = self.state.get(flax_path(self.module, name)), self.sources[name]
-        if variable is None or isinstance(variable, nnx.Param) or "float" not in source.dtype:
-            return False
-        value = variable.get_value()
-        return tuple(value.shape) == source.shape and "float" in str(value.dtype)
+        is_floating = variable is not None and "float" in source.dtype
+        return is_floating and may_keep(variable, source.shape)
 
     def _tie_tensors(self, rule: Rule, second: str, first: str) -> None:
         one, two = self.sources.get(second), self.sources.get(first)

@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from itertools import product
 
 from flax import nnx
 
 from .fused import Roles, fits, heads_of, in_order, role
 from .gates import ORDER, Gates, gates, role_of, shared, side
 from .in_order import Likeness, defined, paired_in_order
-from .known_layers import LAYERS, NORMS, PAIRS, RECURRENT, flax_path, get_path, place
+from .known_layers import LAYERS, NORMS, PAIRS, RECURRENT, flax_path, get_path, may_keep, place
 from .layout import Size
 from .mapping import Draft
 from .parametrized import not_removed
@@ -87,11 +88,9 @@ def _candidates(draft: Draft) -> Iterator[Rule]:
 
 def _buffers(draft: Draft) -> Iterator[Rule]:
     """Yields rules from buffers to statistics of the same shape under another name."""
-    for path in draft.unfilled:
-        shape = tuple(draft.state[path].get_value().shape)
-        if isinstance(draft.state[path], nnx.BatchStat):
-            names = (name for name in draft.constants if draft.sources[name].shape == shape)
-            yield from (Rule(f"{name} -> {path}") for name in names)
+    for path, name in product(draft.unfilled, draft.constants):
+        if may_keep(draft.state[path], draft.sources[name].shape):
+            yield Rule(f"{name} -> {path}")
 
 
 def _ties(draft: Draft) -> Iterator[Rule]:

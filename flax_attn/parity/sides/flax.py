@@ -73,7 +73,8 @@ class Flax:
             self.args = self._arguments(weights)
             program = self._program(*self.args)
             run = self._cast_notes(program(*self.args))
-        return run if self.jit or not self.request.grads else self.concrete(run)
+        is_traced = self.request.grads or self.is_widened or self.is_lifted
+        return self.concrete(run) if is_traced and not self.jit else run
 
     def concrete(self, run: Run) -> Run:
         """A run of traced code, with the outputs of a call on arrays where those are others.

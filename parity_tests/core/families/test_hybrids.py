@@ -40,10 +40,6 @@ WRONG = {
         other("kimi_linear", linear_attn_config={"kda_layers": [2], "full_attn_layers": [3]}),
         "kda_layers and full_attn_layers of linear_attn_config lack layer 1 of 27, counted from 1",
     ),
-    "half a rotary": (
-        other("bamba", attn_layer_indices=[0], partial_rotary_factor=0.25, mamba_n_heads=8),
-        "partial_rotary_factor=0.25 is not served: transformers takes 0.5",
-    ),
     "places of attention": (
         other("bamba", attn_layer_indices="all"),
         "attn_layer_indices must be a list; got 'all'",

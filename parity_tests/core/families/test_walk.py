@@ -40,7 +40,7 @@ def test_no_field_is_ignored_by_a_part(small, transformers):
 
 
 REASONS = {  # what a refusal says of the field, and what is missing
-    r"\w+ must be a (whole number of at least 1|number above zero); got 0": "a size of 0",
+    r"\S+ must be a (whole number of at least 1|number above zero); got 0(\.0)?\.$": "a size of 0",
     "index must be the place of a layer": "the layer itself: the model is not so deep",
     "in place of self attention": "attention: the layer has another kind of mixer",
     r"num_attention_heads( of a stage)? must divide": "heads for a part of the width",
@@ -66,8 +66,7 @@ SEEDS = [range(12), *(range(first, first + 100) for first in range(100, 2100, 10
 
 @pytest.mark.parametrize("seeds", with_nightly(SEEDS, commit=SEEDS[:1]), ids=str)
 def test_what_transformers_builds_is_built_and_equal(seeds, float64, transformers):
-    for seed in seeds:
-        small, given = drawn(seed)
-        told = compared(small, given)
-        known = told in ("equal", "no model") or any(re.search(x, told) for x in REASONS)
-        assert known, (seed, told, small.name, given)
+    told = {seed: compared(*drawn(seed)) for seed in seeds}
+    reasons = re.compile("|".join(["^equal$", "^no model$", *REASONS]))
+    assert not {seed: text for seed, text in told.items() if not reasons.search(text)}
+    assert [*told.values()].count("equal") > len(seeds) / 2  # else nothing is proven

@@ -32,6 +32,7 @@ SIDES = {
     "a torch module": ((Tanh(), forked), {}),
     "without jit": ((Tanh(), forked), {"jit": False}),
     "two JAX functions": ((jnp.tanh, forked), {}),
+    "without gradients": ((jnp.tanh, forked), {"grads": False, "jit": False}),
     "the first of two": ((forked, jnp.tanh), {}),
 }
 
