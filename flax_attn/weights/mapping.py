@@ -154,8 +154,7 @@ class Draft:
     def _is_state(self, name: str) -> bool:
         """Whether Flax has a variable of a floating buffer's name and shape that is no Param."""
         variable, source = self.state.get(flax_path(self.module, name)), self.sources[name]
-        is_floating = variable is not None and "float" in source.dtype
-        return is_floating and may_keep(variable, source.shape)
+        return variable is not None and "float" in source.dtype and may_keep(variable, source.shape)
 
     def _tie_tensors(self, rule: Rule, second: str, first: str) -> None:
         one, two = self.sources.get(second), self.sources.get(first)
