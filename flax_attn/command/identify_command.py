@@ -36,8 +36,8 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "identify",
         help="say which layer of this library an attention module of torch is, with proofs",
-        description="Builds the torch class, measures it on random tokens, and prints Python that "
-        "builds the layer that computes the same and loads the weights, then what was compared. "
+        description="Builds the torch class, compares it on random tokens with layers that it may "
+        "be, and prints Python that builds the equal one and loads the weights, and the proofs. "
         "The class must run on tokens alone; one that takes more is for flax_attn.parity.identify. "
         "Imports and runs the class's own code: name only code that you trust. Ends with 0 if a "
         "layer is proven equal, 1 if none is, 2 if the class cannot be built or run.",
@@ -102,16 +102,20 @@ def program(result: "Identified", name: str) -> str:
     Returns:
       a program in which only `torch_module` is undefined.
     """
-    used = {node.id for node in ast.walk(ast.parse(result.text)) if isinstance(node, ast.Name)}
-    public = sorted(used - {*dir(builtins), "nnx"})
+    then = [line for line in result.notes if line.startswith("layer.")]
+    code = ast.walk(ast.parse("\n".join([result.text, *then])))
+    used = {node.id for node in code if isinstance(node, ast.Name)}
+    public = sorted(used - {*dir(builtins), "layer", "torch_module"})
     rules = [f"    {rule}," for rule in result.rules]
-    about = [f"# {line}" for line in (*result.measured, *map(str, result.proofs), *result.limit)]
+    notes = [line for line in result.notes if line not in then]
+    about = [f"# {line}" for line in (*result.limit, *notes, *map(str, result.proofs))]
     lines = [
         "from flax import nnx",
         f"from flax_attn import {', '.join(public)}",
         f"from flax_attn.parity import {'Rule, ' if rules else ''}port",
         "",
         f"layer = {result.text[:-1]}, rngs=nnx.Rngs(0))",
+        *then,
         *(["rules = [", *rules, "]"] if rules else ["rules = []"]),
         f"port(torch_module, layer, rules)  # torch_module: your {name}",
         "",

@@ -1,34 +1,63 @@
-"""`identify`: tells which layer of this library a torch module is, with proofs."""
+"""`identify`: tells which layer of this library a torch module is: guesses, each proven or not."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from itertools import islice, product
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from inspect import signature
+from itertools import chain
 from typing import Any
 
 from ..errors import ParityError
-from ..parity.call_spec import CallSpec
+from ..parity import judge
+from ..parity.compare import compare
 from ..parity.port import plan, set_flax
 from ..parity.report import Report
 from ..parity.sides.calls import plain_call
-from ..parity.sides.live import Live
 from ..parity.torch_module import read
 from ..weights.rule import Rule
-from .dropout import dropout_of
-from .inputs import Inputs
-from .measure import Measured, measured
-from .numbers import numbers_in
-from .options import Facts
-from .plain import plainly
-from .program import Program
-from .propose import Proposal, proposals
-from .prove import Proof, Prover, takes
-from .roles import Unclear
+from .by_config import of_class, of_config
+from .by_hand import by_hand
+from .call import Call, as_tensors, first_output
+from .candidate import Candidate, Drawn
 
-BATCH, SHORT, LONG, MORE = 2, 7, 11, 4  # of the calls that are measured
-RETRY_LENGTH = 300  # tokens of the call that is measured where a longer one differs
-# Standard deviations of their tokens: small ones reach no clamp, large ones not only its inside.
-SIZES = (0.1, 1.0, 0.01)
-MOST = 5  # proposals that are compared
+MORE, LONGEST = 23, 1024  # tokens of the calls that are compared beside the caller's
+MOST_TAPPED = 300  # tokens of a call whose steps and gradients are compared too
+REASON = 200  # characters of an error that are printed
+BY_HAND = "write the port and compare it, step by step (docs/porting.md)"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One comparison.
+
+    Attributes:
+      name: what was compared.
+      report: its result; None if the module cannot take it.
+      tokens: number of tokens.
+      why: why it cannot.
+    """
+
+    name: str
+    report: Report | None
+    tokens: int = 0
+    why: str = ""
+
+    @property
+    def differs(self) -> bool:
+        """Whether it shows that the layer is another one."""
+        return self.report is not None and not self.report.ok
+
+    @property
+    def where(self) -> str:
+        """Its tokens, and the first step that differs."""
+        first = str(self.report.first if self.report is not None else None).splitlines()[0]
+        return f"{self.tokens:,} tokens, first at {first}"
+
+    def __str__(self) -> str:
+        if self.report is None:
+            return f"not proven  {self.name}: {self.why}"
+        if self.report.ok:
+            return f"equal       {self.name}, {self.tokens:,} tokens"
+        return f"DIFFERENT   {self.name}, {self.where}"
 
 
 @dataclass(frozen=True)
@@ -37,22 +66,22 @@ class Identified:
 
     Attributes:
       text: Python that builds the layer, without `rngs`; the nearest one if `layer` is None; "" if
-        nothing was proposed.
+        no guess ran.
       layer: the layer with the module's weights; None unless every comparison is equal.
       rules: carry the weights, for `port`, `plan` and `compare`.
       proofs: the comparisons.
-      measured: what was measured, a line each.
+      notes: how the layer is called in place of the module, a line each.
       why: why no layer is named, or "".
 
-    >>> print(Identified(why="no softmax between two products"))
-    no layer: no softmax between two products
+    >>> print(Identified(why="2 guesses, and none has the module's weights"))
+    no layer: 2 guesses, and none has the module's weights
     """
 
     text: str = ""
     layer: Any = None
     rules: tuple[Rule, ...] = ()
     proofs: tuple[Proof, ...] = ()
-    measured: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
     why: str = ""
 
     @property
@@ -62,15 +91,17 @@ class Identified:
 
     @property
     def limit(self) -> list[str]:
-        """The most tokens that were compared, beyond which a window is not seen; [] if none."""
-        tokens = max((proof.tokens for proof in self.proofs), default=0)
-        return [f"not tested: more than {tokens} tokens"] if tokens else []
+        """The numbers of tokens at which the layer is equal, beyond which nothing is said."""
+        equal = sorted({p.tokens for p in self.proofs if p.report is not None and p.report.ok})
+        counts = [f"{tokens:,}" for tokens in equal]
+        text = " and ".join(filter(None, (", ".join(counts[:-1]), *counts[-1:])))
+        return [f"Equal at {text} tokens"] if self.layer is not None else []
 
     def __str__(self) -> str:
-        lines = [self.text] if self.layer is not None else [f"no layer: {self.why}"]
+        lines = [self.text, *self.limit] if self.layer is not None else [f"no layer: {self.why}"]
         if self.layer is None and self.text:
             lines.append(f"nearest: {self.text}")
-        lines += [f"  {line}" for line in (*self.measured, *map(str, self.proofs), *self.limit)]
+        lines += [f"  {line}" for line in (*self.notes, *map(str, self.proofs))]
         return "\n".join([*lines, *(f"  {rule}" for rule in self.rules)])
 
 
@@ -82,135 +113,185 @@ def identify(
 ) -> Identified:
     """Tells which layer of this library an attention module of torch is, and proves it.
 
-    The module runs in float64 with random weights. Its logits are measured as a function of
-    queries, keys and positions, and its mask at two lengths. The layer with the fewest options that
-    computes the same is built, and compared with the module: at these inputs, with other weights,
-    with 1,024 tokens or the most that the module takes, and in train mode if it has a dropout. A
-    layer that any comparison calls different is not named, nor one of a module that runs with more
-    tokens and is not understood there. Neither the module nor the inputs are changed.
+    Guesses, the cheapest first: the attention of the module's `config` (transformers' own modules
+    have it, with `layer_idx`); `torch.nn.MultiheadAttention`; else a grouped-query or cross
+    attention with its sizes, where its weights can be mapped by names and shapes, with up to 48
+    sets of options. A guess that computes the same in float64 is compared: values and gradients
+    with these inputs and weights, then with other weights at 23 tokens, at 1,024 or the most that
+    the module takes, and in train mode if it has a dropout. A layer that a comparison calls
+    different is not named. Neither the module nor the inputs are changed.
 
     Args:
       torch_module: the attention alone, without the norm before it or a sum with its input.
-      inputs, kwargs: arguments of its call, as numpy arrays. One floating array of three axes holds
-        the tokens; they are drawn anew. Masks, biases, cos and sin, and positions are read by what
-        they do.
+      inputs, kwargs: arguments of its call: arrays of numpy, jax or torch. The first floating one
+        of three axes holds the tokens, `B T D` or `T B D`, equal ones the same; others that are no
+        masks hold a memory. Masks, positions, and tables of cosines and sines are continued for
+        more tokens; tables in float32 are replaced by the layer's own where they are its.
       torch_call: called as `call(torch_module, *inputs, **kwargs)` instead of the module.
 
     Returns:
       An `Identified`; its `layer` is None if no layer is equal, and `why` says the reason.
 
     Raises:
-      TypeError: if an input is a jax or torch array, or torch_module is no module.
-      ValueError: if no input is a floating array of three axes.
+      TypeError: if torch_module is no torch module.
+      ValueError: if no input is a floating array of two or three axes; if the module does not run.
 
     >>> import numpy as np, torch
     >>> module = torch.nn.MultiheadAttention(12, 3, batch_first=True)
     >>> x = np.ones((2, 5, 12))
     >>> result = identify(module, x, torch_call=lambda m, x: m(x, x, x)[0])
-    >>> result.text
-    'GroupedQueryAttention(12, 3, 3, 4, qkv_bias=True, out_bias=True, mask=FULL)'
+    >>> result.text, result.limit
+    ('TransformerMultiHeadAttention(12, 3)', ['Equal at 5, 23 and 1,024 tokens'])
     """
-    whole = Inputs.of(torch_module, inputs, kwargs or {}, torch_call or plain_call)
+    import torch
+
+    if not isinstance(torch_module, torch.nn.Module):
+        kind = torch_module if isinstance(torch_module, type) else type(torch_module)
+        raise TypeError(f"identify takes an object of a torch.nn.Module; got {kind.__name__}.")
+    call = Call.of(inputs, kwargs or {}, torch_call or plain_call)
+    search = _Search(torch_module, call)
     try:
-        whole = whole.in_float64(numbers_in(torch_module))
-        result = _at_length(torch_module, whole, LONG)
-        compared = result.proofs[-1].tokens if result.proofs else 0
-        if result.layer is None and compared > max(LONG, whole.sizes[1]):
-            # What only far tokens show: a window, or the last of T5's buckets.
-            return _retried(torch_module, whole, min(compared, RETRY_LENGTH), result)
-    except (Unclear, ParityError) as reason:
-        past = ": leave out the past keys and values that are given" if whole.gives_past else ""
-        return Identified(why=f"{reason}{past}")
-    return result
+        search.drawn.output(call)
+    except Exception as error:  # whatever the module raises
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        name = type(torch_module).__name__
+        raise ValueError(f"{name} does not run on these inputs: {reason[:REASON]}") from error
+    return search.result()
 
 
-def _at_length(module: Any, inputs: Inputs, longest: int) -> Identified:
-    """What the module is by calls of a few tokens and of `longest`, if only tokens come in."""
-    prover, facts = _facts(module, inputs, longest)
-    return _proven(prover, [*islice(proposals(facts), MOST)], facts)
+class _Search:
+    """Guesses, and what became of them."""
 
+    def __init__(self, module: Any, call: Call):
+        self.module, self.call, self.drawn = module, call, Drawn(module)
+        self.guessed: list[tuple[float, Candidate, Call]] = []
+        self.reasons: dict[str, None] = {}
 
-def _retried(module: Any, inputs: Inputs, longest: int, result: Identified) -> Identified:
-    """The same at `longest`; `result`, with the reason, if nothing is understood there."""
-    try:
-        return _at_length(module, inputs, longest)
-    except (Unclear, ParityError) as reason:
-        return replace(result, why=f"{result.why}; not understood at {longest} tokens: {reason}")
+    def result(self) -> Identified:
+        """The first guess that is equal everywhere, else the nearest."""
+        best: Identified | None = None
+        named = chain.from_iterable(f(self.module) for f in (of_config, of_class))
+        guesses = chain.from_iterable(map(self._variants, named))
+        for candidate in chain(guesses, by_hand(self.drawn, self.call)):
+            try:
+                error, candidate, call = self._error(candidate)
+            except (ParityError, TypeError, ValueError) as reason:  # it is not built, or not called
+                self.reasons[" ".join(str(reason).split())[:REASON]] = None
+                continue
+            if error == 0.0:
+                best = self._proven(candidate, call)
+                if best.layer is not None:
+                    return best
+            self.guessed.append((error, candidate, call))
+        for _, candidate, call in sorted(self.guessed, key=lambda x: x[0])[: best is None]:
+            # Tables that torch computed in float32 are for `compare` to reconcile.
+            best = self._proven(candidate, call)
+        return best or Identified(why=self._why())
 
+    def _why(self) -> str:
+        if not self.reasons:
+            return f"no guess has the module's weights: {BY_HAND}"
+        return f"no guess ran ({next(iter(self.reasons))}): {BY_HAND}"
 
-def _proven(prover: Prover, candidates: list[Proposal], facts: Facts) -> Identified:
-    """The first candidate that is equal everywhere, else the one that differs latest."""
-    tried: list[tuple[Proposal, tuple[Proof, ...]]] = []
-    for proposal in candidates:
+    def _variants(self, base: Candidate) -> Iterator[Candidate]:
+        """A guess with each mask of the call, and with none of its own."""
+        for mask in (None, *range(len([*self.call.masks()]))):
+            yield replace(base, mask=mask)
+            yield replace(base, mask=mask, sees_all=True)
+
+    def _error(self, candidate: Candidate) -> tuple[float, Candidate, Call]:
+        """How far a guess is off with random weights, 0.0 for equal; the guess and its call.
+
+        Raises:
+          ParityError, TypeError, ValueError: if it cannot be built, filled or called.
+        """
+        layer = candidate.build()
+        known = signature(type(layer).__call__).parameters
+        takes = 1 + sum(name in known for name in ("memory", "key", "value"))
+        candidate = replace(candidate, takes=takes)
+        call = replace(self.call, order=candidate.order).exact(layer)
+        want = self.drawn.output(call)
+        got = self.drawn.output_of(candidate, layer, call)
+        if got.shape != want.shape:
+            raise ValueError(f"{candidate.text} gives {got.shape}, the module {want.shape}")
+        error = judge.error(got, want)
+        return 0.0 if judge.same_function(got, want).ok else error, candidate, call
+
+    def _proven(self, candidate: Candidate, call: Call) -> Identified:
+        """A guess with its comparisons, until one is different."""
+        proofs: list[Proof] = []
+        for proof in self._proofs(candidate, call):
+            proofs.append(proof)
+            if proof.differs:
+                why = f"the nearest of {len(self.guessed) + 1} guesses differs at {proof.where}"
+                why = f"{why}; start from it: {BY_HAND}"
+                more = candidate.rules, tuple(proofs), candidate.lines, why
+                return Identified(candidate.text, None, *more)
+        layer = candidate.build()
+        values = plan(self.module, layer, candidate.rules).forward(read(self.module))
+        for path, value in values.items():
+            set_flax(layer, {path: value}, value.dtype)
+        order = sorted(proofs, key=lambda proof: (proof.tokens == 0, proof.tokens))
+        return Identified(candidate.text, layer, candidate.rules, tuple(order), candidate.lines)
+
+    def _proofs(self, candidate: Candidate, call: Call) -> Iterator[Proof]:
+        layer = candidate.build()
+        yield self._proof("these inputs and weights", candidate, call, weights="given")
+        longest = self._most(call, layer)
+        for length in dict.fromkeys((longest, min(MORE, longest))):
+            if length != call.length:
+                name = "other weights and tokens"
+                yield self._proof(name, candidate, call.at(length, 1, layer), weights="random")
+        if longest < LONGEST:
+            why = f"it runs with no more than {longest:,}"
+            yield Proof("more tokens", None, why=why)
+        if self._drops():
+            yield self._in_train_mode(candidate, call)
+
+    def _most(self, call: Call, layer: Any) -> int:
+        """The most tokens that the module takes, up to `LONGEST`."""
+        most, refused = call.length, LONGEST + 1
+        while refused - most > 1:
+            middle = LONGEST if refused > LONGEST else (most + refused) // 2
+            is_taken = self.drawn.takes(call.at(middle, 2, layer))
+            most, refused = (middle, refused) if is_taken else (most, middle)
+        return most
+
+    def _drops(self) -> bool:
+        """Whether the module has a rate of dropout."""
+        parts = (vars(part) for part in self.module.modules())
+        rates = (x for part in parts for name, x in part.items() if name == "p" or "drop" in name)
+        return any(isinstance(rate, float) and rate > 0 for rate in rates)
+
+    def _in_train_mode(self, candidate: Candidate, call: Call) -> Proof:
+        name = "train mode"
         try:
-            proofs = tuple(prover.proofs(proposal))
-        except ParityError as reason:  # a parameter that the layer does not have
-            text, more = proposal.text, tuple(facts.lines())
-            return Identified(text, None, proposal.rules, (), more, str(reason))
-        if not any(proof.differs for proof in proofs):
-            layer = _with_weights(prover.module, proposal)
-            more = proofs, tuple(facts.lines())
-            return Identified(proposal.text, layer, proposal.rules, *more)
-        tried.append((proposal, proofs))
-    proposal, proofs = max(tried, key=lambda x: len(x[1]))
-    why = f"the nearest differs, {proofs[-1]}"
-    return Identified(proposal.text, None, proposal.rules, proofs, tuple(facts.lines()), why)
+            proof = self._proof(name, candidate, call, weights="random", train=True)
+        except ParityError as reason:  # such as dropout of other values too
+            return Proof(name, None, why=str(reason).splitlines()[0])
+        return proof
 
+    def _proof(
+        self, name: str, candidate: Candidate, call: Call, weights: Any, train: bool = False
+    ) -> Proof:
+        def torch_call(module: Any, *inputs: Any) -> Any:
+            args, kwargs = as_tensors(call.with_inputs(*inputs[: len(call.groups)]))
+            return first_output(call.run(module, *args, **kwargs))
 
-def _with_weights(module: Any, proposal: Proposal) -> Any:
-    """The layer with the module's weights, in their dtypes."""
-    layer = proposal.build()
-    values = plan(module, layer, proposal.rules).forward(read(module))
-    for path, value in values.items():
-        set_flax(layer, {path: value}, value.dtype)
-    return layer
-
-
-def _facts(module: Any, inputs: Inputs, longest: int) -> tuple[Prover, Facts]:
-    """Measures the module at one length, or at two, in the first order of axes that can be read.
-
-    Raises:
-      Unclear, ParityError: the first reason, if none can be; that a call failed is the last to say.
-    """
-    reasons = []
-    for ordered, size in product(inputs.orders(), SIZES):
-        try:
-            return _facts_of(module, ordered, size, longest)
-        except (Unclear, ParityError) as reason:
-            reasons.append(reason)
-    raise min(reasons, key=lambda reason: isinstance(reason, ParityError))
-
-
-def _facts_of(module: Any, inputs: Inputs, size: float, longest: int) -> tuple[Prover, Facts]:
-    calls = _calls(inputs, size, longest)
-    live, program, first = _measured_run(module, calls[0])
-    runs, taken = [first], [calls[0]]
-    for call in calls[1:]:
-        if takes(module, call):  # else it is a module of one length
-            runs.append(_measured_run(module, call)[2])
-            taken.append(call)
-    drops = dropout_of(live, program)
-    names = [name for name, _ in module.named_parameters()]
-    features = calls[0].sizes[2]
-    memory = calls[0].arrays[1].shape[inputs.order[2]] if inputs.crosses else None
-    facts = Facts(runs, drops.rate, numbers_in(module), names, features, memory, inputs.order)
-    return Prover(module, inputs, taken, drops), facts
-
-
-def _calls(inputs: Inputs, size: float, longest: int) -> list[Inputs]:
-    """The calls that are measured: at two lengths, short ones if only the tokens come in."""
-    length = inputs.sizes[1]
-    lengths = (length, length + MORE) if inputs.others else (SHORT, max(longest, length))
-    return [inputs.drawn(n, 0, BATCH, size) for n in lengths]
-
-
-def _measured_run(module: Any, inputs: Inputs) -> tuple[Live, Program, Measured]:
-    spec = CallSpec(inputs.args, inputs.kwargs, (), 0, False, True, True, plainly(inputs.call))
-    live = spec.live(module).with_weights("random", None)
-    run = live.alone("float64", None)
-    program = Program(run, live.program(run))
-    batch, length, _ = inputs.sizes
-    try:
-        return live, program, measured(program, batch, length, inputs.keys)
-    except RuntimeError as reason:  # of torch, from an operation at other values
-        raise Unclear(f"a step that cannot be evaluated at other values: {reason}") from None
+        whole, layer = call.length <= MOST_TAPPED, candidate.build()
+        report = compare(
+            self.drawn.with_tables_of(layer),
+            layer,
+            *candidate.arrays(call),
+            dtypes=("float64",),
+            eager=False,
+            taps=whole,
+            grads=whole,
+            train=train,
+            weights=weights,
+            rules=candidate.rules,
+            torch_call=torch_call,
+            flax_call=candidate.output,
+            title=f"{type(self.module).__name__} and {candidate.text}: {name}",
+        )
+        return Proof(name, report, tokens=call.length)

@@ -1,120 +1,102 @@
-"""Inputs by position, recognised by their values: the same at another length, or in float64."""
+"""Arrays by position, known by their values: angles of a rotary, biases by distance, masks."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from itertools import permutations
 from typing import Any
 
+import jax
 import numpy as np
 
-from ..positions import LinearScaling
-from .name_rotary import name_rotary
-from .rotation import Rotation
+from .._internal.types import Sizes
+from ..masks import CAUSAL, Mask
 
-# Of cos and sin that were computed in float32.
-FLOAT32 = 1e-6
-RATES = 1e-6  # relative error of the rates that they show
+HIDDEN = -1e3  # an additive mask is below it where a key is hidden
+FLOAT32 = 1e-5  # largest error of tables that torch computed in float32
 
 
-@dataclass(frozen=True)
-class Angles:
-    """A table of `magnitude f(position rate)`, f one of cos, sin and exp of i times.
-
-    Attributes:
-      axis: its axis of positions.
-      kind: "cos", "sin" or "exp".
-      magnitude: the factor.
-      rates: of each entry of the other axes, with 1 entry along the axis.
-    """
-
-    axis: int
-    kind: str
-    magnitude: float
-    rates: np.ndarray
-
-    def table(self, length: int) -> np.ndarray:
-        """The table at so many positions."""
-        shape = [-1 if axis == self.axis else 1 for axis in range(self.rates.ndim)]
-        angles = np.arange(length).reshape(shape) * self.rates
-        functions = {"cos": np.cos, "sin": np.sin, "exp": lambda x: np.exp(1j * x)}
-        return self.magnitude * functions[self.kind](angles)
-
-    def in_float64(self, numbers: Collection[float]) -> "Angles":
-        """The table of the `Rotary` whose cos and sin in float32 are these."""
-        wide = np.unique(self.rates)[::-1]
-        if not (wide > 0).all():
-            return self
-        width, precision = 2 * len(wide), RATES * float(wide[-1])
-        rotation = Rotation(1.0, self.magnitude, width, "half", wide, False, precision)
-        named = name_rotary(rotation, width, numbers, RATES)[0]
-        scaling = named.scaling or LinearScaling(1.0)
-        exact = np.asarray(scaling.rates(named.base, width))
-        nearest = np.abs(np.log(self.rates[..., None] / exact)).argmin(-1)
-        return Angles(self.axis, self.kind, scaling.magnitude, exact[nearest])
+def is_additive(array: np.ndarray) -> bool:
+    """Whether it can only hide: zero, or far below."""
+    return bool(((array == 0) | (array < HIDDEN)).all())
 
 
-def angles_in(arrays: Sequence[np.ndarray], length: int) -> dict[int, Angles]:
-    """Recognises tables of angles of `length` positions, by the index of their array.
-
-    The sine shows slow rates better than the cosine, so that both together are read.
-    """
-    made: dict[int, Angles] = {}
-    for i, array in enumerate(arrays):
-        if array.dtype.kind == "c":
-            made |= dict(zip([i], _tables([array], ["exp"], length), strict=False))
-    for i, j in permutations(range(len(arrays)), 2):
-        pair = [arrays[i], arrays[j]]
-        if pair[0].shape == pair[1].shape and all(x.dtype.kind == "f" for x in pair):
-            cos_and_sin = _tables(pair, ["cos", "sin"], length)
-            made |= dict(zip((i, j), cos_and_sin, strict=False))
-    return made
+def is_mask(array: np.ndarray) -> bool:
+    """Whether it has two values, of which one may hide."""
+    return is_additive(array) or bool(((array == 0) | (array == 1)).all())
 
 
-def _tables(arrays: Sequence[np.ndarray], kinds: Sequence[str], length: int) -> list[Angles]:
-    """The tables of these kinds, if that is what the arrays are; else none."""
-    axes = [axis for axis, size in enumerate(arrays[0].shape) if size == length >= 3]
-    for axis in axes:
-        first, second = (np.stack([np.take(x, t, axis) for x in arrays]) for t in (0, 1))
-        size = float(np.abs(first[0]).max())
-        if kinds == ["exp"]:
-            rates = np.angle(second[0] * first[0].conj())
-        else:
-            rates = np.arctan2(second[1], second[0])
-        made = [Angles(axis, kind, size, np.expand_dims(rates, axis)) for kind in kinds]
-        pairs = zip(made, arrays, strict=True)
-        if size and all(np.abs(x.table(length) - y).max() <= FLOAT32 * size for x, y in pairs):
-            return made
-    return []
+def are_angles(cos: np.ndarray, sin: np.ndarray) -> bool:
+    """Whether two arrays are one factor times cosines and sines, from the angle zero."""
+    if cos.shape != sin.shape or not cos.dtype.kind == sin.dtype.kind == "f":
+        return False
+    power = cos**2 + sin**2
+    is_circle = np.ptp(power) <= FLOAT32 * power.max()
+    return bool(is_circle and sin.any() and cos.all() and sin.flat[0] == 0)
 
 
-def resized(array: np.ndarray, before: int, after: int) -> np.ndarray:
-    """An input at another length: even steps go on, and the rest repeats its last entry."""
-    axes = [i for i, size in enumerate(array.shape) if size == before]
-    if len(axes) == 1 and array.dtype.kind in "iuf" and before > 2:
-        moved = np.moveaxis(array, axes[0], -1)
-        steps = moved[..., 1:] - moved[..., :-1]
-        if (np.abs(steps - steps[..., :1]) <= FLOAT32 * np.abs(steps)).all() and steps.any():
-            longer = moved[..., :1] + steps[..., :1] * np.arange(after, dtype=array.dtype)
-            return np.moveaxis(longer, -1, axes[0])
-    if len(axes) == 2 and axes[1] == axes[0] + 1 and axes[1] == array.ndim - 1:
-        causal = _causal(array, after)
-        if causal is not None:
-            return causal
-    return _repeated(array, axes, after)
+def angles(rotary: Any, width: int, length: int) -> list[np.ndarray] | None:
+    """Cosines and sines of a rotary in float64, `T width/2`; None if it needs positions."""
+    parts = np.arange(width)
+    first = parts < width // 2 if rotary.layout == "half" else parts % 2 == 0
+    with jax.enable_x64(True):
+        try:
+            y = np.asarray(rotary(np.broadcast_to(first * 1.0, (length, 1, width)))[:, 0])
+        except ValueError:  # an axial one, or a table of fewer columns
+            return None
+    return [y[:, first], -y[:, ~first] if rotary.reverse else y[:, ~first]]
 
 
-def _causal(array: np.ndarray, after: int) -> np.ndarray | None:
-    """A causal mask of two values; None if it is another one."""
-    visible, hidden = array[..., :1, :1], array[..., :1, -1:]
-    length = array.shape[-1]
-    wanted = np.where(np.tri(length, dtype=bool), visible, hidden)
-    if not np.array_equal(wanted, array):
+def columns_of(rotary: Any, rows: list[np.ndarray]) -> tuple[int, np.ndarray] | None:
+    """The width at which each column of two tables `T W` is one of the rotary's; and which one."""
+    count = rows[0].shape[-1]
+    for width in [rotary.width] if rotary.width else [count, 2 * count]:
+        exact = angles(rotary, width, len(rows[0]))
+        if exact is not None:
+            # Angles of the second token tell them apart: their sines have all their digits.
+            column_angles, exact_angles = (np.arctan2(sin[1], cos[1]) for cos, sin in (rows, exact))
+            column = np.abs(column_angles[:, None] - exact_angles).argmin(-1)
+            errors = (np.abs(x[:, column] - y).max() for x, y in zip(exact, rows, strict=True))
+            if max(errors) <= FLOAT32:
+                return width, column
+    return None
+
+
+def even_steps(array: np.ndarray, axis: int) -> np.ndarray | None:
+    """The step of an array that grows evenly along an axis, which has size 1 in it; or None."""
+    if array.dtype.kind not in "iuf" or array.shape[axis] < 3:
         return None
-    return np.where(np.tri(after, dtype=bool), visible, hidden)
+    steps = np.diff(array.astype(np.float64) if array.dtype.kind == "f" else array, axis=axis)
+    first = steps.take([0], axis)
+    is_even = (np.abs(steps - first) <= FLOAT32 * np.abs(first)).all() and steps.any()
+    return first if is_even else None
 
 
-def _repeated(array: np.ndarray, axes: list[int], after: int) -> np.ndarray:
+def evenly(array: np.ndarray, axis: int, length: int) -> np.ndarray:
+    """An array whose steps along an axis are even, in full precision and at another length."""
+    step = even_steps(array, axis)
+    if step is None:
+        return array
+    counts = np.arange(length).reshape([-1 if i == axis else 1 for i in range(array.ndim)])
+    return array.take([0], axis) + step * counts
+
+
+def resized(array: np.ndarray, before: int, after: int, mask: Any) -> np.ndarray:
+    """An input at another length: a layer's mask, even steps, or its last entry repeated."""
+    axes = [i for i, size in enumerate(array.shape) if size == before]
+    if before == after or not axes:
+        return array
+    if len(axes) > 1 and axes[-2:] == [array.ndim - 2, array.ndim - 1]:
+        visible, hidden = array[..., :1, :1], array[..., :1, -1:]
+        for each in (mask, CAUSAL):
+            old, new = (_static(each, n) for n in (before, after))
+            if old is None or new is None:
+                continue
+            if np.array_equal(np.where(old, visible, hidden), array):
+                return np.where(new, visible, hidden)
+    if len(axes) == 1 and even_steps(array, axes[0]) is not None:
+        return evenly(array, axes[0], after)
     for axis in axes:
-        index: Any = np.minimum(np.arange(after), array.shape[axis] - 1)
-        array = np.take(array, index, axis)
+        array = np.take(array, np.minimum(np.arange(after), before - 1), axis)
     return array
+
+
+def _static(mask: Any, length: int) -> np.ndarray | None:
+    """Which of so many keys each of as many queries sees, if nothing else decides it."""
+    return mask.static(Sizes((), 1, length, length)) if isinstance(mask, Mask) else None

@@ -11,7 +11,7 @@ from .layout import Size, axis_sizes, backwards, expand
 ONE_TO_ONE = {
     "out first": ("o i -> i o", "o i ... -> ... i o", "(h k) i -> i h k", "o (h k) -> h k o"),
     "in first": ("i (h k) -> i h k", "(h k) o -> h k o", "i o -> o i"),
-    "either": ("(h k) -> h k", "h k -> (h k)", "i h k -> i (h k)"),
+    "either": ("(h k) -> h k", "h k -> (h k)", "i h k -> i (h k)", "h k o -> (h k) o"),
 }
 
 

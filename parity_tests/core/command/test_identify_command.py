@@ -9,7 +9,7 @@ import pytest
 import flax_attn
 from flax_attn.command import cli
 from flax_attn.command import identify_command as command
-from flax_attn.identify.propose import NAMES
+from flax_attn.identify.by_hand import NAMES
 from flax_attn.parity import judge
 
 torch = pytest.importorskip("torch", reason="identify needs it")
@@ -117,18 +117,18 @@ def test_what_it_prints_builds_the_layer_and_loads_the_weights(main):
     status, out, err = main("somebodys.Grouped", config=CONFIG)
     assert (status, err) == (0, "")
     assert "# equal       other weights and tokens" in out and "DIFFERENT" not in out
-    assert "# 6 query heads and 2 key heads of 4" in out
+    assert "layer = GroupedQueryAttention(24, 6, 2, 4, " in out
     theirs = made("Grouped", CONFIG)
     names = {"torch_module": theirs}
     exec(out, names)
-    assert "\nfrom flax_attn import GroupedQueryAttention\n" in out
+    assert "\nfrom flax_attn import CAUSAL, GroupedQueryAttention\n" in out
     x = np.random.RandomState(3).standard_normal((2, 5, 24)).astype(np.float32)
     want = theirs(torch.from_numpy(x)).detach().numpy()
     assert judge.error(np.asarray(names["layer"](x)), want) < 1e-5
 
 
 def test_what_is_no_layer_is_told_with_the_reason(main):
-    status, out, err = main("somebodys.Squared", "--shape", "3,5,24", config=CONFIG)
+    status, out, err = main("somebodys.Keywords", "--shape", "3,5,24", config={"width": 24})
     assert (status, err) == (1, "")
     assert out.startswith("no layer: ") and "import" not in out
 
@@ -136,13 +136,13 @@ def test_what_is_no_layer_is_told_with_the_reason(main):
 @pytest.mark.nightly
 def test_a_config_is_of_the_class_that_its_module_has(main):
     status, out, _ = main("somebodys.SizedAttention", config={"width": 24, "layer_idx": 0})
-    assert status == 0 and "# 6 query heads and 2 key heads of 4" in out
+    assert status == 0 and "layer = GroupedQueryAttention(24, 6, 2, 4, " in out
     status, _, err = main("somebodys.SizedAttention", config={"hidden_size": 24, "layer_idx": 0})
     assert status == 2 and "--config does not fit SizedConfig: TypeError: " in err
 
 
 def test_every_name_that_a_layer_is_built_from_is_public():
-    assert NAMES.keys() - {"nnx"} <= {*flax_attn.__all__}
+    assert NAMES.keys() <= {*flax_attn.__all__}
 
 
 # What is given to the class.

@@ -1,0 +1,151 @@
+"""A layer that a torch module may be, and a module with weights of its own to try it on."""
+
+import warnings
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from ..masks import FULL
+from ..parity import draw
+from ..parity.port import plan, set_flax
+from ..parity.sides.torch_float64 import lifted
+from ..parity.torch_module import describe, read, write
+from ..positions import Frequencies
+from ..weights.rule import Rule
+from .call import BATCH_FIRST, Call, as_tensors, first_output
+from .tables import angles
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layer that a module may be.
+
+    Attributes:
+      text: Python that builds it, without `rngs`.
+      names: what the text uses.
+      rules: carry the weights.
+      sees_all: whether its own mask is set to `FULL`.
+      order: axes of batch, tokens and features of the module's tokens.
+      mask: which of the call's masks it gets, by its number in `Call.masks`; None for none.
+      takes: how many of the call's tokens and memories it gets.
+      is_one_of_few: whether it is tried as one program, and not by steps that many guesses share.
+    """
+
+    text: str
+    names: Mapping[str, Any] = field(repr=False)
+    rules: tuple[Rule, ...] = ()
+    sees_all: bool = False
+    order: tuple[int, int, int] = BATCH_FIRST
+    mask: int | None = None
+    takes: int = 1
+    is_one_of_few: bool = True
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """How the layer is called in place of the module, where it is not `layer(x)`."""
+        full = ("layer.mask = FULL  # the module got no mask, and hides nothing",)
+        swapped = ("the module takes `T B D`: layer(x.swapaxes(0, 1)).swapaxes(0, 1)",)
+        masked = ("the call's mask goes to the layer: layer(x, mask=m), m True if a key is seen",)
+        finest = ("torch's eps=None is 2.2e-16 in float64 and 1.2e-07 in float32",)
+        is_swapped, is_masked = self.order != BATCH_FIRST, self.mask is not None
+        is_finest = str(np.finfo(np.float64).eps) in self.text
+        more = (*masked * is_masked, *finest * is_finest)
+        return (*full * self.sees_all, *swapped * is_swapped, *more)
+
+    def build(self) -> Any:
+        """The layer with zeros, for which nothing is compiled, unless it has tables of its own."""
+
+        def built() -> Any:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of fields that are for other layers
+                return eval(f"{self.text[:-1]}, rngs=rngs)", {**self.names, "rngs": nnx.Rngs(0)})
+
+        def of_leaf(leaf: Any) -> Any:
+            is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+            return jax.random.key(0) if is_key else np.zeros(leaf.shape, leaf.dtype)
+
+        layer: Any = nnx.eval_shape(built)
+        scaling = getattr(getattr(layer, "rotary", None), "scaling", None)
+        if isinstance(scaling, Frequencies) or "Alibi" in self.text:
+            layer = built()
+        else:
+            graph, weights = nnx.split(layer)
+            layer = nnx.merge(graph, jax.tree.map(of_leaf, weights))
+        if self.sees_all:
+            layer.mask = FULL
+        layer.eval()
+        return layer
+
+    def arrays(self, call: Call) -> list[np.ndarray]:
+        """The tokens and memories of a call, and the mask that the layer gets."""
+        masks = [] if self.mask is None else [[*call.masks()][self.mask]]
+        return [*call.inputs, *masks]
+
+    def output(self, layer: Any, *arrays: Any) -> Any:
+        """The layer's output for these, which are ordered as the module's."""
+        *inputs, mask = arrays if self.mask is not None else (*arrays, None)
+        options = {} if mask is None else {"mask": mask}
+        # Either order is its own inverse.
+        inputs = [x.transpose(self.order) if x.ndim == 3 else x for x in inputs[: self.takes]]
+        y = layer(*inputs, **options)
+        return y.transpose(self.order) if y.ndim == 3 else y
+
+
+class Drawn:
+    """A torch module in float64, in eval mode, with random weights."""
+
+    def __init__(self, module: Any):
+        self.original, self.module = module, deepcopy(module).double().eval()
+        self.sources = describe(self.module)
+        write(self.module, draw.parameters(0, self.sources))
+
+    def with_tables_of(self, layer: Any) -> Any:
+        """The module as it is, with rates that torch rounded to float32 as the layer has them."""
+        import torch
+
+        module, rotary = deepcopy(self.original).double(), getattr(layer, "rotary", None)
+        for buffer in module.buffers() if rotary is not None else ():
+            if buffer.ndim == 1 and buffer.is_floating_point():
+                tables = angles(rotary, 2 * len(buffer), 2)
+                rates = None if tables is None else np.arctan2(tables[1][1], tables[0][1])
+                if rates is not None and np.array_equal(
+                    rates.astype(np.float32), buffer.float().numpy()
+                ):
+                    buffer.copy_(torch.from_numpy(rates))
+        return module
+
+    def output(self, call: Call) -> np.ndarray:
+        """Its first output; whatever error the module raises is let through."""
+        import torch
+
+        args, kwargs = as_tensors(call.with_inputs(*call.inputs))
+        with torch.no_grad(), lifted():
+            return first_output(call.run(self.module, *args, **kwargs)).numpy()
+
+    def takes(self, call: Call) -> bool:
+        """Whether it runs on these inputs."""
+        try:
+            self.output(call)
+        except Exception:  # whatever a module raises at a length that it does not take
+            return False
+        return True
+
+    def output_of(self, candidate: Candidate, layer: Any, call: Call) -> np.ndarray:
+        """The output of a layer with these weights.
+
+        Raises:
+          ParityError: if the weights do not fit.
+          ValueError, TypeError: if the layer does not take the inputs.
+        """
+        mapping = plan(self.module, layer, candidate.rules)
+        set_flax(layer, mapping.forward(read(self.module)), np.float64)
+        arrays = [x if x.dtype == bool else x.astype(np.float64) for x in candidate.arrays(call)]
+        run = nnx.jit(candidate.output) if candidate.is_one_of_few else candidate.output
+        with jax.enable_x64(True):
+            return np.asarray(run(layer, *map(jnp.asarray, arrays)))
