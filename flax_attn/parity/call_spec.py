@@ -30,7 +30,7 @@ class CallSpec:
       call: calls the torch module, as `call(module, ...)`; None calls the module itself.
 
     Raises:
-      TypeError: if an input is a jax or torch array; JAX's random keys are passed unchanged.
+      TypeError: if an input is a jax or torch array; `arguments` converts those of jax.
     """
 
     inputs: tuple[Any, ...] = ()

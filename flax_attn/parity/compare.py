@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from ..errors import ParityError
-from ..weights.known_layers import flax_state, flax_values, may_keep
+from ..weights.known_layers import flax_state, flax_values, get_path, may_keep
 from ..weights.mapping import some
 from ..weights.plan import make_plan, same_tree
 from ..weights.rule import Rule
@@ -80,13 +80,13 @@ def compare(
     eager run, and of an original in JAX, are those of a call on arrays, without any tracer.
 
     Args:
-      torch_module: the original, which is the truth: a torch module, an nnx module or a JAX
-        function, or a `Recording` of one. A recording supplies the inputs, dtypes, seed, weights
-        and optimizer it was made with as defaults; other values raise an error.
+      torch_module: the original, which is the truth: a torch module or function, an nnx module or
+        a JAX function, or a `Recording` of one. A recording supplies the inputs, dtypes, seed,
+        weights and optimizer it was made with as defaults; other values raise an error.
       flax_module: the port, rewrite or kernel: an nnx module or a JAX function.
-      inputs, kwargs: arguments of both calls; numpy arrays are inputs, also inside tuples, lists,
-        dicts and dataclasses, and floating ones are differentiated. Other objects are passed
-        unchanged. Two JAX sides also take JAX arrays.
+      inputs, kwargs: arguments of both calls; numpy and JAX arrays are inputs, also inside tuples,
+        lists, dicts and dataclasses, and floating ones are differentiated. Other objects are
+        passed unchanged.
       dtypes: any of "float64", "float32", "bfloat16", "float16"; inputs and weights are first
         rounded to each. None means float64 and float32.
       grads: whether gradients of inputs and parameters are compared, using a random cotangent.
@@ -125,8 +125,8 @@ def compare(
     >>> compare(slow, jax.nn.soft_sign, x, dtypes=("float64",)).verdict
     'equal'
     """
-    check_sides(torch_module, flax_module)
-    call = arguments(torch_module, inputs, kwargs)
+    torch_module = check_sides(torch_module, flax_module)
+    call = arguments(inputs, kwargs)
     call_spec = CallSpec(*call, constants, seed, train, grads, taps, torch_call)
     is_same = torch_module is flax_module and torch_call is flax_call
     original, flax_module = original_of(torch_module, call_spec), as_side(flax_module)
@@ -201,6 +201,7 @@ class _ReportBuilder:
             self.notes |= dict.fromkeys(unused_rules(got, truth, pair.names))
             self.notes |= dict.fromkeys(ineffective_weights(got, truth, pair.names))
             self.notes |= dict.fromkeys(_not_dropped(pair, self.alone))
+            self.notes |= dict.fromkeys(_same_paddings(pair) if right else ())
         self.notes |= dict.fromkeys((*got.notes, *torch_run.notes, *truth.notes))
         if pair.draws_alone:
             self.notes |= dict.fromkeys(_draws_by_itself(got, torch_run))
@@ -295,6 +296,21 @@ def _uncarried(pair: Pair) -> Iterator[str]:
                 f"{path} of Flax keeps its own value: if it is {names[0]} of torch, which is not "
                 f'carried, say Rule("{names[0]} -> {path}")'
             )
+
+
+def _same_paddings(pair: Pair) -> Iterator[str]:
+    """Notes on strided convolutions of Flax that pad by the size of their input."""
+    for move in pair.plan.moves if pair.plan else ():
+        path, _, leaf = move.targets[0].rpartition(".")
+        layer, part = get_path(pair.flax_module, path), move.sources[0].rpartition(".")[0]
+        is_same = isinstance(layer, nnx.Conv) and layer.padding == "SAME" and leaf == "kernel"
+        if is_same and np.max(layer.strides or 1) > 1 and part in pair.original.modules:
+            fixed = pair.original.modules[part].settings.get("padding")
+            if isinstance(fixed, tuple) and any(fixed):
+                yield (
+                    f"{path} of Flax pads SAME, by its input's size and stride, torch always "
+                    f"{fixed}: equal at this size, another padding at others, as odd for even"
+                )
 
 
 def _draws_by_itself(got: Run, first: Run) -> list[str]:

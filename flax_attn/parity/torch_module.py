@@ -2,6 +2,8 @@
 
 import copy
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -21,6 +23,26 @@ KINDS = {
     "_InstanceNorm": "InstanceNorm",
 }
 STATISTICS = ("running_mean", "running_var")
+
+
+def as_torch_module(function: Callable[..., Any]) -> Any:
+    """A torch function as a module without parameters, under the function's name.
+
+    >>> import torch
+    >>> as_torch_module(torch.tanh)
+    tanh()
+    """
+    import torch
+
+    named: Any = function
+    while isinstance(named, partial):
+        named = named.func
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    name = getattr(named, "__name__", type(named).__name__)
+    return type(name, (torch.nn.Module,), {"forward": forward})()
 
 
 def describe(module: Any) -> list[Source]:

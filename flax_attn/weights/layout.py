@@ -136,6 +136,7 @@ def sizes_of(
             raise ValueError(
                 f"{layout!r} takes parts of one shape, these are {listing}: give the axis that "
                 "differs the size of each part, as in o=(24, 8, 8)"
+                + (f", or write {parts} rules, one for each" if parts > 1 else "")
             )
         whole = shapes[0] if len(shapes) == 1 else (len(shapes), *shapes[0])
         return {**axis_sizes(layout, whole, parts, plain)}

@@ -24,6 +24,7 @@ from ..decode import Decode
 from ..recording.record import record
 from ..recording.recording import Recording
 from ..report import Report
+from ..torch_module import as_torch_module
 from . import golden
 from .home import caller_of, has_torch, is_from_this_library, quoted
 
@@ -177,7 +178,7 @@ class Case:
             return self._built(reference, _config(self.reference_config))
         if isinstance(reference, type):
             return reference(**_config(self.reference_config))
-        return _wrap(reference)
+        return as_torch_module(reference)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Returns the inputs, drawing those given as shapes."""
@@ -331,13 +332,3 @@ def _twin_of(flax_class: Any) -> str:
             "only flax_attn's own layers have twins."
         )
     return f"torch_ref.{flax_class.__module__.rpartition('.')[2]}.{flax_class.__name__}"
-
-
-def _wrap(function: Callable[..., Any]) -> Any:
-    import torch
-
-    class Wrapped(torch.nn.Module):
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return function(*args, **kwargs)
-
-    return Wrapped()

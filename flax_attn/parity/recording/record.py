@@ -56,7 +56,7 @@ def record(
     change in three runs with perturbed rounding as torch's error.
 
     Args:
-      torch_module: the original: a torch module, an nnx module or a JAX function.
+      torch_module: the original: a module or function of torch, or an nnx module or JAX function.
       inputs, kwargs: arguments of its call, as for `compare`.
       file: the `.safetensors` file to write; an existing file is replaced.
       dtypes, grads, taps, constants, optimizer, steps, seed, torch_call: as for `compare`.
@@ -73,7 +73,7 @@ def record(
 
     Raises:
       ParityError: if the module fails in a dtype, or the file cannot be written.
-      TypeError: if it is none of these, or inputs of a torch module are not numpy arrays.
+      TypeError: if it is none of these, or an input is a torch tensor.
       ValueError: for an unknown dtype or kind of weights.
 
     >>> import tempfile, torch
@@ -81,10 +81,10 @@ def record(
     >>> record(torch.nn.Linear(3, 2), (np.ones((4, 3)),), file, dtypes=("float64",)).name
     'linear.safetensors'
     """
-    check_recorded(torch_module)
+    torch_module = check_recorded(torch_module)
     options = Options(dtypes, optimizer=optimizer, steps=steps, weights=weights)
     _check(options, noise, train, decode)
-    call = arguments(torch_module, tuple(inputs), kwargs)
+    call = arguments(tuple(inputs), kwargs)
     call_spec = CallSpec(*call, constants, seed, train, grads, taps, torch_call)
     live = call_spec.side(torch_module)
     skips = [rule for rule in rules if rule.kind == "skip"]

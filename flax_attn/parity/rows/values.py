@@ -272,7 +272,14 @@ def _plain(one: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
 
 
 def _advice(got: Mapping[str, str], want: Mapping[str, str]) -> str:
-    """Advice for one array instead of several."""
+    """Advice for one array instead of several, or for a tuple instead of an object with fields."""
+    for side, other, one, two in (("torch", "Flax", want, got), ("Flax", "torch", got, want)):
+        fields, count = _top(one, r"\.([^\W\d]\w*)"), len(_top(two, r"\[(\d+)\]"))
+        if fields and count:
+            names = ", ".join(fields)
+            call = f"{other.lower()}_call=lambda m, *xs: dict(zip({fields}, m(*xs)))"
+            advice = f": {call}" if len(fields) == count else ""
+            return f": {side} returns an object with {names}; {other} a tuple of {count}{advice}"
     for side, one, several in (("torch", got, want), ("Flax", want, got)):
         (name, text), *more = one.items() or [("", "")]
         if name in (OUTPUT, MODEL_OUTPUT) and not more and several and name not in several:
@@ -281,3 +288,10 @@ def _advice(got: Mapping[str, str], want: Mapping[str, str]) -> str:
             call = f"{side.lower()}_call=lambda m, *xs: m(*xs){part}"
             return f": take {part} of what {side} returns: {call}"
     return ""
+
+
+def _top(structure: Mapping[str, str], suffix: str) -> tuple[str, ...]:
+    """The outermost keys of all outputs; empty unless every name goes on by the pattern."""
+    pattern = re.compile(rf"(?:{OUTPUT}|{MODEL_OUTPUT}){suffix}")
+    matches = [pattern.match(name) for name in structure]
+    return tuple(dict.fromkeys(match[1] for match in matches if match)) if all(matches) else ()

@@ -4,11 +4,13 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from traceback import extract_tb
 from typing import Any
 
 from flax import nnx
 
 from ...errors import ParityError
+from .jaxpr_precision import is_user_code
 
 # Torch's dtype names, aliases included, as they occur in its error messages.
 NAMES = {
@@ -64,6 +66,7 @@ def errors_of(
     dtype: str,
     call: Callable[..., Any],
     wrong_dtype_buffers: Callable[[], Sequence[str]] = list,
+    train: bool = False,
 ) -> Iterator[None]:
     """Converts an exception of a module's call to a `ParityError` with advice.
 
@@ -73,6 +76,7 @@ def errors_of(
       dtype: dtype of the run.
       call: function that calls the module.
       wrong_dtype_buffers: returns names of the module's arrays that do not follow its dtype.
+      train: whether it runs in train mode.
     """
     try:
         yield
@@ -81,11 +85,31 @@ def errors_of(
     except Exception as error:
         message = str(error).strip().rstrip(".")
         advice = _advice(side, dtype, message, call is plain_call, wrong_dtype_buffers)
+        if side != "torch":
+            advice = _dropout_advice(message, train) or advice
+            advice = f"{_user_line(error)}{advice}"
         gap = "\n" if "\n" in message else " "  # a multi-line message has the advice below it
         who = f"{name} of {side}" if side in ("torch", "Flax") else f"{name}, {side},"
         raise ParityError(
             f"{who} fails in {dtype}: {type(error).__name__}: {message}.{gap}{advice}"
         ) from error
+
+
+def _user_line(error: Exception) -> str:
+    """The innermost line of user code that raised, as "At path:line: `source`. "; "" if none."""
+    frames = [x for x in extract_tb(error.__traceback__) if is_user_code(x.filename)]
+    if not frames:
+        return ""
+    return f"At {frames[-1].filename}:{frames[-1].lineno}: `{frames[-1].line}`. "
+
+
+def _dropout_advice(message: str, train: bool) -> str:
+    """What to do about a module that wants `deterministic=` or keys for its dropout, or ""."""
+    if "no `rngs`" in message:
+        return "Build its dropout with rngs=nnx.Rngs(0), whose masks torch reuses."
+    if "deterministic" not in message:
+        return ""
+    return f"Pass flax_call=lambda m, x: m(x, deterministic={not train})."
 
 
 def _advice(

@@ -123,7 +123,7 @@ def widened(jaxpr: Any) -> list[Finding]:
         return f"multiplies in {_dtypes(eqn.invars[:1])} amid {names}" if product else ""
 
     findings = _unique_findings(jaxpr, describe)
-    return [x for x in findings if x.file and _is_user_code(x.file)]
+    return [x for x in findings if x.file and is_user_code(x.file)]
 
 
 def random_draws(jaxpr: Any) -> list[Finding]:
@@ -265,7 +265,7 @@ def _after(file: str, package: str) -> str:
 
 
 @cache
-def _is_user_code(file: str) -> bool:
+def is_user_code(file: str) -> bool:
     """Whether a file belongs neither to this library nor to another."""
     library = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
     return not _owner(file) and not file.startswith(library + os.sep)

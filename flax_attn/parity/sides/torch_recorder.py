@@ -221,10 +221,12 @@ class Recorder:
             chance = to_numpy(rate) if hasattr(rate, "double") else rate
             self.keeps.append(draw.keep(self.seed, self.drawn, chance, shape))
         elif self.drawn > len(self.keeps):
+            call = "flax_call=lambda m, x: m(x, deterministic=False)"
+            off = f", or its call turns it off: {call}" * (not self.keeps)
             raise ParityError(
                 f"torch draws dropout mask {self.drawn}, in {self.run.places[-1] or 'the module'}; "
                 f"Flax drew {len(self.keeps)}: a dropout is missing in Flax, or its mask is not "
-                "drawn by jax.random.bernoulli, the one draw that is heard."
+                f"drawn by jax.random.bernoulli, the one draw that is heard{off}."
             )
         keep = self.keeps[self.drawn - 1]
         fitted = fit_mask(keep, shape)

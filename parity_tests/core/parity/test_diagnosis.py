@@ -231,10 +231,9 @@ def test_nan_in_the_reference_proves_nothing():
     assert not report.ok and "torch itself gives NaN" in str(report)
 
 
-@pytest.mark.parametrize("given", [torch.from_numpy(X), jnp.asarray(X)])
-def test_inputs_that_are_not_numpy_are_refused(given):
+def test_tensors_are_refused_as_inputs():
     with pytest.raises(TypeError, match="numpy"):
-        compare(Original(), Port(), given, **QUICK)
+        compare(Original(), Port(), torch.from_numpy(X), **QUICK)
 
 
 def test_modules_in_the_wrong_order_are_refused():

@@ -46,7 +46,7 @@ def test_cases_are_recorded_each_in_its_file(name, main, somewhere):
 def test_what_cannot_be_recorded_is_told(main, somewhere):
     (somewhere / "somebody" / "theirs.py").write_text("Half = None")
     status, out, _ = main("somebody")
-    assert status == 1 and out.count("not recorded: Wrapped of torch fails") == 2
+    assert status == 1 and out.count("not recorded: NoneType of torch fails") == 2
     (somewhere / "file").write_text("")
     status, _, err = main("somebody", "--to", "file/below")
     assert status == 2 and "--to file/below cannot be made a folder: not a directory." in err

@@ -289,7 +289,7 @@ def test_an_error_of_a_module_is_told_whole():
 
     with pytest.raises(ParityError) as caught:
         compare(torch.nn.Identity(), Fails(), X, **QUICK)
-    assert "shapes differ:\n  3 rows\n  4 rows.\nCall it" in str(caught.value)
+    assert "shapes differ:\n  3 rows\n  4 rows.\nAt " in str(caught.value)
 
 
 @pytest.mark.nightly
