@@ -27,7 +27,14 @@ from .rows import decoding
 from .rows.draws import draws
 from .rows.state import states
 from .rows.training import stepped, trained
-from .rows.values import ineffective_weights, judged, other_shapes, unpaired, unused_rules
+from .rows.values import (
+    constant_outputs,
+    ineffective_weights,
+    judged,
+    other_shapes,
+    unpaired,
+    unused_rules,
+)
 from .rows.warnings import warnings
 from .side_checks import arguments, check_sides
 from .side_names import SIDES, all_worded, side_names, worded_errors
@@ -200,6 +207,7 @@ class _ReportBuilder:
             self.notes |= dict.fromkeys(other_shapes(got, truth, matching))
             self.notes |= dict.fromkeys(unused_rules(got, truth, pair.names))
             self.notes |= dict.fromkeys(ineffective_weights(got, truth, pair.names))
+            self.notes |= dict.fromkeys(constant_outputs(got, truth) if right else ())
             self.notes |= dict.fromkeys(_not_dropped(pair, self.alone))
             self.notes |= dict.fromkeys(_same_paddings(pair) if right else ())
         self.notes |= dict.fromkeys((*got.notes, *torch_run.notes, *truth.notes))

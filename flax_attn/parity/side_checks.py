@@ -29,9 +29,9 @@ def check_sides(first: Any, second: Any) -> Any:
     """
     first = _as_original(first)
     known = isinstance(first, Recording) or is_torch_module(first) or _is_jax(first)
-    linen = next(filter(is_linen, (first, second)), None)
-    if linen is not None:
-        raise TypeError(f"{_type_name(linen)} is {LINEN}")
+    for side in (first, second):
+        if "flax.linen" in sys.modules and isinstance(side, sys.modules["flax.linen"].Module):
+            raise TypeError(f"{_type_name(side)} is {LINEN}")
     if known and _is_jax(second):
         return first
     kinds = f"{_type_name(first)} and {_type_name(second)}"
@@ -68,11 +68,6 @@ def arguments(inputs: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Argu
         return np.asarray(leaf) if is_array(leaf) else leaf  # random keys stay
 
     return rebuilt(inputs, as_numpy, ""), rebuilt(dict(kwargs or {}), as_numpy, "")
-
-
-def is_linen(side: Any) -> bool:
-    """Whether `side` is a module of the older flax.linen."""
-    return "flax.linen" in sys.modules and isinstance(side, sys.modules["flax.linen"].Module)
 
 
 def _as_original(side: Any) -> Any:

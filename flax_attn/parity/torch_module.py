@@ -3,7 +3,6 @@
 import copy
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -34,15 +33,14 @@ def as_torch_module(function: Callable[..., Any]) -> Any:
     """
     import torch
 
-    named: Any = function
-    while isinstance(named, partial):
-        named = named.func
-
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    name = getattr(named, "__name__", type(named).__name__)
-    return type(name, (torch.nn.Module,), {"forward": forward})()
+    return type(
+        getattr(function, "__name__", type(function).__name__),
+        (torch.nn.Module,),
+        {"forward": forward},
+    )()
 
 
 def describe(module: Any) -> list[Source]:

@@ -170,6 +170,15 @@ def ineffective_weights(got: Run, truth: Run, names: Names) -> Iterator[str]:
         yield f"neither side reads {some(inputs)}: gradients are zero on both sides"
 
 
+def constant_outputs(got: Run, truth: Run) -> Iterator[str]:
+    """Notes on floating outputs that are one number on both sides, whatever was computed."""
+    for name in truth.outputs.keys() & got.outputs.keys():
+        if is_floating(truth.outputs[name]) and truth.outputs[name].any():
+            why = _no_evidence(got.outputs[name], truth.outputs[name], True)
+            if why.startswith("every"):
+                yield f"{name}: {why}"
+
+
 def value_of(
     got: np.ndarray,
     torch_value: np.ndarray,

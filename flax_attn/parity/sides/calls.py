@@ -19,6 +19,10 @@ NAMES = {
 }
 
 
+# Of a side that calls out of its library.
+ITSELF = "if it calls the other side there, that is equal to itself"
+
+
 def name_of(side: Any) -> str:
     """The name of a module's class; of a function, its own."""
     return type(side).__name__
@@ -66,7 +70,6 @@ def errors_of(
     dtype: str,
     call: Callable[..., Any],
     wrong_dtype_buffers: Callable[[], Sequence[str]] = list,
-    train: bool = False,
 ) -> Iterator[None]:
     """Converts an exception of a module's call to a `ParityError` with advice.
 
@@ -76,7 +79,6 @@ def errors_of(
       dtype: dtype of the run.
       call: function that calls the module.
       wrong_dtype_buffers: returns names of the module's arrays that do not follow its dtype.
-      train: whether it runs in train mode.
     """
     try:
         yield
@@ -86,7 +88,7 @@ def errors_of(
         message = str(error).strip().rstrip(".")
         advice = _advice(side, dtype, message, call is plain_call, wrong_dtype_buffers)
         if side != "torch":
-            advice = _dropout_advice(message, train) or advice
+            advice = _dropout_advice(message) or advice
             advice = f"{_user_line(error)}{advice}"
         gap = "\n" if "\n" in message else " "  # a multi-line message has the advice below it
         who = f"{name} of {side}" if side in ("torch", "Flax") else f"{name}, {side},"
@@ -103,13 +105,13 @@ def _user_line(error: Exception) -> str:
     return f"At {frames[-1].filename}:{frames[-1].lineno}: `{frames[-1].line}`. "
 
 
-def _dropout_advice(message: str, train: bool) -> str:
+def _dropout_advice(message: str) -> str:
     """What to do about a module that wants `deterministic=` or keys for its dropout, or ""."""
     if "no `rngs`" in message:
         return "Build its dropout with rngs=nnx.Rngs(0), whose masks torch reuses."
     if "deterministic" not in message:
         return ""
-    return f"Pass flax_call=lambda m, x: m(x, deterministic={not train})."
+    return "Pass flax_call=lambda m, x: m(x, deterministic=True); False if it trains."
 
 
 def _advice(

@@ -16,7 +16,7 @@ from ...weights.known_layers import flax_params, flax_state
 from ...weights.plan import first_paths
 from .. import judge
 from . import jaxpr_precision as precision
-from .calls import name_of
+from .calls import ITSELF, name_of
 from .flax_dtypes import clear_dtypes, pinned_dtypes
 from .flax_float64 import attention_lifted
 from .jaxpr_evaluate import Evaluation, wide_requests
@@ -28,6 +28,8 @@ from .run import Request, Run, is_floating, rounded
 ANCHOR = "anchors"
 # An evaluated program runs once, and is no program of the user's.
 ONCE: dict[str, str | bool] = {"xla_backend_optimization_level": "1"}
+
+CALLS_OUT, DRAWS = f"calls back out of JAX: {ITSELF}", "draws random numbers"
 
 
 class Flax:
@@ -186,6 +188,7 @@ class Flax:
         """Traces the program; returns it, compiled under jit, or its evaluation."""
         traced, widened = self._traced(lambda: jax.jit(run).trace(*args))
         self.findings = _findings(traced.jaxpr)
+        self.findings["unread"] = precision.unread(traced, args, self.request.grads)
         self.is_widened, self.is_lifted = widened, self.evaluation.changes(traced.jaxpr)
         if widened or self.is_lifted:
             return self._evaluated(traced, args)
@@ -287,6 +290,8 @@ class Flax:
                 *self.lifted,
                 *pinned_dtypes(self.module, self.dtype),
                 *self._widened_products(),
+                *self.findings.get("callbacks", ()),
+                *self.findings.get("unread", ()),
             ],
             findings=self.findings,
         )
@@ -405,7 +410,8 @@ def _findings(jaxpr: Any) -> dict[str, list[str]]:
         "casts": [str(finding) for finding in precision.casts(jaxpr)],
         "products": [str(finding) for finding in precision.products(jaxpr)],
         "widened": [str(finding) for finding in precision.widened(jaxpr)],
-        "random": [str(finding) for finding in precision.random_draws(jaxpr)],
+        "callbacks": [str(x) for x in precision.calls(jaxpr, precision.CALLBACKS, CALLS_OUT)],
+        "random": [str(x) for x in precision.calls(jaxpr, precision.RANDOM, DRAWS)],
     }
 
 

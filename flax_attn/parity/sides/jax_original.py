@@ -168,7 +168,7 @@ class JaxOriginal:
         keeps = None if self.draws_alone else keeps
         request = self.request.in_dtype(dtype)
         side = Flax(self.module, self.call, request, made_in, True, None, keeps, evaluation)
-        with errors_of("the first side", self.name, made_in, self.call, train=request.train):
+        with errors_of("the first side", self.name, made_in, self.call):
             try:
                 run = side.run(values)
                 run = side.concrete(run) if dtype == "float64" else run

@@ -1,4 +1,4 @@
-"""Finds narrowing casts and low-precision matrix products in a jaxpr, by source line.
+"""Finds narrowing casts, low-precision products, callbacks and unread inputs in a jaxpr.
 
 A CPU multiplies at full precision whatever is requested, so lost precision does not show in its
 results; the jaxpr shows it. The bodies of `jit`, `scan`, `cond`, `remat`, custom derivatives and so
@@ -7,14 +7,16 @@ on are searched too; a custom backward pass only in the jaxpr of a gradient.
 
 import os
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
 import jax.numpy as jnp
+from jax.interpreters.partial_eval import dce_jaxpr
 from jax.lax import DotAlgorithmPreset, Precision
+from jax.tree_util import keystr, tree_leaves_with_path
 
 # Aliases of JAX's precisions, ordered from least to most precise.
 LEVELS = {
@@ -26,6 +28,8 @@ LEVELS = {
 OPERANDS = {"BF16": 16, "F16": 16, "TF32": 19, "F32": 32, "F64": 64}
 # Primitives that make random bits from a key.
 RANDOM = ("random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform")
+# Primitives that call Python while the program runs.
+CALLBACKS = ("pure_callback", "io_callback")
 # Libraries between user code and jax: reported only if the traceback contains no user line.
 LIBRARIES = ("flax", "optax", "einops", "jaxtyping", "beartype")
 
@@ -126,19 +130,29 @@ def widened(jaxpr: Any) -> list[Finding]:
     return [x for x in findings if x.file and is_user_code(x.file)]
 
 
-def random_draws(jaxpr: Any) -> list[Finding]:
-    """Returns where a program draws random numbers, once per line.
+def calls(jaxpr: Any, primitives: Sequence[str], what: str) -> list[Finding]:
+    """Returns where a program runs one of these primitives, such as `RANDOM`, once per line.
 
     >>> import jax
     >>> drop = lambda key, x: jnp.where(jax.random.bernoulli(key, 0.9), x, 0.0)
-    >>> {finding.what for finding in random_draws(jax.make_jaxpr(drop)(jax.random.key(0), 1.0))}
+    >>> program = jax.make_jaxpr(drop)(jax.random.key(0), 1.0)
+    >>> {finding.what for finding in calls(program, RANDOM, "draws random numbers")}
     {'draws random numbers'}
     """
+    return _unique_findings(jaxpr, lambda eqn: what * (eqn.primitive.name in primitives))
 
-    def describe(eqn: Any) -> str:
-        return "draws random numbers" if eqn.primitive.name in RANDOM else ""
 
-    return _unique_findings(jaxpr, describe)
+def unread(traced: Any, args: tuple[Any, ...], grads: bool) -> list[str]:
+    """A note on inputs of a `Flax` run that have no gradients, and on which no output depends."""
+    outputs, inputs = (
+        [keystr(path) for path, _ in tree_leaves_with_path(x)] for x in (traced.out_info, args)
+    )
+    is_output = [name.startswith(("[0]", "[1]['exact']")) for name in outputs]
+    _, used = dce_jaxpr(traced.jaxpr.jaxpr, is_output)
+    kinds = ("[3]['inputs']",) if grads else ("[3]['inputs']", "[1]")
+    unused = [name for name, is_used in zip(inputs, used, strict=True) if not is_used]
+    names = [name.split("'")[-2] for name in unused if name.startswith(kinds)]
+    return [f"no output of Flax depends on input {', '.join(names)}"] if names else []
 
 
 def _unique_findings(jaxpr: Any, describe: Callable[[Any], str]) -> list[Finding]:

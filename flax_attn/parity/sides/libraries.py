@@ -13,8 +13,8 @@ from .jaxpr_precision import is_user_code
 LIBRARIES = {"torch": "torch"} | dict.fromkeys(("jax", "jaxlib", "flax", "optax"), "jax")
 
 
-def libraries(function: Callable[..., Any]) -> set[str]:
-    """Returns "torch", "jax" or both: what a function's code names, itself or in its helpers.
+def libraries(function: Callable[..., Any], helpers: bool = True) -> set[str]:
+    """Returns "torch", "jax" or both: what a function's code names, itself or in its `helpers`.
 
     >>> import jax.numpy as jnp
     >>> libraries(lambda x: jnp.tanh(x)), libraries(lambda x: x + 1)  # the second runs on both
@@ -31,10 +31,10 @@ def libraries(function: Callable[..., Any]) -> set[str]:
         owner = getattr(value, "__objclass__", value)  # of a method such as `torch.Tensor.abs`
         home = value.__name__ if isinstance(value, ModuleType) else getattr(owner, "__module__", "")
         library = LIBRARIES.get(str(home).partition(".")[0])
-        if library is None:
-            pending += _names(value)
-        else:
+        if library is not None:
             named.add(library)
+        elif helpers or value is function:
+            pending += _names(value)
     return named
 
 

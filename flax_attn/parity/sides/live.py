@@ -10,7 +10,8 @@ from ...weights.described import Source
 from ...weights.plan import Plan
 from .. import draw
 from ..torch_module import describe, part_of, read, to_numpy, to_torch
-from .calls import errors_of
+from .calls import ITSELF, errors_of
+from .libraries import libraries
 from .original import Arrays, Part, Stepped
 from .run import Request, Run, narrowed
 from .steps import TorchSteps
@@ -77,14 +78,20 @@ class Live:
 
     @property
     def notes(self) -> list[str]:
-        """A note if some submodules were in a different mode (train or eval) from the rest."""
-        modes = {name: part.training for name, part in self.module.named_modules() if name}
-        other = [name for name, mode in modes.items() if mode != self.module.training]
-        if not other:
-            return []
-        few = ", ".join(other[:3]) + (" and others" if len(other) > 3 else "")
-        mode = "train" if self.request.train else "eval"
-        return [f"{few} of torch came in another mode than the rest: all ran in {mode} mode"]
+        """Notes on submodules that call JAX, or were in another mode than the rest."""
+        named, notes = dict(self.module.named_modules()), []
+        for name, part in named.items():
+            functions = (type(part).forward, *filter(callable, vars(part).values()))
+            if any("jax" in libraries(x, helpers=False) for x in functions):
+                notes.append(f"{name or self.name} of torch names JAX in its code: {ITSELF}")
+        other = [name for name in named if named[name].training != self.module.training]
+        if other:
+            few = ", ".join(other[:3]) + (" and others" if len(other) > 3 else "")
+            mode = "train" if self.request.train else "eval"
+            notes.append(
+                f"{few} of torch came in another mode than the rest: all ran in {mode} mode"
+            )
+        return notes
 
     def stored(self) -> Arrays:
         """The module's own tensors by name."""

@@ -163,8 +163,7 @@ class Pair:
 
     def _errors(self, dtype: str) -> AbstractContextManager[None]:
         side = "Flax" if self.original.library == "torch" else "the second side"
-        name, train = name_of(self.flax_module), self.request.train
-        return errors_of(side, name, dtype, self.call, train=train)
+        return errors_of(side, name_of(self.flax_module), dtype, self.call)
 
     def run(self, dtype: str, modes: Sequence[str]) -> Iterator[tuple[str, tuple[Run, Run, Run]]]:
         """Yields Flax in each mode, torch in `dtype`, and torch in float64, the truth.

@@ -1,4 +1,4 @@
-"""Finds clamps and branches of torch that changed nothing in a run: it does not test them."""
+"""Finds clamps, masks and branches of torch that a run does not test: they changed nothing."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ INACTIVE = "never active in this run, so not tested: {}"
 
 
 class Inactive:
-    """Tracks clamps and `where`s by submodule; active are those that had an effect in any call."""
+    """Tracks clamps, `where` and `masked_fill` by submodule: whether any call had an effect."""
 
     def __init__(self) -> None:
         self.active: dict[str, bool] = {}
@@ -16,6 +16,8 @@ class Inactive:
         """Records one operation; `before` is a clamp's operand before it ran."""
         if name.rstrip("_") in CLAMPS:
             active = bool((out != before).any())
+        elif name.rstrip("_") == "masked_fill":
+            active = bool(args[1].any())
         else:
             condition = args[0]
             active = bool(condition.any()) and not bool(condition.all())
@@ -28,7 +30,7 @@ class Inactive:
 
         if not args or not torch.is_tensor(args[0]) or not args[0].numel():
             return None
-        if name == "where" and len(args) == 3:
+        if name in ("masked_fill", "masked_fill_") or (name == "where" and len(args) == 3):
             return args[0]
         if name.rstrip("_") in CLAMPS and args[0].is_floating_point():
             return args[0].clone() if name.endswith("_") else args[0]
