@@ -38,7 +38,7 @@ from .rows.values import (
 from .rows.warnings import warnings
 from .side_checks import arguments, check_sides
 from .side_names import SIDES, all_worded, side_names, worded_errors
-from .sides.calls import Function, as_side, name_of
+from .sides.calls import Function, as_side, name_of, user_line
 from .sides.flax import NotWide
 from .sides.match import matching_taps
 from .sides.original import Original
@@ -170,7 +170,8 @@ class _ReportBuilder:
                 self.run_in(dtype)
             except NotWide as error:
                 if len(options.dtypes) == 1:
-                    raise ParityError(str(error)) from error.__cause__
+                    line = user_line(error.__cause__)
+                    raise ParityError(f"{error}. {line}".rstrip()) from error.__cause__
                 self.notes[f"not compared in float64: {error}"] = None
         if options.decode is not None:
             self.decode(options.decode, options.dtypes[0], options.modes[-1])

@@ -89,7 +89,7 @@ def errors_of(
         advice = _advice(side, dtype, message, call is plain_call, wrong_dtype_buffers)
         if side != "torch":
             advice = _dropout_advice(message) or advice
-            advice = f"{_user_line(error)}{advice}"
+            advice = f"{user_line(error)}{advice}"
         gap = "\n" if "\n" in message else " "  # a multi-line message has the advice below it
         who = f"{name} of {side}" if side in ("torch", "Flax") else f"{name}, {side},"
         raise ParityError(
@@ -97,9 +97,9 @@ def errors_of(
         ) from error
 
 
-def _user_line(error: Exception) -> str:
+def user_line(error: BaseException | None) -> str:
     """The innermost line of user code that raised, as "At path:line: `source`. "; "" if none."""
-    frames = [x for x in extract_tb(error.__traceback__) if is_user_code(x.filename)]
+    frames = [x for x in extract_tb(error and error.__traceback__) if is_user_code(x.filename)]
     if not frames:
         return ""
     return f"At {frames[-1].filename}:{frames[-1].lineno}: `{frames[-1].line}`. "

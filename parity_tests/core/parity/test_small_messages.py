@@ -72,6 +72,12 @@ def test_a_side_that_cannot_run_is_refused_with_the_way_out(name):
         compare(THEIRS, kind(), X, train=train, **ONCE)
 
 
+@pytest.mark.parametrize("sides", [(jnp.tanh, raises), (raises, jnp.tanh)])
+def test_the_line_is_told_of_two_jax_sides_too(sides):
+    with pytest.raises(ParityError, match=HERE[:-1]):
+        compare(*sides, X, **ONCE)
+
+
 def test_the_proposed_calls_work():
     call = {"flax_call": lambda m, x: m(x, deterministic=False)}
     assert compare(THEIRS, Off(), X, train=True, **call, **ONCE).ok
