@@ -195,7 +195,8 @@ class _Search:
 
     def _variants(self, base: Candidate) -> Iterator[Candidate]:
         """A guess with each mask of the call, and with none of its own."""
-        for mask in (None, *range(len([*self.call.masks()]))):
+        ordered = replace(self.call, order=base.order)
+        for mask in (None, *range(len([*ordered.masks()]))):
             yield replace(base, mask=mask)
             yield replace(base, mask=mask, sees_all=True)
 

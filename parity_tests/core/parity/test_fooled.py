@@ -194,6 +194,12 @@ RIGHT = {
 }
 
 
+# Those that were called equal before a note was there.
+FOOLED = ["one number", "a mask", "memory of values", "memory of a constant", "what torch leaves"]
+FOOLED += ["calls torch", "calls it forwards", "torch calls JAX"]
+
+
+@pytest.mark.nightly(but=[*FOOLED, "a tuple for a list"])
 @pytest.mark.parametrize("name", [*WRONG, *RIGHT])
 def test_only_a_right_port_is_equal_without_a_word(name):
     first, second, inputs, options, words = {**WRONG, **RIGHT}[name]
