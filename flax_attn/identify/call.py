@@ -1,5 +1,6 @@
 """One call of a torch module: which inputs are tokens, and the same call at another length."""
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import permutations
@@ -110,6 +111,16 @@ class Call:
     def batch(self) -> int:
         """Number of sequences."""
         return self.inputs[0].shape[self.order[0]] if self.inputs[0].ndim == 3 else 1
+
+    def modules(self) -> list[Any]:
+        """torch modules that the caller's function refers to, such as one that makes tables."""
+        import torch
+
+        if not inspect.isfunction(self.run):
+            return []
+        names = inspect.getclosurevars(self.run)
+        values = (*names.nonlocals.values(), *names.globals.values())
+        return [x for x in values if isinstance(x, torch.nn.Module)]
 
     def with_inputs(self, *inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with other tokens and memories."""

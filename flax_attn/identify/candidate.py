@@ -1,9 +1,10 @@
 """A layer that a torch module may be, and a module with weights of its own to try it on."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import jax
@@ -19,7 +20,7 @@ from ..parity.torch_module import describe, read, write
 from ..positions import Frequencies
 from ..weights.rule import Rule
 from .call import BATCH_FIRST, Call, as_tensors, first_output
-from .tables import angles
+from .tables import exact_rates
 
 
 @dataclass(frozen=True)
@@ -97,36 +98,42 @@ class Candidate:
         return y.transpose(self.order) if y.ndim == 3 else y
 
 
+def called(module: Any, call: Call, layer: Any, inputs: Sequence[Any]) -> Any:
+    """The first output of a torch module for these tokens and memories.
+
+    Rates of a rotary that torch rounded to float32, in a buffer of the module or of one that
+    `call.run` refers to, are those of the layer while it runs.
+    """
+    args, kwargs = as_tensors(call.with_inputs(*inputs))
+    modules, rotary, replaced = [module, *call.modules()], getattr(layer, "rotary", None), []
+    for part in chain.from_iterable(x.modules() for x in modules) if rotary is not None else ():
+        for name, buffer in part._buffers.items():
+            exact = None if buffer is None else exact_rates(rotary, buffer)
+            if exact is not None:
+                replaced.append((part, name, buffer, exact))
+                part._buffers[name] = exact
+    try:
+        return first_output(call.run(module, *args, **kwargs))
+    finally:
+        for part, name, buffer, exact in replaced:
+            if part._buffers[name] is exact:  # the module may have made others for this length
+                part._buffers[name] = buffer
+
+
 class Drawn:
     """A torch module in float64, in eval mode, with random weights."""
 
     def __init__(self, module: Any):
-        self.original, self.module = module, deepcopy(module).double().eval()
+        self.module = deepcopy(module).double().eval()
         self.sources = describe(self.module)
         write(self.module, draw.parameters(0, self.sources))
 
-    def with_tables_of(self, layer: Any) -> Any:
-        """The module as it is, with rates that torch rounded to float32 as the layer has them."""
+    def output(self, call: Call, layer: Any = None) -> np.ndarray:
+        """Its first output, with a layer's rates; whatever the module raises is let through."""
         import torch
 
-        module, rotary = deepcopy(self.original).double(), getattr(layer, "rotary", None)
-        for buffer in module.buffers() if rotary is not None else ():
-            if buffer.ndim == 1 and buffer.is_floating_point():
-                tables = angles(rotary, 2 * len(buffer), 2)
-                rates = None if tables is None else np.arctan2(tables[1][1], tables[0][1])
-                if rates is not None and np.array_equal(
-                    rates.astype(np.float32), buffer.float().numpy()
-                ):
-                    buffer.copy_(torch.from_numpy(rates))
-        return module
-
-    def output(self, call: Call) -> np.ndarray:
-        """Its first output; whatever error the module raises is let through."""
-        import torch
-
-        args, kwargs = as_tensors(call.with_inputs(*call.inputs))
         with torch.no_grad(), lifted():
-            return first_output(call.run(self.module, *args, **kwargs)).numpy()
+            return called(self.module, call, layer, call.inputs).numpy()
 
     def takes(self, call: Call) -> bool:
         """Whether it runs on these inputs."""

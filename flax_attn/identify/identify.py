@@ -16,8 +16,8 @@ from ..parity.torch_module import read
 from ..weights.rule import Rule
 from .by_config import of_class, of_config
 from .by_hand import by_hand
-from .call import Call, as_tensors, first_output
-from .candidate import Candidate, Drawn
+from .call import Call
+from .candidate import Candidate, Drawn, called
 
 MORE, LONGEST = 23, 1024  # tokens of the calls that are compared beside the caller's
 MOST_TAPPED = 300  # tokens of a call whose steps and gradients are compared too
@@ -126,7 +126,7 @@ def identify(
       inputs, kwargs: arguments of its call: arrays of numpy, jax or torch. The first floating one
         of three axes holds the tokens, `B T D` or `T B D`, equal ones the same; others that are no
         masks hold a memory. Masks, positions, and tables of cosines and sines are continued for
-        more tokens; tables in float32 are replaced by the layer's own where they are its.
+        more tokens; tables and rates in float32 are replaced by the layer's where they are its.
       torch_call: called as `call(torch_module, *inputs, **kwargs)` instead of the module.
 
     Returns:
@@ -183,8 +183,9 @@ class _Search:
                 if best.layer is not None:
                     return best
             self.guessed.append((error, candidate, call))
-        for _, candidate, call in sorted(self.guessed, key=lambda x: x[0])[: best is None]:
-            # Tables that torch computed in float32 are for `compare` to reconcile.
+        if best is None and self.guessed:
+            # Other tables that torch computed in float32 are for `compare` to reconcile.
+            _, candidate, call = min(self.guessed, key=lambda x: x[0])
             best = self._proven(candidate, call)
         return best or Identified(why=self._why())
 
@@ -211,7 +212,7 @@ class _Search:
         takes = 1 + sum(name in known for name in ("memory", "key", "value"))
         candidate = replace(candidate, takes=takes)
         call = replace(self.call, order=candidate.order).exact(layer)
-        want = self.drawn.output(call)
+        want = self.drawn.output(call, layer)
         got = self.drawn.output_of(candidate, layer, call)
         if got.shape != want.shape:
             raise ValueError(f"{candidate.text} gives {got.shape}, the module {want.shape}")
@@ -275,13 +276,9 @@ class _Search:
     def _proof(
         self, name: str, candidate: Candidate, call: Call, weights: Any, train: bool = False
     ) -> Proof:
-        def torch_call(module: Any, *inputs: Any) -> Any:
-            args, kwargs = as_tensors(call.with_inputs(*inputs[: len(call.groups)]))
-            return first_output(call.run(module, *args, **kwargs))
-
         whole, layer = call.length <= MOST_TAPPED, candidate.build()
         report = compare(
-            self.drawn.with_tables_of(layer),
+            self.module,
             layer,
             *candidate.arrays(call),
             dtypes=("float64",),
@@ -291,7 +288,7 @@ class _Search:
             train=train,
             weights=weights,
             rules=candidate.rules,
-            torch_call=torch_call,
+            torch_call=lambda module, *x: called(module, call, layer, x[: len(call.groups)]),
             flax_call=candidate.output,
             title=f"{type(self.module).__name__} and {candidate.text}: {name}",
         )

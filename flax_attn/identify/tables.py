@@ -9,6 +9,7 @@ from .._internal.types import Sizes
 from ..masks import CAUSAL, Mask
 
 HIDDEN = -1e3  # an additive mask is below it where a key is hidden
+RATES = 1e-6  # largest relative error of rates that torch computed in float32
 FLOAT32 = 1e-5  # largest error of tables that torch computed in float32
 
 
@@ -56,6 +57,20 @@ def columns_of(rotary: Any, rows: list[np.ndarray]) -> tuple[int, np.ndarray] | 
             if max(errors) <= FLOAT32:
                 return width, column
     return None
+
+
+def exact_rates(rotary: Any, rates: Any) -> Any:
+    """The rates of a rotary as a tensor of float64, if `rates` are theirs in float32; or None."""
+    import torch
+
+    if rates.ndim != 1 or not rates.is_floating_point() or not len(rates):
+        return None
+    tables = angles(rotary, 2 * len(rates), 2)
+    if tables is None:
+        return None
+    exact = np.arctan2(tables[1][1], tables[0][1])
+    errors = np.abs(rates.detach().double().cpu().numpy() - exact)
+    return torch.from_numpy(exact) if (errors <= RATES * exact).all() else None
 
 
 def even_steps(array: np.ndarray, axis: int) -> np.ndarray | None:

@@ -73,6 +73,26 @@ def test_modules_of_transformers_are_named_by_their_config(name):
 
 
 @pytest.mark.nightly
+def test_tables_may_be_made_by_the_function_that_calls_the_module():
+    llama = pytest.importorskip(
+        "transformers.models.llama.modeling_llama", reason="the module is that of transformers"
+    )
+    sizes = {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8}
+    config = import_module("transformers").LlamaConfig(**sizes, rope_theta=5e5)
+    config._attn_implementation, x = "sdpa", np.random.RandomState(0).standard_normal((2, 7, 48))
+    module, rotary = llama.LlamaAttention(config, 1), llama.LlamaRotaryEmbedding(config)
+    rates = rotary.inv_freq.clone()
+
+    def call(module, x):
+        tables = rotary(x, torch.arange(x.shape[1])[None])
+        return module(x, position_embeddings=tables, attention_mask=None)[0]
+
+    result = identify(module, x, torch_call=call)
+    assert result.layer is not None and equal_at(result) == [7, 23, 1024], result
+    assert rotary.inv_freq.dtype == torch.float32 and torch.equal(rotary.inv_freq, rates)
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(12))
 def test_torch_attention_is_named_with_its_options(seed):
     module, inputs, kwargs = modules.attention_of_torch(np.random.RandomState(seed))
