@@ -38,7 +38,7 @@ def published(small):
         layer = witness.attention(config, small.model_type, small.index)
         x = rng.standard_normal((2, 7, config.hidden_size))
         handed = witness.handed(config, small.model_type, small.index, torch.tensor(x))
-    names = inspect.signature(layer.forward).parameters
+    names = [*inspect.signature(layer.forward).parameters][1:]
     kwargs = {name: as_numpy(value) for name, value in handed.items() if name in names}
     return layer.eval(), x, kwargs
 
@@ -54,10 +54,12 @@ def equal_at(result):
     return [proof.tokens for proof in result.proofs if proof.report is not None]
 
 
-EACH = {f"{x.name}-{getattr(x, 'part', '')}": x for x in (*CONFIGS, *PARTS)}
-# Modules that have no config, or more in them than the attention, or take other inputs.
+EACH = {
+    f"{x.name}-{getattr(x, 'part', '')}": x for x in (*CONFIGS[::-1], *PARTS[::-1])
+}  # first of each
+# Modules that have no config of a served type, or more in them than the attention, or other inputs.
 OTHERS = "albert bamba bert codegen gptj granitemoehybrid kimi_linear mamba mamba2 olmo_hybrid "
-OTHERS += "falcon_mamba jamba nemotron_h recurrent_gemma"
+OTHERS += "falcon_mamba jamba nemotron_h recurrent_gemma t5gemma"
 NAMED = [n for n, x in EACH.items() if is_called_by_tokens(x) and x.name not in OTHERS.split()]
 
 
