@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby, islice, product
-from math import prod
+from math import isfinite, prod
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,7 @@ class Weights:
 
 def by_hand(drawn: Drawn, call: Call) -> Iterator[Candidate]:
     """Grouped-query or cross attention whose sizes and options the module may have."""
+    call = call.at(call.length, 0, None)  # of random tokens: those of the caller may be all equal
     call = replace(call, order=_order(drawn, call))
     masks = [None, *range(len([*call.masks()]))]
     made = (
@@ -116,8 +118,9 @@ def _numbers(module: Any) -> Iterator[tuple[str, float]]:
     left = [(vars(part), 0) for part in module.modules()]
     for items, depth in left:
         for name, value in items.items():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                yield name.lower(), value
+            if isinstance(value, Real) and not isinstance(value, bool):  # numpy's too
+                if isfinite(value):
+                    yield name.lower(), value.item() if isinstance(value, np.number) else value
             elif depth < 2 and not name.startswith("_") and not hasattr(value, "forward"):
                 inner = value if isinstance(value, dict) else getattr(value, "__dict__", {})
                 left.append(({str(key): x for key, x in inner.items()}, depth + 1))
@@ -185,10 +188,10 @@ def _norm(module: Any, head_dim: int) -> str:
 
 def _rules(drawn: Drawn, candidate: Candidate) -> Iterator[tuple[Rule, ...]]:
     """Rules that carry all weights; a fused one in either order of its parts."""
-    layer = candidate.build()
     try:
+        layer = candidate.build()
         rules = suggest(drawn.module, layer)
-    except ParityError:
+    except (ParityError, ValueError):  # sizes of no layer
         return
     same = [[*rules] for _, rules in groupby(rules, lambda rule: rule.names)]
     for i in range(max(map(len, same), default=1)):  # one order for fused weights and their biases
@@ -222,9 +225,8 @@ def _masks(weights: Weights, drawn: Drawn, call: Call) -> Iterator[str]:
         yield from (", mask=CAUSAL", ", mask=FULL")
         return
     is_causal = _is_causal(drawn, call)
-    for size in weights.named("window", "local", "span"):
-        if size > 1:
-            yield f", mask={f'CAUSAL & Window({int(size) - 1}, 0)' if is_causal else 'FULL'}"
+    for back in (int(size) - 1 for size in weights.named("window", "local", "span") if size > 1):
+        yield f", mask={f'CAUSAL & Window({back}, 0)' if is_causal else f'Window({back}, {back})'}"
     yield f", mask={'CAUSAL' if is_causal else 'FULL'}"
 
 

@@ -208,7 +208,7 @@ class Call:
         is_batch = x.ndim == len(tokens) == 3 and (
             x.shape[0] == tokens[0] or x.shape[1] == tokens[1]
         )
-        return is_batch and not is_bias and not is_mask(x)
+        return is_batch and not is_bias and not is_additive(x)
 
     def _tables(self) -> tuple[int, ...]:
         """The first complex array of this length, or the first two that are cosines and sines."""

@@ -1,7 +1,7 @@
 """A layer that a torch module may be, and a module with weights of its own to try it on."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import chain
@@ -67,17 +67,7 @@ class Candidate:
                 warnings.simplefilter("ignore")  # of fields that are for other layers
                 return eval(f"{self.text[:-1]}, rngs=rngs)", {**self.names, "rngs": nnx.Rngs(0)})
 
-        def of_leaf(leaf: Any) -> Any:
-            is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-            return jax.random.key(0) if is_key else np.zeros(leaf.shape, leaf.dtype)
-
-        layer: Any = nnx.eval_shape(built)
-        scaling = getattr(getattr(layer, "rotary", None), "scaling", None)
-        if isinstance(scaling, Frequencies) or "Alibi" in self.text:
-            layer = built()
-        else:
-            graph, weights = nnx.split(layer)
-            layer = nnx.merge(graph, jax.tree.map(of_leaf, weights))
+        layer = built() if "Alibi" in self.text else with_zeros(built)
         if self.sees_all:
             layer.mask = FULL
         layer.eval()
@@ -96,6 +86,20 @@ class Candidate:
         inputs = [x.transpose(self.order) if x.ndim == 3 else x for x in inputs[: self.takes]]
         y = layer(*inputs, **options)
         return y.transpose(self.order) if y.ndim == 3 else y
+
+
+def with_zeros(built: Callable[[], nnx.Module]) -> Any:
+    """A module whose weights are zeros, for which nothing is compiled, unless it has own rates."""
+
+    def of_leaf(leaf: Any) -> Any:
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return jax.random.key(0) if is_key else np.zeros(leaf.shape, leaf.dtype)
+
+    layer = nnx.eval_shape(built)
+    if isinstance(getattr(getattr(layer, "rotary", None), "scaling", None), Frequencies):
+        return built()
+    graph, weights = nnx.split(layer)
+    return nnx.merge(graph, jax.tree.map(of_leaf, weights))
 
 
 def called(module: Any, call: Call, layer: Any, inputs: Sequence[Any]) -> Any:

@@ -212,8 +212,9 @@ class _Search:
         takes = 1 + sum(name in known for name in ("memory", "key", "value"))
         candidate = replace(candidate, takes=takes)
         call = replace(self.call, order=candidate.order).exact(layer)
-        want = self.drawn.output(call, layer)
-        got = self.drawn.output_of(candidate, layer, call)
+        other = call.at(call.length, 0, layer)  # random tokens: those of the caller may be equal
+        want = self.drawn.output(other, layer)
+        got = self.drawn.output_of(candidate, layer, other)
         if got.shape != want.shape:
             raise ValueError(f"{candidate.text} gives {got.shape}, the module {want.shape}")
         error = judge.error(got, want)

@@ -53,8 +53,10 @@ def columns_of(rotary: Any, rows: list[np.ndarray]) -> tuple[int, np.ndarray] | 
             # Angles of the second token tell them apart: their sines have all their digits.
             column_angles, exact_angles = (np.arctan2(sin[1], cos[1]) for cos, sin in (rows, exact))
             column = np.abs(column_angles[:, None] - exact_angles).argmin(-1)
+            angle = exact_angles[column]
+            is_same = (np.abs(column_angles - angle) <= FLOAT32 * np.abs(angle)).all()
             errors = (np.abs(x[:, column] - y).max() for x, y in zip(exact, rows, strict=True))
-            if max(errors) <= FLOAT32:
+            if is_same and max(errors) <= FLOAT32:
                 return width, column
     return None
 

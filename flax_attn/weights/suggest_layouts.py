@@ -24,6 +24,8 @@ def fitting_layout(
 
     >>> fitting_layout((5, 3, 1, 1), (3, 5), "out first")  # a 1x1 convolution, and a Linear
     ('o i 1 1 -> i o', {})
+    >>> fitting_layout((3, 8, 20), (24, 20), "in first")  # heads of an output, and a Linear
+    ('h k o -> (h k) o', {'h': 3})
     >>> fitting_layout((5, 3, 1, 1), (5, 3), "out first", is_transposed=True)  # another Linear
     """
     known, ones = ONE_TO_ONE[way], _around_ones(shape, want)

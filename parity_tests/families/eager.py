@@ -1,18 +1,16 @@
 """One layer on both sides in float64, with weights and no gradients: the cheapest proof."""
 
-from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from flax_attn import families
+from flax_attn.identify.candidate import with_zeros
 from flax_attn.parity import port
 from flax_attn.parity.draw import normal
 from flax_attn.parity.sides.torch_float64 import lifted
-from flax_attn.positions import Frequencies
 
 from . import parts, witness
 from .configs import Small
@@ -86,25 +84,11 @@ def ours(given: dict[str, Any], small: Small | Part, layer: Any) -> np.ndarray |
         return families.attention(given, small.index, part=part, **how)
 
     try:
-        mine: Any = _zeros(built)
+        mine: Any = with_zeros(built)
         rules = families.rules(given, small.index, part=part)
     except ValueError as refused:
         return refused
     return output_of_flax(given, small, port(layer, mine, rules))
-
-
-def _zeros(built: Callable[[], nnx.Module]) -> nnx.Module:
-    """The module with zeros, for which nothing is compiled, unless it has rates of its own."""
-
-    def of_leaf(leaf: Any) -> Any:
-        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        return jax.random.key(0) if is_key else np.zeros(leaf.shape, leaf.dtype)
-
-    layer = nnx.eval_shape(built)
-    if isinstance(getattr(getattr(layer, "rotary", None), "scaling", None), Frequencies):
-        return built()
-    graph, weights = nnx.split(layer)
-    return nnx.merge(graph, jax.tree.map(of_leaf, weights))
 
 
 @nnx.jit
