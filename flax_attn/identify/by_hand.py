@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby, islice, product
 from math import isfinite, prod
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -120,7 +120,7 @@ def _numbers(module: Any) -> Iterator[tuple[str, float]]:
         for name, value in items.items():
             if isinstance(value, Real) and not isinstance(value, bool):  # numpy's too
                 if isfinite(value):
-                    yield name.lower(), value.item() if isinstance(value, np.number) else value
+                    yield name.lower(), int(value) if isinstance(value, Integral) else float(value)
             elif depth < 2 and not name.startswith("_") and not hasattr(value, "forward"):
                 inner = value if isinstance(value, dict) else getattr(value, "__dict__", {})
                 left.append(({str(key): x for key, x in inner.items()}, depth + 1))
