@@ -11,10 +11,8 @@ from flax_attn import CAUSAL, DisentangledAttention, attend, families, flax_atte
 from flax_attn.backends import blockwise
 from flax_attn.backends.blockwise.plan import make_plan
 from flax_attn.parity import judge
-from flax_attn.parity.diagnosis import backward, hints
-from flax_attn.parity.diagnosis.hints.evidence import Evidence
-from flax_attn.parity.sides.match import Layout
-from flax_attn.parity.sides.run import Call, Run
+from flax_attn.parity.diagnosis import backward
+from flax_attn.parity.search.target import Target
 from flax_attn.rules import Rules, sizes_of
 from flax_attn.sharding.specs import places_of
 from flax_attn.weights.move import Move
@@ -36,14 +34,15 @@ def test_gradients_that_are_added_to_others_stay_wide():
         assert [x.dtype for x in grads] == [dtype] * 3
 
 
-def test_a_difference_in_some_places_is_explained_by_what_it_is_there(monkeypatch):
+def test_a_difference_in_some_places_is_explained_by_what_it_is_there():
     """partial-differences-unexplained."""
+    torch = pytest.importorskip("torch", reason="a target is compared with torch's arrays")
     want = DRAW.standard_normal((4, 5))
     got = np.where(np.arange(4)[:, None] < 3, 2 * want, want)
-    layout = Layout.plain(lambda x: x)
-    evidence = Evidence("output", got, want, want, layout, Call("output"), Run())
-    monkeypatch.setattr(hints, "_guesses", lambda evidence: [("twice of it", 2 * want)])
-    assert hints.explained_in_part(evidence) == "twice of it"
+    target = Target(0, got, want)
+    assert target.equals_where_it_differs(torch.from_numpy(2 * want))
+    assert not target.equals_where_it_differs(torch.from_numpy(3 * want))
+    assert not target.equals(torch.from_numpy(2 * want))
 
 
 def test_a_gradient_that_passes_in_the_whole_run_is_innocent():

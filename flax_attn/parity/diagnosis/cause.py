@@ -3,7 +3,7 @@
 Needs torch, not a recording of it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -12,27 +12,37 @@ from .. import judge
 from ..report import Row
 from ..search.engine import explained
 from ..search.gradients import explained_gradients
+from ..search.operation import sources
 from ..search.replay import Replay, in_float64
 from ..search.span import Cause, Outcome
 from ..search.target import Target
+from ..sides.match import hidden
 from ..sides.run import Run
 from ..sides.tape import Tape
 from .places import Local, Span
 
 
-def cause_of(local: Local, row: Row, span: Span | None = None) -> Outcome | None:
-    """What the search for a wrong value gave; None where there is nothing to search in."""
+def cause_of(
+    local: Local, row: Row, span: Span | None = None, got: np.ndarray | None = None
+) -> Outcome | None:
+    """What the search for a wrong value gave; None where there is nothing to search in.
+
+    `got` stands for Flax's value at the row, as of a layer that was called by itself.
+    """
     tape = local.tape
     place = None if tape is None else _marked(local, row, span)
     if tape is None or place is None or place[0] not in tape.marks:
         return None
-    mark, got, want = place
-    number = tape.marks[mark]
-    if got.size != want.size or got.dtype.kind not in "fc":
+    mark, flax, want = place
+    flax, number = flax if got is None else got, tape.marks[mark]
+    if flax.dtype.kind not in "fc":
         return None
-    bounds = frozenset(_agreeing(local, tape)) - {number}
+    point = "" if span is not None else local.truth.point(local.torch_names.get(row.name, ""))
+    if point == "scores":
+        flax, want = hidden(flax), hidden(want)
+    bounds = frozenset(_agreeing(local, tape, number)) - {number}
     named = labels(tape, local.pair.plan)
-    return explained(tape, Target(number, got, want), bounds, named, local.budget)
+    return explained(tape, Target(number, flax, want, point), bounds, named, local.budget)
 
 
 def _marked(local: Local, row: Row, span: Span | None) -> tuple[str, np.ndarray, np.ndarray] | None:
@@ -48,10 +58,17 @@ def _marked(local: Local, row: Row, span: Span | None) -> tuple[str, np.ndarray,
     return None
 
 
-def _agreeing(local: Local, tape: Tape) -> list[int]:
-    """The values that Flax was given: those of all taps that were replaced by torch's."""
+def _agreeing(local: Local, tape: Tape, number: int) -> Iterator[int]:
+    """The values that Flax was given: those of all taps that were replaced by torch's.
+
+    And what they are only laid out from, unless that is the value with this number, or before it.
+    """
     marks = (f"tap {local.torch_names[name]}" for name in local.force if name in local.torch_names)
-    return [tape.marks[mark] for mark in marks if mark in tape.marks]
+    for mark in (mark for mark in marks if mark in tape.marks):
+        for value in sources(tape, tape.marks[mark]):
+            if value == number:
+                break
+            yield value
 
 
 def labels(tape: Tape, plan: Plan | None) -> Mapping[int, str]:

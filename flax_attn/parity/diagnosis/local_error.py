@@ -7,7 +7,6 @@ an error agree, and several faults are separated, in the backward pass too.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -25,18 +24,8 @@ from ..sides.steps import Decoded
 from .backward import unaffected, unused
 from .cause import cause_of, cause_of_gradients, explains_all
 from .decoding import with_steps
-from .hints import (
-    SCALED,
-    attempt,
-    backward_hint,
-    hint,
-    hint_in_part,
-    likely,
-    result_hint,
-    state_hint,
-)
+from .hints import SCALED, attempt, backward_hint, fully_masked, likely, result_hint, state_hint
 from .hints.indices import arrived_wrong, other_indices
-from .hints.masks import fully_masked
 from .hints.settings import explained_settings, other_settings, padding_row, state_settings
 from .places import Local, Span, between, equivalent_taps, harmless_taps, local_fault
 
@@ -131,10 +120,7 @@ def _values(local: Local, wrong: list[Row], plain: Run) -> list[tuple[Span | Non
             earlier.append(span.got)
             places.append((span, _at_span(local, row, span)))
         if span is not None and (fault := local_fault(local, row)):
-            odd, out = fault
-            run = replace(local.run, taps={**local.run.taps, row.name: out})
-            description = hint(odd, run, local.truth, local.pair.names)
-            places.append((None, Divergence.of(odd, "value", description)))
+            places.append((None, _at_tap(local, *fault)))
         if places and explains_all(local, places[-1][1].cause, plain):
             return places[-1:]
     explained = bool(places) and places[0][1].cause is not None
@@ -161,33 +147,27 @@ def _behind(local: Local, wrong: list[Row], plain: Run) -> list[tuple[Span | Non
     return []
 
 
-def _at_tap(local: Local, row: Row) -> Divergence:
-    """The place of a wrong tap or output, with its cause.
-
-    Inside attention the older rules name rotations and masks that are no single change.
-    """
-    inside = bool(local.truth.point(local.torch_names.get(row.name, "")))
-    text = _first_of(local, row, (explained_settings, other_indices, _of_values(hint)))
-    in_part = cache(lambda: _of_values(hint_in_part)(local, row))
-    text = text or (in_part() if inside else "")
-    outcome = None if text and inside else attempt("search", lambda: cause_of(local, row), None)
-    text = text or _sentence(outcome, in_part)
-    note = "" if text else _first_of(local, row, (other_settings, _of_values(likely)))
+def _at_tap(local: Local, row: Row, got: np.ndarray | None = None) -> Divergence:
+    """The place of a wrong tap or output, with its cause; `got` as `cause_of` takes it."""
+    text = _first_of(local, row, (explained_settings, other_indices))
+    outcome = attempt("search", lambda: cause_of(local, row, got=got), None)
+    text = text or _sentence(outcome)
+    note = "" if text else _first_of(local, row, (other_settings, _likely))
     tried = str(outcome) if outcome and outcome.tried and not text else ""
     return replace(Divergence.of(row, "value", text), search=outcome, note=note, advice=tried)
 
 
-def _sentence(outcome: Outcome | None, in_part: Callable[[], str]) -> str:
-    """The cause that a search gave; before a fitted one a share of a known fault; or ""."""
-    cause = outcome.cause if outcome else None
-    if cause is not None and not cause.fitted:
-        return cause.sentence
-    return in_part() or (cause.sentence if cause else "")
+def _sentence(outcome: Outcome | None) -> str:
+    """The cause that a search gave, or ""."""
+    return outcome.cause.sentence if outcome and outcome.cause else ""
 
 
-def _of_values(step: Callable[..., str]) -> Callable[[Local, Row], str]:
-    """A hint from both sides' values, as a step."""
-    return lambda local, row: step(row, local.run, local.truth, local.pair.names)
+def _likely(local: Local, row: Row) -> str:
+    """What the two arrays at a tap or an output make likely, or ""."""
+    force = local.force.get(row.name)
+    want = local.truth.outputs.get(row.name) if force is None else force.value
+    got = local.run.taps.get(row.name, local.run.outputs.get(row.name))
+    return "" if got is None or want is None else likely(got, want)
 
 
 def _first_of(local: Local, row: Row, steps: Sequence[Callable[[Local, Row], str]]) -> str:
@@ -201,28 +181,12 @@ def _first_of(local: Local, row: Row, steps: Sequence[Callable[[Local, Row], str
 def _at_span(local: Local, row: Row, span: Span) -> Divergence:
     """The place between two taps, with its cause."""
     outcome = attempt("search", lambda: cause_of(local, row, span), None)
-    text = _span_hint(local, row, span, hint)
-    text = text or _sentence(outcome, lambda: _span_hint(local, row, span, hint_in_part))
-    note = "" if text else _span_hint(local, row, span, likely)
+    text = _sentence(outcome)
+    note = "" if text else attempt("of a place", lambda: likely(span.got, span.want), "")
     tried = str(outcome) if outcome and outcome.tried and not text else ""
     advice = "; ".join(x for x in (tried, span.advice) if x)
     place = Divergence.of(span.row, "between", text)
     return replace(place, search=outcome, note=note, advice=advice)
-
-
-def _span_hint(local: Local, row: Row, span: Span, of_tap: Callable[..., str]) -> str:
-    """The hint between two taps, from a tap that only torch has there, or from the next tap."""
-    truth, names = local.truth, local.pair.names
-    inputs = (
-        truth.calls[local.torch_names[row.name]].inputs if row.name in local.torch_names else {}
-    )
-    want = inputs.get("0")
-    if span.alone and (want is None or np.array_equal(truth.taps[span.alone[-1]], want)):
-        flax_name = names.tap(span.alone[-1])
-        run = replace(local.run, taps={**local.run.taps, flax_name: span.got})
-        if description := of_tap(replace(row, name=flax_name), run, truth, names):
-            return description
-    return of_tap(row, local.run, truth, names) or of_tap(span.row, local.run, truth, names)
 
 
 def _with_places(
@@ -249,7 +213,7 @@ def _gradient_places(local: Local, plain: Run, late: Sequence["Arrived"]) -> lis
     outcome = None if scaled else attempt("search", lambda: cause_of_gradients(local, plain), None)
     places = []
     for arrived, text in zip(late, texts, strict=True):
-        place = Divergence.of(arrived.row, "gradient", _sentence(outcome, str) or text)
+        place = Divergence.of(arrived.row, "gradient", _sentence(outcome) or text)
         places.append(replace(place, search=outcome))
     return places
 

@@ -234,7 +234,7 @@ class Span:
     Attributes:
       row: the comparison of the following step's input, named after the place.
       step: the tap after the fault.
-      got: Flax's input to that step.
+      got, want: Flax's input to that step, and torch's in its layout.
       argument: name of torch's corresponding argument.
       alone: torch's taps in between that Flax does not have.
       advice: how to narrow it down, or "".
@@ -243,6 +243,7 @@ class Span:
     row: Row
     step: str
     got: np.ndarray
+    want: np.ndarray
     argument: str
     alone: tuple[str, ...]
     advice: str
@@ -314,7 +315,7 @@ def _make_between(
     verdict = judge.same_function(got, want)
     row = replace(row, name=f"between {first} and {row.name}", verdict=verdict)
     step = row.name.removeprefix(f"between {first} and ")
-    return Span(row, step, got, argument, alone, _advice(local.pair, step, alone))
+    return Span(row, step, got, want, argument, alone, _advice(local.pair, step, alone))
 
 
 def _before(local: Local, step: str) -> str | None:

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from . import generic
+from . import generic, heads
 from .convolutions import CONVOLUTIONS
 from .elements import ELEMENTS, operators
+from .masks import masked
 from .norms import LAYERS
 from .operation import Changed, Operation
-from .orders import ORDERS
+from .orders import ORDERS, interleaved
 
 
 class Kind(NamedTuple):
@@ -31,10 +32,13 @@ def _by_name(rows: Mapping[str, Callable[[Operation], Changed]]) -> Callable[[Op
 
 
 KINDS = (
+    Kind("another mask", masked),
     Kind("another function, term or constant", _by_name(ELEMENTS), True),
     Kind("another norm, reduction or lookup", _by_name(LAYERS), True),
     Kind("another convolution", _by_name(CONVOLUTIONS), True),
     Kind("parts in another order", _by_name(ORDERS), True),
+    Kind("heads otherwise", heads.axis),
+    Kind("a table in another order", interleaved),
     Kind("left out", generic.nothing, True),
     Kind("another operator", operators, True),
     Kind("another number or flag", generic.numbers, True),
@@ -43,6 +47,7 @@ KINDS = (
     Kind("axes in another order", generic.layout, True),
     Kind("a transposed operand", generic.turned, True),
     Kind("neighbours in the other order", generic.neighbours, True),
+    Kind("parts of a linear layer", heads.linear),
     Kind("twice", generic.twice),
     Kind("rolled, shifted or reversed", generic.moved),
     Kind("one function too many", generic.extra),

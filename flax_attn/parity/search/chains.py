@@ -14,6 +14,7 @@ from .operation import VIEWS, described, first
 from .replay import Change
 from .span import Cause, Span
 
+NEXT = 4  # number of operations behind a row after which it is tried
 NEAREST = 4  # number of earlier values from which rows to one value begin, beside the first
 
 
@@ -59,15 +60,53 @@ class Chain:
 
 def chains(span: Span) -> Iterator[Cause]:
     """All changes of rows of two or more operations, those of the last operation first."""
-    dominators = _dominators(span)
+    through = dominators(span)
     for what, nodes in span.sites:
-        rows = [_rows_to(span, dominators, node) for node in nodes]
+        rows = [_rows_to(span, through, node) for node in nodes]
         for few in zip(*rows, strict=False):
             for sentence, changes in _changed(span, few):
                 yield Cause(f"{sentence}{what}", changes)
 
 
-def _dominators(span: Span) -> dict[int, list[int]]:
+def capped(span: Span) -> Iterator[tuple[Chain, float]]:
+    """The rows that are a softcap, and their caps."""
+    through = dominators(span)
+    for node in span.nodes:
+        for row in _rows_to(span, through, node) if node.name in ("mul", "div") else ():
+            numbers = [x for x in node.args if isinstance(x, int | float)]
+            if numbers and _name(span, row) == "the softcap":
+                yield row, float(numbers[0])
+
+
+def gates(span: Span) -> Iterator[Cause]:
+    """What leads to one factor of a product on the other factor, as of a gate and its value."""
+    through = dominators(span)
+    for node in span.nodes:
+        refs = [x.value for x in node.args if isinstance(x, Ref)]
+        if node.name != "mul" or len(refs) != 2 or len({span.shape(x) for x in refs}) > 1:
+            continue
+        for place in (0, 1):
+            gate, other = refs[place], refs[1 - place]
+            for start in [x for x in through.get(gate, ()) if span.shape(x) == span.shape(gate)]:
+                row = Chain(span.tape, _inner(span, start, _node_of(span, gate)), start)
+                op = span.operation(node)
+                text = f"{op.called(other)} as the gate of {op.called(start)}, where torch takes "
+                text += f"{op.called(start)}: the activation on the other factor"
+                yield Cause(text, {node.number: _on_the_other(row, 1 - place)})
+
+
+def _node_of(span: Span, value: int) -> Node:
+    return span.tape.nodes[span.tape.producers[value]]
+
+
+def _on_the_other(row: Chain, place: int) -> Change:
+    def change(func: Any, args: Any, kwargs: Any, more: Any) -> Any:
+        return func(row.applied(args[place], more), more[row.start], **kwargs)
+
+    return Change(change, more=(row.start, *row.others))
+
+
+def dominators(span: Span) -> dict[int, list[int]]:
     """For each value the values through which all that it is computed from passes, nearest first.
 
     Parameters, buffers and constants do not count.
@@ -84,13 +123,13 @@ def _dominators(span: Span) -> dict[int, list[int]]:
     return through
 
 
-def _rows_to(span: Span, dominators: dict[int, list[int]], node: Node) -> list[Chain]:
+def _rows_to(span: Span, through: dict[int, list[int]], node: Node) -> list[Chain]:
     """The rows that end with an operation."""
     out = span.tape.values[node.outs[0]] if node.outs[0] >= 0 else None
     if out is None or node.name in VIEWS or not (out.is_floating_point() or out.is_complex()):
         return []
     values = span.tape.values
-    starts = [i for i in dominators.get(node.outs[0], ()) if values[i].shape == out.shape]
+    starts = [i for i in through.get(node.outs[0], ()) if values[i].shape == out.shape]
     starts = [i for i in starts if values[i].dtype == out.dtype]
     chains = (Chain(span.tape, _inner(span, i, node), i) for i in starts[:NEAREST] + starts[-1:])
     return [chain for chain in chains if _counted(chain) > 1]
@@ -118,19 +157,60 @@ def _inner(span: Span, start: int, last: Node) -> list[Node]:
 def _changed(span: Span, rows: Sequence[Chain]) -> Iterator[tuple[str, dict[int, Change]]]:
     """The changes of a row, and alike of the rows that end on the same line."""
     one = rows[0]
-    start = span.operation(one.last).called(one.start)
-    text = f"what leads from {start} to {described(one.last)}"
-    yield f"{text} left out", {row.last.number: _instead(row, lambda x: x) for row in rows}
+    text = _name(span, one)
+    yield f"{text} left out", {row.last.number: instead(row, lambda x: x) for row in rows}
     yield f"{text} applied twice", {row.last.number: _twice(row) for row in rows}
+    yield from _after_others(span, one, text)
     fixed = {v for k, v in span.tape.marks.items() if k.startswith(PARAMETER)}
     if fixed & {*one.others}:
         return
     for name, function in functions().items():
-        changes = {row.last.number: _instead(row, function) for row in rows}
+        changes = {row.last.number: instead(row, function) for row in rows}
         yield f"{name} in the place of {text}: another activation", changes
 
 
-def _instead(row: Chain, function: Any) -> Change:
+def _name(span: Span, row: Chain) -> str:
+    """A row of operations in words."""
+    kinds = {node.name for node in row.nodes if node.name not in VIEWS}
+    if "tanh" in kinds and kinds <= {"tanh", "mul", "div"}:
+        return "the softcap"
+    start = span.operation(row.last).called(row.start)
+    return f"what leads from {start} to {described(row.last)}"
+
+
+def _after_others(span: Span, row: Chain, text: str) -> Iterator[tuple[str, dict[int, Change]]]:
+    """A row of operations after those that follow it, or done again there."""
+    end = row.last.outs[0]
+    shape, value = span.shape(end), end
+    for _ in range(NEXT):
+        after = [node for node in span.nodes if value in node.operands]
+        if len(after) != 1 or span.shape(after[0].outs[0]) != shape or after[0].several:
+            return
+        value = after[0].outs[0]
+        rest = Chain(span.tape, _inner(span, end, after[0]), end)
+        if any(node.name not in VIEWS for node in rest.nodes):
+            where = f"after {described(after[0])}"
+            yield f"{text} {where}, torch before it", {after[0].number: _behind(row, rest)}
+            yield f"{text} done again {where}", {after[0].number: _repeated(row)}
+
+
+def _behind(row: Chain, rest: Chain) -> Change:
+    def change(func: Any, args: Any, kwargs: Any, more: Any) -> Any:
+        return row.applied(rest.applied(more[row.start], more), more)
+
+    return Change(change, more=(row.start, *row.others, *rest.others))
+
+
+def _repeated(row: Chain) -> Change:
+    def change(func: Any, args: Any, kwargs: Any, more: Any) -> Any:
+        return row.applied(func(*args, **kwargs), more)
+
+    return Change(change, more=row.others)
+
+
+def instead(row: Chain, function: Any) -> Change:
+    """A function of the value that enters a row, in the place of the row."""
+
     def change(func: Any, args: Any, kwargs: Any, more: Any) -> Any:
         return _as_first(row, func, args, kwargs, function(more[row.start]))
 

@@ -23,6 +23,7 @@ FUNCTIONS = (
 )  # fmt: skip
 EPSILONS = (1e-3, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9, 1e-12)
 SMALL = 0.1  # larger added constants are not an epsilon
+ROUNDINGS = ("floor", "round", "ceil", "trunc")
 COMPARISONS = {"lt": "le", "le": "lt", "gt": "ge", "ge": "gt", "eq": "ne", "ne": "eq"}
 
 
@@ -36,7 +37,7 @@ def functions() -> dict[str, Callable[[Any], Any]]:
         "the tanh GELU": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
         "-exp": lambda x: -torch.exp(x),
         "-tanh": lambda x: -torch.tanh(x),
-        "a factor of 1.702, as of a fast GELU,": lambda x: x * torch.sigmoid(1.702 * x),
+        "the sigmoid GELU, a factor of 1.702,": lambda x: x * torch.sigmoid(1.702 * x),
         "1 - the sigmoid, what is kept and what is new exchanged,": (
             lambda x: 1 - torch.sigmoid(x)
         ),
@@ -48,7 +49,7 @@ def activation(op: Operation) -> Changed:
     """Another activation, or none."""
     import torch
 
-    name = ACTIVATIONS[op.name]
+    name = "the softcap's tanh" if _caps(op) else ACTIVATIONS[op.name]
     yield f"{name} left out, an activation missing", operand(0)
     if op.name == "square":
         text = "2 to the power of it: base and exponent exchanged"
@@ -66,13 +67,23 @@ def activation(op: Operation) -> Changed:
             yield text, computed(lambda f, a, k, function=function: function(a[0]))
 
 
+def _caps(op: Operation) -> bool:
+    """Whether an operation is the tanh of a number divided by another one."""
+    producer = op.tape.producers[op.node.args[0].value] if op.name == "tanh" else -1
+    before = op.tape.nodes[producer] if producer >= 0 else None
+    return before is not None and before.name in ("mul", "div") and len(before.operands) == 1
+
+
 def product(op: Operation) -> Changed:
     """A factor or divisor left out, or replaced by 1 + w."""
     one, two = op.label(0), op.label(1)
+    more = "" if 1 in op.tensors else "not scaled: "
     if op.name == "div":
-        yield f"not divided by {two}, by which torch normalises or scales", operand(0)
+        if keeps(op):
+            yield f"what dropout keeps not scaled up by 1 / {two}", operand(0)
+        yield f"{more}not divided by {two}, by which torch normalises or scales", operand(0)
         return
-    yield f"{two} left out, a factor that torch multiplies with", operand(0)
+    yield f"{more}{two} left out, a factor that torch multiplies with", operand(0)
     if 1 in op.tensors:
         yield f"{one} left out, a factor that torch multiplies with", operand(1)
         for place, label in ((1, two), (0, one)):
@@ -80,6 +91,12 @@ def product(op: Operation) -> Changed:
                 f"1 + {label} as a factor, where torch has {label}",
                 around(lambda x: 1 + x, place),
             )
+
+
+def keeps(op: Operation) -> bool:
+    """Whether an operation scales the mask of a dropout."""
+    x = op.args[0]
+    return op.name == "div" and 1 not in op.tensors and bool(((x == 0) | (x == 1)).all())
 
 
 def total(op: Operation) -> Changed:
@@ -208,7 +225,10 @@ def filled(op: Operation) -> Changed:
     """A fill left out, at the other places, or with another number."""
     import torch
 
-    yield "a mask left out: nothing is filled", operand(0)
+    hides = op.args[1].expand(op.out.shape)
+    empty = hides.any() and bool((hides == hides.all(-1, keepdim=True)).all())
+    rows = "rows that see nothing: " if empty else ""
+    yield f"{rows}a mask left out, nothing is filled", operand(0)
     yield (
         "a mask inverted: filled where torch does not",
         computed(lambda f, a, k: f(a[0], ~a[1], *a[2:])),
@@ -218,9 +238,11 @@ def filled(op: Operation) -> Changed:
         "the lowest number of float64": torch.finfo(torch.float64).min,
         "the lowest number of float32": torch.finfo(torch.float32).min,
     }  # fmt: skip
+    keys = op.out.shape[-1]
+    numbers[f"1 / {keys}, an average of the row"] = 1 / keys
     for text, number in numbers.items():
         yield (
-            f"filled with {text}, torch with {op.label(2)}",
+            f"{rows}filled with {text}, torch with {op.label(2)}",
             computed(lambda f, a, k, number=number: torch.masked_fill(a[0], a[1], number)),
         )
 
@@ -285,6 +307,35 @@ def gated(op: Operation) -> Changed:
     )
 
 
+def narrowed(op: Operation) -> Changed:
+    """A number that torch rounds to a narrow dtype and Flax does not, or to another one."""
+    producer = op.tape.producers[op.node.args[0].value]
+    before = op.tape.nodes[producer] if producer >= 0 else None
+    if before is None or before.name != op.name or not op.out.is_floating_point():
+        return
+    dtype = str(op.args[0].dtype).removeprefix("torch.")
+    text = f"torch rounds {op.called(before.args[0].value)} to {dtype} here, Flax "
+    whole = before.args[0].value
+
+    def as_it_was(f: Any, a: Any, k: Any, more: Any) -> Any:
+        return more[whole]
+
+    yield f"{text}does not", Change(as_it_was, more=(whole,))
+
+
+def rounding(op: Operation) -> Changed:
+    """Another way to round, or none."""
+    import torch
+
+    yield f"not rounded: torch's {op.name} left out", operand(0)
+    others = {name: getattr(torch, name) for name in ROUNDINGS}
+    others["half away from zero"] = lambda x: x.sign() * (x.abs() + 0.5).floor()
+    for name, function in others.items():
+        if name != op.name:
+            text = f"rounded by {name}, torch by {op.name}"
+            yield text, computed(lambda f, a, k, function=function: function(a[0]))
+
+
 def left_out(text: str) -> Callable[[Operation], Changed]:
     """A row for an operation of one operand that is left out."""
     return lambda op: iter([(text, operand(0))])
@@ -310,9 +361,9 @@ ELEMENTS: dict[str, Callable[[Operation], Changed]] = {
     **dict.fromkeys(("logical_not", "bitwise_not"), inverted),
     "neg": left_out("a minus sign left out: the other sign"),
     **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), clamped),
+    "_to_copy": narrowed,
     "pow": power,
     "glu": gated,
-    "floor": left_out("not rounded down"),
-    "round": left_out("not rounded"),
+    **dict.fromkeys(ROUNDINGS, rounding),
     "_conj": left_out("a conjugate left out"),
 }

@@ -6,16 +6,22 @@ What gives Flax's value exactly is the cause; if nothing does, the outcome says 
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import chain
 
 import numpy as np
 
-from ..sides.tape import Tape
+from ..sides.tape import Ref, Tape
 from .catalogue import KINDS, Kind
-from .chains import chains
-from .fit import fitted
+from .chains import chains, gates
+from .fit import constants, factors_and_terms, shares, softcaps
+from .generic import functions_of
+from .heads import exchanged_modules
 from .inside import attempted, inside
+from .masks import lost_keys, measured_masks
 from .operands import exchanged_slices, other_operands
+from .operation import around
 from .replay import in_float64
+from .rotary import rotations
 from .span import Budget, Cause, Outcome, Span
 from .target import Target
 
@@ -44,28 +50,45 @@ def explained(
 
 
 def _causes(span: Span) -> Iterator[Cause]:
+    """What gives Flax's value, or that of some elements; a fitted number, a share, two changes."""
+    in_part = None
     for cause in _candidates(span):
         if span.budget.spent:
-            return
-        if span.explains(cause.changes):
+            break
+        if cause.fitted:  # which gives Flax's value
             yield cause
-    yield from fitted(span)
-    for cause in _of_kind(span, INSIDE):
+            continue
+        made = span.evaluate(cause.changes)
+        if made is not None and span.target.equals(made):
+            yield cause
+        elif made is not None and in_part is None and span.target.equals_where_it_differs(made):
+            in_part = cause
+    yield from [in_part] if in_part else ()
+    yield from factors_and_terms(span)
+    yield from shares(span, _candidates(span, fits=False))
+    for cause in chain(_of_kind(span, INSIDE), _pairs(span)):
         if span.budget.spent:
             return
         if span.explains(cause.changes):
             yield cause
-    yield from _pairs(span)
 
 
-def _candidates(span: Span) -> Iterator[Cause]:
-    """All single changes."""
+def _candidates(span: Span, fits: bool = True) -> Iterator[Cause]:
+    """All single changes; `fits` is whether constants are fitted too."""
     for kind in KINDS:
         yield from _of_kind(span, kind)
+        if kind.name == "another mask":
+            yield from measured_masks(span)
+            yield from lost_keys(span)
         if kind.name == "left out":
+            yield from rotations(span)
+            yield from chain(constants(span), softcaps(span)) if fits else ()
             yield from exchanged_slices(span)
+            yield from exchanged_modules(span)
             yield from other_operands(span)
             yield from chains(span)
+            yield from gates(span)
+    yield from _before_all(span)
 
 
 def _of_kind(span: Span, kind: Kind) -> Iterator[Cause]:
@@ -76,6 +99,23 @@ def _of_kind(span: Span, kind: Kind) -> Iterator[Cause]:
             yield Cause(f"{sentence}{what}", {node.number: change for node in nodes})
 
 
+def _before_all(span: Span) -> Iterator[Cause]:
+    """A function of a value that enters the span, wherever that is used."""
+    for value in sorted(span.entering):
+        uses = {
+            node.number: [i for i, x in enumerate(node.args) if x == Ref(value)]
+            for node in span.nodes
+            if value in node.operands
+        }
+        x = span.tape.values[value]
+        if len(uses) < 2 or not all(uses.values()) or not x.is_floating_point():
+            continue
+        label = span.operation(span.nodes[-1]).called(value)
+        for text, function in functions_of(x, label):
+            changes = {number: around(function, *places) for number, places in uses.items()}
+            yield Cause(f"{text}, wherever it is used", changes)
+
+
 def _pairs(span: Span) -> Iterator[Cause]:
     """Two changes at once, of the cheap kinds, in a short span."""
     if len(span.computing) > PAIRS_UP_TO:
@@ -83,9 +123,6 @@ def _pairs(span: Span) -> Iterator[Cause]:
     singles = [cause for kind in KINDS if kind.pairs for cause in _of_kind(span, kind)]
     for i, one in enumerate(singles):
         for other in singles[i + 1 :]:
-            if span.budget.spent:
-                return
             both = {**one.changes, **other.changes}
-            disjoint = len(both) == len(one.changes) + len(other.changes)
-            if disjoint and span.explains(both):
+            if len(both) == len(one.changes) + len(other.changes):
                 yield Cause(f"{one.sentence}; and {other.sentence}", both)

@@ -48,6 +48,11 @@ def numbers(op: Operation) -> Changed:
     for name, x in op.kwargs.items():
         if isinstance(x, bool) and name not in ("pin_memory", "non_blocking"):
             yield f"{name} {not x}, torch {x}", _with_keyword(name, not x)
+        elif name == "correction" and isinstance(x, int | float):
+            counts = {0: "n", 1: "n - 1"}
+            other = 1 - int(bool(x))
+            text = f"a variance over {counts[other]}, where torch has {counts.get(x, x)}"
+            yield text, _with_keyword(name, other)
         elif isinstance(x, int | float) and not isinstance(x, bool):
             for other in (x - 1, x + 1):
                 yield f"{name} {other:g}, torch {x:g}", _with_keyword(name, other)
@@ -111,20 +116,35 @@ def layout(op: Operation) -> Changed:
         size = tuple(op.out.shape)
         for i, j in combinations(plain, 2):
             if x.shape[i] > 1 and x.shape[j] > 1:
-                text = f"axes {i} and {j} of {op.label(0)} exchanged before it is reshaped"
+                text = f"axes {i} and {j} of {op.label(0)} exchanged, another order of them, "
+                text += "before it is reshaped"
                 yield text, computed(lambda f, a, k, i=i, j=j: a[0].transpose(i, j).reshape(size))
-        for i, j in combinations(range(len(size)), 2):
-            if size[i] > 1 and size[j] > 1:
-                text = f"{op.label(0)} reshaped with axes {i} and {j} exchanged"
-                yield text, computed(lambda f, a, k, i=i, j=j: _split_other(a[0], size, i, j))
+        for order in _orders_of_split(tuple(x.shape), size):
+            text = (
+                f"{op.label(0)} reshaped as {[size[i] for i in order]}, another order of its axes "
+            )
+            text += f"than torch's {list(size)}"
+            yield text, computed(lambda f, a, k, o=order: _split_other(a[0], size, o))
+        other = (*size[:-3], size[-2], size[-3], size[-1])
+        if len(size) > 2 and other != size:
+            text = f"{op.label(0)} reshaped as {list(other)}, torch {list(size)}: sizes exchanged"
+            yield text, computed(lambda f, a, k: a[0].reshape(other))
     elif op.name == "repeat":
         yield "each element repeated, where torch repeats the whole", computed(_interleave)
 
 
-def _split_other(x: Any, size: tuple[int, ...], i: int, j: int) -> Any:
-    other = list(size)
-    other[i], other[j] = other[j], other[i]
-    return x.reshape(other).transpose(i, j)
+def _orders_of_split(before: tuple[int, ...], after: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Other orders of the axes that a reshape makes, and the one before them."""
+    kept = next((i for i, (m, n) in enumerate(zip(before, after, strict=False)) if m != n), 0)
+    axes = range(max(kept - 1, 0), len(after))
+    for order in permutations(axes) if len(axes) <= MAX_AXES else ():
+        if order != tuple(axes):
+            yield (*range(axes[0]), *order)
+
+
+def _split_other(x: Any, size: tuple[int, ...], order: tuple[int, ...]) -> Any:
+    back = sorted(range(len(order)), key=lambda i: order[i])
+    return x.reshape([size[i] for i in order]).permute(back)
 
 
 def _interleave(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -163,18 +183,23 @@ def turned(op: Operation) -> Changed:
     """Operands of a matrix product transposed, or exchanged."""
     if op.name not in ("mm", "bmm", "addmm", "mv", "dot"):
         return
+    if op.name in ("mm", "bmm") and op.out.shape[-1] == op.out.shape[-2] > 1:
+        text = f"{op.label(0)} and {op.label(1)} exchanged in {op}: a transposed result"
+        yield text, around(lambda x: x.mT)
     for place, x in op.tensors.items():
         if x.ndim >= 2 and x.shape[-1] == x.shape[-2] > 1:
             yield f"{op.label(place)} transposed", around(lambda x: x.mT, place)
 
 
 def arounds(op: Operation) -> dict[int, str]:
-    """Operands and the result (-1) that something may be put around, with their names."""
-    views = op.name in VIEWS
-    places = [i for i, x in enumerate(op.node.args) if isinstance(x, Ref)]
-    # What a view is of is changed where it is computed, unless that is outside.
-    places = [i for i in places if not views or op.node.args[i].value in op.entering]
-    return {**({} if views else {-1: str(op)}), **{i: op.label(i) for i in places}}
+    """Operands and the result (-1) that something may be put around, with their names.
+
+    What one operation alone uses is changed where it is computed.
+    """
+    open_here = op.entering | (frozenset() if op.name in VIEWS else op.shared)
+    refs = {i: x.value for i, x in enumerate(op.node.args) if isinstance(x, Ref)}
+    places = [i for i, x in refs.items() if x in open_here or not op.entering]
+    return {**({} if op.name in VIEWS else {-1: str(op)}), **{i: op.label(i) for i in places}}
 
 
 def moved(op: Operation) -> Changed:
@@ -212,29 +237,23 @@ def _extra() -> Iterator[tuple[str, Callable[[Any], Any]]]:
     yield "the negative of", lambda x: -x
     yield "1 -", lambda x: 1 - x
     yield "1 +", lambda x: 1 + x
-    yield "twice", lambda x: 2 * x
-    yield "half of", lambda x: x / 2
-    yield "the root of the width times", lambda x: x * math.sqrt(x.shape[-1])
-    yield "1 over the root of the width times", lambda x: x / math.sqrt(x.shape[-1])
+    yield "another scale: twice", lambda x: 2 * x
+    yield "another scale: half of", lambda x: x / 2
+    yield "another scale: the root of the width times", lambda x: x * math.sqrt(x.shape[-1])
+    yield "another scale: 1 over the root of the width times", lambda x: x / math.sqrt(x.shape[-1])
     yield "the softmax over the last axis of", lambda x: torch.softmax(x, -1)
     yield "a copy in float32 of", lambda x: x.float().to(x.dtype)
     yield "a copy in bfloat16 of", lambda x: x.bfloat16().to(x.dtype)
     yield "a copy in float16 of", lambda x: x.half().to(x.dtype)
     yield "the fractional part rounded off", torch.round
-    for eps in (1e-6, 1e-5, 0.0, 1e-12):
-        yield (
-            f"a norm without gain (epsilon {eps:g}) of",
-            lambda x, eps=eps: (
-                (x - x.mean(-1, keepdim=True))
-                / (x.var(-1, keepdim=True, correction=0) + eps).sqrt()
-            ),
-        )
-        yield (
-            f"an RMS norm without gain (epsilon {eps:g}) of",
-            lambda x, eps=eps: x / (x.square().mean(-1, keepdim=True) + eps).sqrt(),
-        )
+    for eps in (0.0, 1e-12):
+        yield f"a norm without gain (epsilon {eps:g}) of", lambda x, e=eps: _standard(x, -1, e)
     yield "a vector of length 1 along", lambda x: x / x.norm(dim=-1, keepdim=True)
-    yield "shares of the sum of", lambda x: x / x.sum(-1, keepdim=True)
+    yield "renormalised, divided by the sum:", lambda x: x / x.sum(-1, keepdim=True)
+    yield "divided by 1 + the largest size:", lambda x: x / (1 + x.abs().max())
+    yield "the cube of", lambda x: x**3
+    for steps in (8, 16, 127, 256):
+        yield f"rounded to {steps} steps:", lambda x, n=steps: torch.round(n * x) / n
 
 
 def _complex() -> Iterator[tuple[str, Callable[[Any], Any]]]:
@@ -256,29 +275,50 @@ def _along() -> Iterator[tuple[str, Callable[[Any, int], Any]]]:
     yield "the running sum", lambda x, i: x.cumsum(i)
     yield "the reversed running sum", lambda x, i: x.flip(i).cumsum(i).flip(i)
     yield "the running sum without itself", lambda x, i: x.cumsum(i) - x
+    yield "the running mean", lambda x, i: x.cumsum(i) / _positions(x, i)
+    yield "the running sum over the length", lambda x, i: x.cumsum(i) / x.shape[i]
+    yield "differences of neighbours", lambda x, i: x - x.roll(1, i)
+    yield "the sorted numbers", lambda x, i: x.sort(i).values
+    yield "the first set to zero", lambda x, i: x.index_fill(i, torch.tensor([0]), 0)
+    yield "the last set to zero", lambda x, i: x.index_fill(i, torch.tensor([x.shape[i] - 1]), 0)
+    for eps in (1e-5, 1e-6):
+        yield f"a norm (epsilon {eps:g})", lambda x, i, e=eps: _standard(x, i, e)
+        yield (
+            f"an RMS norm (epsilon {eps:g})",
+            lambda x, i, e=eps: x / (x.square().mean(i, keepdim=True) + e).sqrt(),
+        )
     yield "a softmax", torch.softmax
     yield "the first element", lambda x, i: x.narrow(i, 0, 1).expand_as(x)
     yield "the last element", lambda x, i: x.narrow(i, x.shape[i] - 1, 1).expand_as(x)
+
+
+def _positions(x: Any, axis: int) -> Any:
+    import torch
+
+    return torch.ones_like(x).cumsum(axis)
+
+
+def _standard(x: Any, axis: int, eps: float) -> Any:
+    return (x - x.mean(axis, keepdim=True)) / (x.var(axis, keepdim=True, correction=0) + eps).sqrt()
+
+
+def functions_of(x: Any, label: str) -> Iterator[tuple[str, Callable[[Any], Any]]]:
+    """What a port may put around a value, in words."""
+    for text, function in _complex() if x.is_complex() else _extra():
+        yield f"{text} {label}, where torch has it as it is", function
+    for axis in range(x.ndim) if x.is_floating_point() else ():
+        for text, along in _along() if x.shape[axis] > 1 else ():
+            words = f"{text} along axis {axis} of {label}, where torch has it as it is"
+            yield words, lambda x, f=along, i=axis: f(x, i)
 
 
 def extra(op: Operation) -> Changed:
     """A function around an operand or the result."""
     for place, label in arounds(op).items():
         x = op.out if place < 0 else op.args[place]
-        if x.is_complex():
-            for text, function in _complex():
-                yield f"{text} {label}, where torch has it as it is", around(function, place)
-        if not x.is_floating_point():
-            continue
-        for text, function in _extra():
-            yield f"{text} {label}, where torch has it as it is", around(function, place)
-        for axis in range(x.ndim):
-            if x.shape[axis] > 1:
-                for text, along in _along():
-                    yield (
-                        f"{text} along axis {axis} of {label}, where torch has it as it is",
-                        around(lambda x, f=along, i=axis: f(x, i), place),
-                    )
+        if x.is_floating_point() or x.is_complex():
+            for text, function in functions_of(x, label):
+                yield text, around(function, place)
 
 
 def twice(op: Operation) -> Changed:

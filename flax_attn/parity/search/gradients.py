@@ -127,6 +127,9 @@ def _stops(op: Operation) -> Changed:
     elif _is_inexact(op.out):
         yield _stopped(f"behind {op}"), Change(detached=frozenset([-1]))
     refs = [x for x in flat(node.args) if isinstance(x, Ref)]
+    if node.name in ("convolution", "addmm") and len(refs) == 3:
+        both = frozenset([0, 1] if node.name == "convolution" else [1, 2])
+        yield _stopped(f"behind {op}, before its bias"), Change(detached=both)
     for place, x in enumerate(node.args) if len(refs) > 1 else ():
         if isinstance(x, Ref) and _is_inexact(op.args[place]):
             yield _stopped(f"at {op.label(place)} in {op}"), Change(detached=frozenset([place]))

@@ -7,7 +7,8 @@ from itertools import chain, combinations
 from typing import Any
 
 from .elements import EPSILONS
-from .operation import Changed, Operation, computed, with_arguments
+from .masks import softmax_masks
+from .operation import Changed, Operation, around, computed, with_arguments
 from .replay import Change
 
 # Names of reductions in descriptions.
@@ -30,6 +31,11 @@ REDUCTIONS = {
     "argmax": "an argmax",
     "argmin": "an argmin",
 }
+
+
+INTERPOLATIONS = (
+    "nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "trilinear3d", "bicubic2d",
+)  # fmt: skip
 
 
 def _affine(op: Operation) -> Changed:
@@ -282,17 +288,23 @@ def _softmax(op: Operation) -> Changed:
                 computed(lambda f, a, k, function=function: function(a[0], a[place])),
             )
     yield f"{here} left out", computed(lambda f, a, k: a[0].clone())
+    yield "a softmax in base 2", around(lambda x: x * math.log(2), 0)
     yield from _reduction(op)
+    yield from softmax_masks(op)
 
 
 def _embedding(op: Operation) -> Changed:
-    rows = op.args[0].shape[0]
+    rows, table = op.args[0].shape[0], op.label(0)
     for by in (-1, 1, -2, 2):
         way = "higher" if by > 0 else "lower"
         yield (
             f"rows shifted: each index {abs(by)} {way} than torch's",
             computed(lambda f, a, k, by=by: f(a[0], (a[1] + by).clamp(0, rows - 1), *a[2:], **k)),
         )
+        text = f"the rows of {table} shifted by {by}"
+        yield text, computed(lambda f, a, k, by=by: f(a[0].roll(by, 0), *a[1:], **k))
+    text = f"row 0 of {table} set to zero, as padding"
+    yield text, computed(lambda f, a, k: f(a[0], *a[1:], **k).masked_fill(a[1][..., None] == 0, 0))
 
 
 def _pool(op: Operation) -> Changed:
@@ -310,6 +322,60 @@ def _pool(op: Operation) -> Changed:
         f"padding {flax_text} in the mean at the border, where torch has it {torch_text}",
         computed(change),
     )
+
+
+def _mean_over_places(op: Operation) -> Changed:
+    """An adaptive pool to one place as a mean over one of the axes."""
+    if [*op.args[1]] == [1] * len(op.args[1]):
+        for axis in range(2, op.args[0].ndim):
+            text = f"a mean over another axis: {axis} alone, where torch takes all places"
+            yield text, computed(lambda f, a, k, axis=axis: a[0].mean(axis, keepdim=True))
+
+
+def _resized(op: Operation) -> Changed:
+    """Another interpolation, or another cubic kernel."""
+    import torch
+
+    x, size = op.args[0], tuple(op.out.shape[2:])
+    ways = {"linear": 3, "bilinear": 4, "bicubic": 4, "trilinear": 5}
+    modes = ["nearest", "nearest-exact", "area", *(m for m, n in ways.items() if n == x.ndim)]
+    for mode in modes:
+        for corners in (False, True) if mode in ways else (None,):
+            text = f"interpolated by {mode}" + ", by the corners" * bool(corners)
+            yield (
+                f"{text}, torch by {op.name}",
+                computed(
+                    lambda f, a, k, mode=mode, corners=corners: torch.nn.functional.interpolate(
+                        a[0], size=size, mode=mode, align_corners=corners
+                    )
+                ),
+            )
+    for sharpness in (-0.5, -0.75):
+        for edge, word in ((True, "weights that sum to 1"), (False, "the border repeated")):
+            text = f"a cubic kernel of {sharpness:g}, with {word}, another than torch's {op.name}"
+            yield text, computed(lambda f, a, k, s=sharpness, e=edge: _cubic(a[0], size, s, e))
+
+
+def _cubic(x: Any, size: tuple[int, ...], sharpness: float, normalised: bool) -> Any:
+    """Cubic interpolation by Keys' kernel, axis by axis."""
+    import torch
+
+    for axis, count in enumerate(size, 2):
+        length = x.shape[axis]
+        at = (torch.arange(count) + 0.5) * length / count - 0.5
+        start = at.floor() - 1
+        weights = torch.zeros(count, length)
+        for step in range(4):
+            d, place = (at - start - step).abs(), (start + step).long()
+            near = (sharpness + 2) * d**3 - (sharpness + 3) * d**2 + 1
+            far = sharpness * (d**3 - 5 * d**2 + 8 * d - 4)
+            weight = torch.where(d <= 1, near, far)
+            inside = (place >= 0) & (place < length)
+            weight = weight * inside if normalised else weight
+            weights.scatter_add_(1, place.clamp(0, length - 1)[:, None], weight[:, None])
+        weights = weights / weights.sum(1, keepdim=True)
+        x = (x.movedim(axis, -1) @ weights.T).movedim(-1, axis)
+    return x
 
 
 def _biased(op: Operation) -> Changed:
@@ -344,4 +410,6 @@ LAYERS: dict[str, Callable[[Operation], Changed]] = {
     "embedding": _embedding,
     **dict.fromkeys(("avg_pool2d", "avg_pool3d"), _pool),
     "addmm": _biased,
+    **dict.fromkeys(("_adaptive_avg_pool2d", "_adaptive_avg_pool3d"), _mean_over_places),
+    **dict.fromkeys((f"upsample_{way}" for way in INTERPOLATIONS), _resized),
 }

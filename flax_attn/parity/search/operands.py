@@ -28,7 +28,10 @@ def other_operands(span: Span) -> Iterator[Cause]:
         for place, x in enumerate(node.args):
             if not isinstance(x, Ref):
                 continue
-            for other, order in values.others(x.value, node.name in SPREADING):
+            spread = node.outs[0] if node.name in SPREADING else -1
+            for other, order in values.others(x.value, spread):
+                if span.is_parameter(other) != span.is_parameter(x.value):
+                    continue
                 changes = _each(span, nodes, place, other - x.value, other, order)
                 if changes:
                     permuted = f", its axes in the order {list(order)}" if order else ""
@@ -100,8 +103,11 @@ class _Values:
             if x.numel() > 1:
                 self.by_sizes.setdefault((*sorted(x.shape), x.dtype), []).append(number)
 
-    def others(self, value: int, spreads: bool) -> Iterator[tuple[int, Order]]:
-        """Values for the place of another one, the likely first, with an order of their axes."""
+    def others(self, value: int, out: int) -> Iterator[tuple[int, Order]]:
+        """Values for the place of another one, the likely first, with an order of their axes.
+
+        `out` is the number of the result that operands spread over, or -1.
+        """
         x = self.span.tape.values[value]
         same, permuted = [], []
         for number in self._different((*sorted(x.shape), x.dtype)):
@@ -109,7 +115,7 @@ class _Values:
             (same if y.shape == x.shape else permuted).append(number)
         inner = [y for y in same if y in self.inner]
         plain = [*self._nearest(inner, value)]
-        plain += self._nearest(self._spread(x), value) if spreads else []
+        plain += self._nearest(self._spread(out), value) if out >= 0 else []
         plain += self._nearest([y for y in same if y not in self.inner], value)
         yield from ((y, None) for y in plain)
         for y in self._nearest(permuted, value):
@@ -131,21 +137,21 @@ class _Values:
             self.unique[sizes] = [*seen.values()]
         return self.unique[sizes]
 
-    def _spread(self, x: Any) -> list[int]:
-        """Values of the span that spread to a tensor's shape, such as one number a channel."""
-        shape = tuple(x.shape)
+    def _spread(self, out: int) -> list[int]:
+        """Values of the span that spread to a result's shape, such as one number a channel."""
+        like = self.span.tape.values[out]
         return [
             number
             for sizes, numbers in self.by_sizes.items()
-            if sizes[-1] == x.dtype and len(sizes) - 1 <= len(shape)
+            if sizes[-1] == like.dtype and len(sizes) - 1 <= like.ndim
             for number in numbers
-            if number in self.inner and _spreads(tuple(self.span.tape.values[number].shape), shape)
+            if number in self.inner and _spreads(self.span.shape(number), tuple(like.shape))
         ]
 
 
 def _spreads(other: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     sizes = zip(other[::-1], shape[::-1], strict=False)
-    return other != shape and all(m in (1, n) for m, n in sizes)
+    return all(m in (1, n) for m, n in sizes)
 
 
 def _order(have: tuple[int, ...], want: tuple[int, ...]) -> tuple[int, ...]:

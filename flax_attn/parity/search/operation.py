@@ -18,6 +18,11 @@ VIEWS = frozenset(
      "split_with_sizes", "unsafe_split", "chunk", "as_strided_scatter", "_to_copy", "lift_fresh",
      "contiguous", "copy", "diagonal", "unfold", "view_as_real", "view_as_complex", "movedim")
 )  # fmt: skip
+# Of these, operations whose result has all elements of their operand.
+LAYOUTS = VIEWS - {"select", "slice", "as_strided", "unbind", "split", "split_with_sizes",
+                   "unsafe_split", "chunk", "as_strided_scatter", "copy", "diagonal", "unfold",
+                   "view_as_real", "view_as_complex", "lift_fresh"}  # fmt: skip
+PARTS = ("split", "unsafe_split", "split_with_sizes", "unsafe_split_with_sizes", "chunk", "unbind")
 # Folder of torch's formulas of operations, whose lines say nothing to a reader.
 DECOMPOSED = os.path.join("torch", "_")
 WORDS = {
@@ -28,6 +33,7 @@ WORDS = {
     "_log_softmax": "log-softmax", "convolution": "convolution", "linalg_vector_norm": "norm",
     "amax": "maximum", "cumsum": "running sum", "embedding": "lookup", "where": "condition",
     "constant_pad_nd": "padding", "cat": "concatenation",
+    "lift_fresh": "constant",
 }  # fmt: skip
 
 
@@ -40,12 +46,14 @@ class Operation:
       tape: the program that it is part of.
       labels: names of values by number.
       entering: numbers of values that enter the span.
+      shared: numbers of those that several of its operations use.
     """
 
     node: Node
     tape: Tape
     labels: Mapping[int, str]
     entering: frozenset[int] = frozenset()
+    shared: frozenset[int] = frozenset()
 
     @property
     def name(self) -> str:
@@ -90,15 +98,32 @@ class Operation:
 
     def called(self, value: int) -> str:
         """The name of a value."""
-        if value in self.labels:
-            return self.labels[value]
-        x, producer = self.tape.values[value], self.tape.producers[value]
+        known = [*sources(self.tape, value)]
+        named = [self.labels[number] for number in known if number in self.labels]
+        if named:
+            return named[0]
+        x, producer = self.tape.values[known[-1]], self.tape.producers[known[-1]]
         if x.numel() == 1 and not x.is_complex() and producer < 0:
             return number_text(x.item())
-        return described(self.tape.nodes[producer]) if producer >= 0 else f"{list(x.shape)}"
+        if producer < 0:
+            return f"{list(x.shape)}"
+        node = self.tape.nodes[producer]
+        if node.several and node.name in PARTS:
+            return f"part {node.outs.index(known[-1])} of {self.called(node.operands[0])}"
+        if node.name in ("slice", "select"):
+            return f"a part of {self.called(node.operands[0])}"
+        return described(node)
 
     def __str__(self) -> str:
         return described(self.node)
+
+
+def sources(tape: Tape, value: int) -> Iterator[int]:
+    """A value, and those that it is only laid out from, such as a kernel of its transpose."""
+    yield value
+    while tape.producers[value] >= 0 and tape.nodes[tape.producers[value]].name in LAYOUTS:
+        value = tape.nodes[tape.producers[value]].operands[0]
+        yield value
 
 
 def described(node: Node) -> str:
@@ -151,15 +176,15 @@ def operand(place: int) -> Change:
     return Change(change)
 
 
-def around(function: Callable[[Any], Any], place: int = -1) -> Change:
-    """A change that applies a function to an argument, or to the first result."""
+def around(function: Callable[[Any], Any], *places: int) -> Change:
+    """A change that applies a function to arguments, or to the first result: -1, or no place."""
 
     def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if place >= 0:
-            # Kernels of norms take the memory of their weights as it lies.
-            changed = function(args[place]).contiguous()
-            return func(*args[:place], changed, *args[place + 1 :], **kwargs)
-        out = func(*args, **kwargs)
+        # Kernels of norms take the memory of their weights as it lies.
+        changed = {i: function(args[i]).contiguous() for i in places if i >= 0}
+        out = func(*exchanged(args, changed), **kwargs)
+        if changed:
+            return out
         if isinstance(out, tuple | list):
             return type(out)((function(out[0]), *out[1:]))
         return function(out)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, permutations
 from typing import Any
 
-from .operation import Changed, Operation, computed, operand
+from .operation import PARTS, Changed, Operation, around, computed, operand
 
 ALL_ORDERS_UP_TO = 4  # up to this number of parts, every order is tried
 SWAPS_UP_TO = 16  # up to this number of parts, only swaps of two are tried
@@ -44,15 +44,37 @@ def _parts(op: Operation) -> Changed:
             f"{what} {_order_text(order)}: another order than torch's {plain}",
             computed(lambda f, a, k, order=order: [f(*a, **k)[i] for i in order]),
         )
-    if op.name != "unbind":
-        text = f"{what} interleaved, every {count}th number: another order of its axes"
-        yield text, computed(lambda f, a, k: _interleaved(count, a, k))
+    if op.name == "unbind":
+        return
+    text = f"{what} interleaved, every {count}th number: another order of its axes"
+    yield text, computed(lambda f, a, k: _cut(a, k, lambda x: x.unflatten(-1, (-1, count)).mT))
+    width = op.out.shape[op.args[2] if len(op.args) > 2 else op.kwargs.get("dim", 0)]
+    for heads in (n for n in range(2, width) if width % n == 0):
+        text = f"{what} cut from each of {heads} heads, where torch cuts the whole: another order"
+
+        def of_each(x: Any, heads: int = heads) -> Any:
+            return x.unflatten(-1, (heads, count, -1)).transpose(-3, -2).flatten(-2)
+
+        yield text, computed(lambda f, a, k, cut=of_each: _cut(a, k, cut))
+    if op.out.ndim > 2:
+        text = f"{what} cut from the whole, where torch cuts each head: another order of its axes"
+        yield text, computed(lambda f, a, k: _of_whole(count, f, a, k))
 
 
-def _interleaved(count: int, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+def _cut(args: Sequence[Any], kwargs: dict[str, Any], way: Callable[[Any], Any]) -> list[Any]:
+    """The parts of an axis, which `way` gives on an axis before the last one."""
     x, _, dim = (*args, kwargs.get("dim", 0))[:3]
-    x = x.movedim(dim, -1)
-    return [x[..., i::count].movedim(-1, dim) for i in range(count)]
+    return [part.movedim(-1, dim) for part in way(x.movedim(dim, -1)).unbind(-2)]
+
+
+def _of_whole(count: int, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """Parts of the last axis of heads, as if heads and parts were one axis."""
+    x = args[0]
+    made = x.flatten(-2).unflatten(-1, (count, x.shape[-2], -1)).unbind(-3)
+    right = func(*args, **kwargs)
+    if any(y.shape != z.shape for y, z in zip(made, right, strict=True)):
+        raise ValueError("parts of another axis")
+    return list(made)
 
 
 def _put_together(op: Operation) -> Changed:
@@ -68,6 +90,12 @@ def _put_together(op: Operation) -> Changed:
             f"{what} {_order_text(order)}: another order",
             computed(lambda f, a, k, order=order: f([a[0][i] for i in order], *a[1:], **k)),
         )
+    axis = op.args[1] if len(op.args) > 1 else 0
+    if len({tuple(x.shape) for x in parts}) == 1 and op.name == "cat":
+        yield (
+            f"{what} in turn: interleaved, where torch has one after the other",
+            computed(lambda f, a, k: _interleaved_parts(a[0], axis)),
+        )
     for i, j in combinations(range(len(parts)), 2):
         for to, of in ((i, j), (j, i)):
             if parts[i].shape == parts[j].shape:
@@ -76,6 +104,26 @@ def _put_together(op: Operation) -> Changed:
                     f"{what}, but the {to + 1}th is {name} again",
                     computed(lambda f, a, k, to=to, of=of: f(_doubled(a[0], to, of), *a[1:], **k)),
                 )
+
+
+def _interleaved_parts(parts: Sequence[Any], axis: int) -> Any:
+    import torch
+
+    return torch.stack([x.movedim(axis, -1) for x in parts], -1).flatten(-2).movedim(-1, axis)
+
+
+def interleaved(op: Operation) -> Changed:
+    """A table, such as of sines and cosines, with its halves in turn, or one after the other."""
+    for place, x in op.tensors.items():
+        value = op.node.args[place].value
+        if op.tape.producers[value] >= 0 or not x.is_floating_point() or x.shape[-1:].numel() % 2:
+            continue
+        if x.ndim and x.shape[-1] > 2:
+            label = op.label(place)
+            text = f"the halves of {label} in turn: interleaved, another order than torch's"
+            yield text, around(lambda x: x.unflatten(-1, (2, -1)).mT.flatten(-2), place)
+            text = f"every other number of {label}, then the rest: another order than torch's"
+            yield text, around(lambda x: x.unflatten(-1, (-1, 2)).mT.flatten(-2), place)
 
 
 def _doubled(parts: Sequence[Any], to: int, of: int) -> list[Any]:
@@ -112,7 +160,6 @@ def _rolled(op: Operation) -> Changed:
     yield "shifted the other way", computed(lambda f, a, k: f(a[0], [-n for n in a[1]], *a[2:]))
 
 
-PARTS = ("split", "unsafe_split", "split_with_sizes", "unsafe_split_with_sizes", "chunk", "unbind")
 ORDERS: dict[str, Callable[[Operation], Changed]] = {
     **dict.fromkeys(PARTS, _parts),
     **dict.fromkeys(("cat", "stack"), _put_together),

@@ -1,8 +1,8 @@
 """Evaluates a part of a recorded program again, from recorded values, with some changes."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..sides.tape import Node, Ref, Tape, mapped
@@ -22,6 +22,7 @@ class Change:
       attached: whether a `detach` lets gradients pass.
       more: numbers of further values that `function` gets, by number, as its last argument; None
         if it takes none.
+      share: how much of the change there is: 0 gives torch's result.
     """
 
     function: Function | None = None
@@ -29,6 +30,7 @@ class Change:
     detached: frozenset[int] = frozenset()
     attached: bool = False
     more: tuple[int, ...] | None = None
+    share: float = 1.0
 
 
 Changes = Mapping[int, Change]
@@ -127,7 +129,7 @@ class Replay:
         if change is None or not (change.operands or change.more):
             return node.operands
         kept = [x for i, x in enumerate(node.args) if i not in change.operands]
-        rest = Node(**{**vars(node), "args": tuple(kept)})
+        rest = replace(node, args=tuple(kept))
         return [*rest.operands, *change.operands.values(), *(change.more or ())]
 
     def _evaluate(self, node: Node) -> None:
@@ -142,6 +144,10 @@ class Replay:
 
 def evaluated(node: Node, change: Change | None, get: Callable[[int], Any]) -> dict[int, Any]:
     """The results of one operation by number; `get` gives a value."""
+    if change is None and node.is_flat:
+        plain = [get(x.value) if x.__class__ is Ref else x for x in node.args]
+        out = node.func(*plain, **node.kwargs)
+        return _numbered(node, out)
     args, kwargs = _arguments(node, change, get)
     if change is None:
         out = node.func(*args, **kwargs)
@@ -152,10 +158,28 @@ def evaluated(node: Node, change: Change | None, get: Callable[[int], Any]) -> d
     else:
         more = () if change.more is None else ({x: get(x) for x in change.more},)
         out = change.function(node.func, args, kwargs, *more)
+    if change is not None and change.share != 1.0:
+        plain, _ = _arguments(node, None, get)
+        out = _blended(node.func(*plain, **kwargs), out, change.share)
     if change is not None and -1 in change.detached:
         out = mapped(out, lambda x: x.detach() if hasattr(x, "detach") else x)
-    results: Sequence[Any] = out if node.several else [out]
-    return {i: x for i, x in zip(node.outs, results, strict=False) if i >= 0}
+    return _numbered(node, out)
+
+
+def _numbered(node: Node, out: Any) -> dict[int, Any]:
+    if not node.several:
+        return {node.outs[0]: out}
+    return {i: x for i, x in zip(node.outs, out, strict=False) if i >= 0}
+
+
+def _blended(plain: Any, other: Any, share: float) -> Any:
+    """Results between torch's and the changed ones; what is no float is the changed one."""
+    if isinstance(plain, tuple | list):
+        return [_blended(x, y, share) for x, y in zip(plain, other, strict=False)]
+    if not hasattr(plain, "is_floating_point") or not plain.is_floating_point():
+        return other
+    made = plain + share * (other - plain)
+    return made.where(plain.isfinite() & other.isfinite(), other)
 
 
 def _arguments(

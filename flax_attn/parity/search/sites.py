@@ -9,7 +9,7 @@ from ..sides.tape import Node, Ref
 # Periods of alternating operations on one line, such as the gates of a recurrent cell; and maximum
 # number of operations to try one by one.
 STRIDES, SINGLE = (2, 3, 4), 6
-LINE = 4  # parts of a node's site that its line has: path, file, line and function
+LINE = 5  # parts of a node's site that its line has: path, file, lines and operation
 
 
 def subsets(nodes: Sequence[Node], labels: Mapping[int, str]) -> Iterator[tuple[str, list[Node]]]:

@@ -1,14 +1,15 @@
 """The part of torch's program between values that agree and one that differs."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..report import plural
-from ..sides.tape import Node, Tape
-from .operation import VIEWS, Operation
-from .replay import Changes, Replay, evaluated, span
+from ..sides.tape import INPUT, Node, Tape
+from .operation import VIEWS, Operation, sources
+from .replay import Change, Changes, Replay, evaluated, span
 from .sites import subsets
 from .target import Target
 
@@ -112,11 +113,22 @@ class Span:
         made = {number for node in self.nodes for number in node.outs}
         used = {number for node in self.nodes for number in node.operands}
         self.entering = frozenset(used - made) | (self.bounds & used)
+        uses = Counter(number for node in self.nodes for number in {*node.operands})
+        self.shared = frozenset(number for number, count in uses.items() if count > 1)
         self.after: dict[int, list[Node]] = {}
 
     def operation(self, node: Node) -> Operation:
         """An operation as the catalogue looks at it."""
-        return Operation(node, self.tape, self.labels, self.entering)
+        return Operation(node, self.tape, self.labels, self.entering, self.shared)
+
+    def shape(self, value: int) -> tuple[int, ...]:
+        """The shape of a value."""
+        return tuple(self.tape.values[value].shape)
+
+    def is_parameter(self, value: int) -> bool:
+        """Whether a value is a parameter or a buffer, perhaps laid out otherwise."""
+        *_, first = sources(self.tape, value)
+        return not self.tape.names.get(first, INPUT).startswith(INPUT)
 
     def explains(self, changes: Changes) -> bool:
         """Whether the program with these changes gives Flax's value."""
@@ -126,7 +138,7 @@ class Span:
     def evaluate(self, changes: Changes) -> Any:
         """The target's value with some changes; None if the program fails with them."""
         self.tried += 1
-        if any(change.operands or change.more for change in changes.values()):
+        if len(changes) > 1 and any(self._looks_ahead(n, x) for n, x in changes.items()):
             return self._replayed(changes)
         made: dict[int, Any] = {}
 
@@ -139,6 +151,11 @@ class Span:
         except Exception:  # a change may give shapes that do not fit
             return None
         return made.get(self.target.number)
+
+    def _looks_ahead(self, number: int, change: Change) -> bool:
+        """Whether a change needs a value that is computed after its operation."""
+        values = (*change.operands.values(), *(change.more or ()))
+        return any(self.tape.producers[value] > number for value in values)
 
     def _replayed(self, changes: Changes) -> Any:
         try:

@@ -1,5 +1,6 @@
 """Flax's value at a place, and whether a changed program gives it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -9,7 +10,7 @@ import numpy as np
 
 from .. import judge
 from ..groups import groups
-from ..sides.match import layouts
+from ..sides.match import hidden, layouts
 
 MAX_LAYOUTS = 6  # number of layouts in which torch's value is compared with Flax's
 FEW = 64  # number of elements that are compared first
@@ -17,6 +18,8 @@ ROUGHLY = 1e-7  # relative error that those may have
 # A value of up to so many different numbers must have this much information: of thousands of
 # changes one gives it by chance otherwise.
 DISTINCT, BITS = 8, 40.0
+# Share of the elements which a change moves that must differ, where a fault is in some of them.
+MIN_SHARE = 0.6
 
 
 @dataclass(frozen=True)
@@ -26,18 +29,20 @@ class Target:
     Attributes:
       number: of the value on the tape.
       got, want: Flax's and torch's array.
+      point: "scores" if all fills count as -inf.
     """
 
     number: int
     got: np.ndarray
     want: np.ndarray
+    point: str = ""
 
     @cached_property
     def orders(self) -> list[np.ndarray]:
         """For each layout, where Flax's elements stand in torch's array."""
         plain = np.arange(self.want.size).reshape(self.want.shape)
-        made = (x.value(plain) for x in islice(layouts("", self.got.shape, self.want.shape), 24))
-        whole = (x for x in made if x.shape == self.got.shape and x.dtype.kind in "iu")
+        ways = islice(layouts(self.point, self.got.shape, self.want.shape), 24)
+        whole = (x for way in ways if (x := way.value(plain)).shape == self.got.shape)
         unique = {x.tobytes(): x for x in whole if len(np.unique(x)) == x.size}
         return list(unique.values())[:MAX_LAYOUTS]
 
@@ -84,24 +89,64 @@ class Target:
         if tuple(made.shape) != self.want.shape or not self.few:
             return None
         where, got = self.few[0]
-        return _numpy(made).ravel()[where] - got
+        return self._numpy(made).ravel()[where] - got
 
     def equals(self, made: Any) -> bool:
         """Whether Flax's array is this one, in one of the layouts."""
-        if tuple(made.shape) != self.want.shape:
-            return False
-        array = _numpy(made)
-        if array.dtype.kind != self.got.dtype.kind:
-            return False
-        flat = array.ravel()
+        flat = self._flat(made)
         for (where, got), order in zip(self.few, self.orders, strict=True):
-            close = np.abs(flat[where] - got) <= ROUGHLY * self.size
-            if (close | (flat[where] == got)).all():
+            if flat is not None and self._close(flat[where], got).all():
                 verdict = judge.same_function(flat[order], self.got, zero=True)
                 if verdict.ok:
                     return True
         return False
 
+    def equals_where_it_differs(self, made: Any) -> bool:
+        """Whether Flax's array is this one wherever it differs from torch's.
 
-def _numpy(tensor: Any) -> np.ndarray:
-    return tensor.detach().resolve_conj().resolve_neg().numpy()
+        Of the elements that differ between `made` and torch's, `MIN_SHARE` must be among them.
+        """
+        flat = self._flat(made)
+        for (where, got), order in zip(self.few, self.orders, strict=True):
+            worst = slice(0, FEW // 2)
+            if flat is None or not self._close(flat[where][worst], got[worst]).any():
+                continue
+            values, want = flat[order], self.want.ravel()[order]
+            moved = differing(self.got, want)
+            one, other = values[moved], self.got[moved]
+            enough = moved.sum() >= MIN_SHARE * differing(values, want).sum()
+            if enough and moved.any() and judge.same_function(one, other, zero=True).ok:
+                return True
+        return False
+
+    def like_torch(self, shape: Sequence[int]) -> np.ndarray | None:
+        """Flax's array in torch's first layout and in this shape; None if it does not fit."""
+        if not self.orders or self.got.size != np.prod(shape) or self.got.size != self.want.size:
+            return None
+        made = np.empty(self.got.size, self.got.dtype)
+        made[self.orders[0].ravel()] = self.got.ravel()
+        return made.reshape(shape)
+
+    def _close(self, made: np.ndarray, got: np.ndarray) -> np.ndarray:
+        with np.errstate(all="ignore"):
+            return (np.abs(made - got) <= ROUGHLY * self.size) | (made == got)
+
+    def _flat(self, made: Any) -> np.ndarray | None:
+        if tuple(made.shape) != self.want.shape:
+            return None
+        array = self._numpy(made)
+        return array.ravel() if array.dtype.kind == self.got.dtype.kind else None
+
+    def _numpy(self, tensor: Any) -> np.ndarray:
+        array = tensor.detach().resolve_conj().resolve_neg().numpy()
+        return hidden(array) if self.point == "scores" else array
+
+
+def differing(got: np.ndarray, want: np.ndarray) -> np.ndarray:
+    """Where two arrays differ by more than rounding."""
+    finite = np.isfinite(want)
+    scale = np.sqrt(np.mean(np.abs(want[finite]) ** 2)) if finite.any() else 1.0
+    with np.errstate(invalid="ignore"):
+        too_far = np.abs(got - want) > judge.SAME_FUNCTION * scale
+    same = (got == want) | (np.isnan(got) & np.isnan(want))
+    return ~same & (too_far | ~np.isfinite(got) | ~finite)

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,10 +25,12 @@ BETWEEN = tuple(
 )
 # Operations whose kernels do not check the shapes of their arguments.
 KERNELS = ("_weight_norm_interface", "native_layer_norm", "native_group_norm", "native_batch_norm")
+# Operations whose kinds in place and otherwise are the same function.
+ELEMENTWISE = ("add", "sub", "mul", "div", "neg", "sigmoid", "tanh", "relu", "exp", "masked_fill")
 # Modes of this package, which are on the call stack of every operation of the module.
 HANDLERS = ("__torch_dispatch__", "__torch_function__", "on_op", "_on_op", "in_float64", "noisy")
-# The formula that stands for a fused attention: what it calls is part of the module.
-FORMULA = "attention_formula"
+# What these functions of this package call is part of the module's program.
+FORMULAS = ("attention_formula", "_steps", "_broadcast", "_flat", "without_empty_rows")
 
 
 # Begin the names of values in `Tape.marks`.
@@ -52,7 +55,8 @@ class Node:
       outs: numbers of the values that it gives; -1 for what is no tensor.
       several: whether it returns a tuple or a list.
       path: path of the innermost running submodule.
-      site: source file and line, operation and argument shapes; None if this package called it.
+      site: path, source file and line, line of a formula of this package, operation and argument
+        shapes; None if this package called it.
       grad: whether autograd was enabled.
       schema: names of its arguments with their default values.
       overload: torch's name of the variant.
@@ -71,7 +75,18 @@ class Node:
     schema: Mapping[str, Any]
     overload: str = ""
 
-    @property
+    @cached_property
+    def is_flat(self) -> bool:
+        """Whether no list among its arguments, and no keyword, is a value."""
+        inner = (
+            x
+            for y in (*self.args, *self.kwargs.values())
+            if y.__class__ is not Ref
+            for x in flat([y])
+        )
+        return not any(isinstance(x, Ref) for x in inner)
+
+    @cached_property
     def operands(self) -> list[int]:
         """Numbers of the values that it is computed from."""
         return [x.value for x in flat((*self.args, *self.kwargs.values())) if isinstance(x, Ref)]
@@ -153,6 +168,10 @@ class Tape:
         if key in self._detached and not tensor.requires_grad:
             return self._detached[key]
         if key not in self._current:
+            turned = self._current.get(_key(tensor.mT)) if tensor.ndim > 1 else None
+            if turned is not None:
+                self._add(lambda x, *_: x.mT, "transpose", (Ref(turned), -2, -1), {}, tensor)
+                return self._current[key]
             base = self._base(key)
             if base is None:
                 return self._new(tensor, -1)
@@ -352,15 +371,15 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> lis
 
 
 def _functional(func: Any) -> Callable[..., Any]:
-    """An operation in place, on copies of the tensors that it overwrites."""
+    """An operation that is in place otherwise: torch's own, or on copies of its arguments."""
+    import torch
+
+    name = func.overloadpacket.__name__.rstrip("_")
+    if name in ELEMENTWISE:
+        return getattr(getattr(torch.ops.aten, name), func._overloadname)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        import torch
-
-        def copy(x: Any) -> Any:
-            return x.clone() if torch.is_tensor(x) else x
-
-        return func(*(copy(x) for x in args), **kwargs)
+        return func(*(x.clone() if torch.is_tensor(x) else x for x in args), **kwargs)
 
     return call
 
@@ -391,17 +410,23 @@ def _reshaping(func: Any, name: str) -> Callable[..., Any]:
     return func
 
 
-def _caller() -> tuple[str, int] | None:
-    """Returns file and line that called an operation; None if this package called it."""
+def _caller() -> tuple[str, int, int] | None:
+    """Returns file and line that called an operation, and the line of a formula or 0.
+
+    None if this package called it.
+    """
     # Operations of this package's own recording are not part of the module's computation.
-    frame, by_package, in_formula = sys._getframe(2), False, False
+    frame, by_package, line = sys._getframe(2), False, 0
     while frame is not None:
         code = frame.f_code
         if code.co_filename.startswith(PACKAGE_DIR):
-            by_package |= code.co_name not in HANDLERS and code.co_name != "_record"
-            in_formula |= code.co_name == FORMULA
+            ours = code.co_name not in (*HANDLERS, "_record", "<genexpr>")
+            if ours and not by_package and code.co_name in FORMULAS:
+                line = frame.f_lineno
+            by_package |= ours
         elif not any(x in code.co_filename for x in BETWEEN):
-            return None if by_package and not in_formula else (code.co_filename, frame.f_lineno)
+            called = (code.co_filename, frame.f_lineno, line)
+            return None if by_package and not line else called
         frame = frame.f_back
     return None
 

@@ -15,11 +15,14 @@ FLAT = ("query", "key", "value", "context")
 
 
 @contextmanager
-def record_sdpa(points: Points) -> Iterator[None]:
+def record_sdpa(points: Points, written_out: bool) -> Iterator[None]:
     """Records every call of `F.scaled_dot_product_attention` in `points` inside the block.
 
     Torch's own code looks it up in `torch.nn.functional`, inside functions that a function mode
     does not intercept; other code may hold a reference to it, which only a mode intercepts.
+
+    Args:
+      written_out: whether the formula takes the place of the call, as a recorded program needs it.
     """
     import torch
     from torch.overrides import TorchFunctionMode
@@ -28,13 +31,15 @@ def record_sdpa(points: Points) -> Iterator[None]:
 
     class Mode(TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
-            if func is original and not points.muted:
-                return _record_call(points, original, *args, **(kwargs or {}))
+            if func is original:
+                return on_sdpa(*args, **(kwargs or {}))
             return func(*args, **(kwargs or {}))
 
     def on_sdpa(*args, **kwargs):
         if points.muted:
             return original(*args, **kwargs)
+        if written_out:
+            return _written_out(points, *args, **kwargs)
         return _record_call(points, original, *args, **kwargs)
 
     torch.nn.functional.scaled_dot_product_attention = on_sdpa
@@ -137,17 +142,25 @@ def _steps(operands: tuple[Any, Any, Any], sdpa: _SdpaArguments, keep: Any) -> S
     return SdpaSteps(query, key, scores, weights, value, dropped @ value, tuple(done))
 
 
-def attention_formula(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+def _written_out(points: Points, *args: Any, **kwargs: Any) -> Any:
+    """A call in single operations, whose points are recorded."""
+    with _detached(points):
+        made = attention_formula(*args, **kwargs)
+    _note(points, made)
+    return made.context
+
+
+def attention_formula(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> SdpaSteps:
     """`scaled_dot_product_attention` in single operations, with torch's arguments.
 
-    Shapes: query `*B N T H`, key `*B K S H`, value `*B K S V` -> `*B N T V`.
+    Shapes: query `*B N T H`, key `*B K S H`, value `*B K S V` -> context `*B N T V`.
     """
     import torch
 
     sdpa, operands = _SdpaArguments(*args, **kwargs), _broadcast(query, key, value)
     drawn = torch.empty(*operands[0].shape[:-1], operands[1].shape[-2], dtype=query.dtype)
     keep = drawn.bernoulli_(1 - sdpa.dropout_p) if sdpa.dropout_p else None
-    return _steps(operands, sdpa, keep).context
+    return _steps(operands, sdpa, keep)
 
 
 def _flat(x: Any) -> Any:

@@ -192,7 +192,7 @@ class Points:
             self._operands(made.product, made.scores)
         nothing = (scores == float("-inf")).all(dim=axis, keepdim=True)
         before = self.note("scores", scores, follows, steps)
-        weighed = weights.masked_fill(nothing, 0.0)
+        weighed = without_empty_rows(weights, nothing) if nothing.any() else weights
         after = self.note("weights", weighed, {**follows, "scores": scores})
         self._remember(weights, Weights(before, after, tuple(weights.shape), nothing))
 
@@ -274,6 +274,11 @@ class Points:
         for point, value in follows.items():
             self.note(point, value, {})
         self.note("context", flat[3], follows)
+
+
+def without_empty_rows(weights: Any, nothing: Any) -> Any:
+    """Weights of which fully masked rows are zeros; a step of the recorded program."""
+    return weights.masked_fill(nothing, 0.0)
 
 
 def _fits(made: Product, scores: Any) -> bool:

@@ -80,7 +80,7 @@ class Recorder:
                 for handle in self._hooks(path, part):
                     stack.callback(handle.remove)
             stack.enter_context(dispatch_mode(self._on_op))
-            stack.enter_context(record_sdpa(self.points))
+            stack.enter_context(record_sdpa(self.points, self.tape is not None))
             # Autograd's hooks keep `points` alive, which would leak every recorded tensor.
             stack.callback(self.points.clear)
             yield

@@ -79,7 +79,7 @@ def test_a_faithful_port_needs_no_diagnosis():
 FAULTS = {
     "scores": ({"scale": lambda s: s / 2.1}, "value", "scale"),
     "weights": ({"softmax": narrow_softmax}, "value", "float32"),
-    "context": ({"contexts": lambda c: -c}, "value", "sign"),
+    "context": ({"contexts": lambda c: -c}, "value", "negative"),
     "q": ({"queries": tripled_backward}, "gradient", "3"),
     "out": ({"outputs": tripled_backward}, "gradient", "3"),
 }
@@ -102,7 +102,7 @@ def test_an_innocent_step_is_not_blamed_and_two_faults_are_told_apart():
     report = compare(Original(), port(scale=lambda s: s, contexts=lambda c: 2 * c), X, **QUICK)
     assert [d.tap for d in report.divergences] == ["scores", "context"]
     assert "not scaled" in report.divergences[0].hint
-    assert "2 times" in report.divergences[1].hint
+    assert "another scale: twice" in report.divergences[1].hint
     innocent = {row.name: row.verdict.ok for row in report.local if row.kind == "local"}
     assert innocent["weights"] and innocent["out"] and not innocent["context"]
     assert set(report.maps) == {"scores", "context"}

@@ -48,23 +48,23 @@ def test_what_is_right_needs_no_hint(name, taps):
 
 
 WRONG = {
-    "[H, 3, D]": (FUSED, dict(order="n 3 h"), "qkv cut as [H, 3, D], where torch cuts [3, H, D]"),
-    "[H, D, 3]": (FUSED, dict(order="n h 3"), "qkv cut as [H, D, 3], where torch cuts [3, H, D]"),
+    "[H, 3, D]": (FUSED, dict(order="n 3 h"), "qkv reshaped as [2, 7, 4, 3, 6], another order"),
+    "[H, D, 3]": (FUSED, dict(order="n h 3"), "qkv reshaped as [2, 7, 4, 6, 3], another order"),
     "[3, H, D]": (
         Options(order="n 3 h"),
         dict(order="3 n h"),
-        "qkv cut as [3, H, D], where torch cuts [H, 3, D]",
+        "qkv reshaped as [2, 7, 3, 4, 6], another order",
     ),
     "[H, 3, D], turned": (
         Options(order="3 n h", base=1e4),
         dict(order="n 3 h"),
-        "qkv cut as [H, 3, D], where torch cuts [3, H, D]",
+        "qkv reshaped as [2, 7, 4, 3, 6], another order",
     ),
-    "gate": (Options(gate="n 2 h"), dict(gate="2 n h"), "q cut as [2, H, D], where torch cuts [H"),
+    "gate": (Options(gate="n 2 h"), dict(gate="2 n h"), "q reshaped as [2, 7, 2, 4, 6], another"),
     "gate, the other way": (
         Options(gate="2 n h"),
         dict(gate="n 2 h"),
-        "q cut as [H, 2, D], where torch cuts [2, H, D]",
+        "q reshaped as [2, 7, 4, 2, 6], another order",
     ),
     "buffer": (
         Options(base=1e4, narrow="frequencies"),
@@ -117,17 +117,15 @@ WRONG = {
     "Flax averages": (
         Options(empty="zeros"),
         dict(empty="average"),
-        "rows that see nothing: torch gives zeros, Flax averages",
+        "rows that see nothing: filled with 1 / 7, an average of the row, torch",
     ),
     "tiled": (SHARED, dict(tiled=True), "tiled, not repeated 2 times"),
-    "repeated": (Options(kv_heads=2, tiled=True), dict(tiled=False), "repeated 2 times, not tiled"),
+    "repeated": (Options(kv_heads=2, tiled=True), dict(tiled=False), "each element repeated"),
     "not scaled": (SEPARATE, dict(scale=1.0), "not scaled"),
-    "another scale": (SEPARATE, dict(scale=0.3), "another scale: 0.73484692 times torch's"),
+    "another scale": (SEPARATE, dict(scale=0.3), "another scale of the product"),
 }
 
 
-# Without taps the search reads torch's program, and names its constant.
-BY_SEARCH = {"another scale": "another constant of the product (hint_pairs.py:139): 0.3, torch 0.4"}
 NAMED = [  # one of each kind of mistake
     ("[H, 3, D]", True),
     ("gate", True),
@@ -147,8 +145,7 @@ NAMED = [  # one of each kind of mistake
 )
 def test_a_mistake_is_named(name, taps):
     theirs, wrong, words = WRONG[name]
-    said = hint_of(theirs, taps=taps, **wrong)
-    assert (words if taps else BY_SEARCH.get(name, words)) in said
+    assert words in hint_of(theirs, taps=taps, **wrong)
 
 
 NEAR = {  # with words that would be untrue

@@ -172,9 +172,9 @@ def test_a_mask_of_another_place_names_both():
         compare(Drops(), DropsBefore(), X, train=True, **QUICK)
 
 
-@pytest.mark.nightly(but=["-1-drop not taken away"])
-@pytest.mark.parametrize(("sign", "said"), [(-1, "drop not taken away"), (1, "drop not added")])
-def test_a_part_that_is_taken_away_is_told_as_such(sign, said):
+@pytest.mark.nightly(but=["-1"])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_part_of_a_sum_that_is_left_out_is_named(sign):
     class Less(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -211,4 +211,4 @@ def test_a_part_that_is_taken_away_is_told_as_such(sign, said):
 
     assert compare(Less(), More(sign), X, **QUICK).ok
     report = compare(Less(), More(0), X, **QUICK)
-    assert report.first is not None and report.first.hint == said
+    assert report.first is not None and "not added, where torch adds it" in report.first.hint

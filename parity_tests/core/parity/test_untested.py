@@ -73,7 +73,7 @@ def test_dropout_that_only_torch_has_is_told_in_eval_mode():
 def test_a_step_that_is_given_another_value_is_told_which():
     found = report(Theirs(0), Ours(gates="the input"))
     assert "gate" in found.first.tap
-    assert found.first.hint == "what norm is given, where torch takes norm"
+    assert found.first.hint == "no norm at all"
 
 
 def test_a_case_whose_file_is_gone_is_not_the_librarys():

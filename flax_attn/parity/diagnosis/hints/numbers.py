@@ -1,26 +1,28 @@
-"""Rounding to 16 bits that only one side does, or that uses another dtype."""
+"""What the numbers of two arrays say of how they were computed."""
 
 import ml_dtypes
 import numpy as np
 
 from ... import judge
-from .chain import is_mask, product, replay, steps_of
-from .evidence import Evidence
-from .explains import in_torch_layout
+from ...search.target import differing
 
 HALF = (np.dtype(ml_dtypes.bfloat16), np.dtype("float16"))
+NARROW = (*HALF, np.dtype("float32"))
 # Rounding changes values by up to half an ulp; require some above MOVED of that, at least FEW.
 MOVED, FEW = 0.5, 8
 
 
-def other_rounding(evidence: Evidence) -> str:
-    """Hint that the two sides round to 16 bits differently, or ""."""
-    if evidence.point == "scores" and (hint := _of_a_bias(evidence)):
-        return hint
-    return _rounding_hint(evidence.got, evidence.want)
+def times(factor: float) -> str:
+    """Formats a factor; never as a plain 1.
+
+    >>> times(1.25), times(1 - 2e-12)
+    ('1.25', '1 - 2e-12')
+    """
+    text, more = f"{factor:.8g}", factor - 1
+    return text if text != "1" else f"1 {'-' if more < 0 else '+'} {abs(more):.3g}"
 
 
-def _rounding_hint(got: np.ndarray, want: np.ndarray) -> str:
+def other_rounding(got: np.ndarray, want: np.ndarray) -> str:
     """Describes which of two arrays is a rounded version of the other, or ""."""
     finite = np.isfinite(got) & np.isfinite(want)
     got, want = got[finite], want[finite]
@@ -71,20 +73,28 @@ def _half_unit(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     return np.exp2(np.floor(np.log2(size))) * float(finfo.eps) / 2
 
 
-def _of_a_bias(evidence: Evidence) -> str:
-    """Hint that the bias of the scores is rounded differently, or ""."""
-    query, key = evidence.call.inputs.get("query"), evidence.call.inputs.get("key")
-    if query is None or key is None:
+def in_float32(got: np.ndarray, want: np.ndarray) -> str:
+    """Hint that float64 values were computed in a narrower dtype, or ""."""
+    differs = differing(got, want) & np.isfinite(got)
+    scale = np.abs(want[np.isfinite(want)]).max(initial=0.0)
+    got, want = got[differs], want[differs]
+    with np.errstate(over="ignore", invalid="ignore"):
+        for dtype in NARROW:
+            fits = (got.astype(dtype).astype(np.float64) == got).all()
+            if got.size and fits and not (want.astype(dtype).astype(np.float64) == want).all():
+                return f"a value computed in {dtype.name}"
+    difference = np.abs(got - want).max(initial=0.0)
+    if got.size == 0 or not np.isfinite(difference) or difference == 0:
         return ""
-    raw, flax = product(query, key), in_torch_layout(evidence)
-    steps = steps_of(evidence, raw)
-    for i, step in enumerate(steps):
-        bias = next((x for x in step.others if isinstance(x, np.ndarray)), None)
-        if step.name != "add" or bias is None or is_mask(step):
-            continue
-        rest = replay([s for s in (*steps[:i], *steps[i + 1 :]) if not is_mask(s)], raw)
-        added = flax.reshape(step.shape) - rest.reshape(step.shape)
-        finite = np.isfinite(added)
-        if hint := _rounding_hint(added[finite], np.broadcast_to(bias, step.shape)[finite]):
-            return f"the score's bias: {hint}"
-    return ""
+    size = difference / scale if scale else np.inf
+    eps = float(np.finfo(np.float32).eps)
+    similar_size = eps / 8 < size < 4 * eps
+    return "something computed in float32: the error has its size" if similar_size else ""
+
+
+def zeros(got: np.ndarray, want: np.ndarray) -> str:
+    """Hint that the differing elements are zero in Flax, or ""."""
+    differs = differing(got, want)
+    if not differs.any() or got[differs].any():
+        return ""
+    return f"zeros in {int(differs.sum())} places"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ... import judge
+from .. import judge
 
 PAIRINGS = ("halves", "neighbours")
 LONGEST = 1 << 16
@@ -23,11 +23,13 @@ class Rotation:
       pairing: "halves" or "neighbours".
       table: complex, T by half the width: pair (a, b) becomes (c, d), c + id = table * (a + ib).
       width: number of rotated components; the others are unchanged.
+      head: number of all components.
     """
 
     pairing: str
     table: np.ndarray
     width: int
+    head: int = 0
 
     @property
     def angles(self) -> np.ndarray:
@@ -88,7 +90,7 @@ def _fitted(
     axes = tuple(range(x.ndim - 2))
     size = (np.abs(before) ** 2).sum(axes)
     table = (np.conj(before) * after).sum(axes) / np.where(size, size, 1.0)
-    return Rotation(pairing, np.where(size, table, 1.0), width)
+    return Rotation(pairing, np.where(size, table, 1.0), width, x.shape[-1])
 
 
 def start(angles: np.ndarray) -> int:
