@@ -56,9 +56,10 @@ def activation(op: Operation) -> Changed:
         yield text, computed(lambda f, a, k: torch.exp2(a[0]))
     if op.name == "gelu":
         tanh = op.kwargs.get("approximate") == "tanh"
-        form, other = ("the exact GELU", "none") if tanh else ("the tanh GELU", "tanh")
+        forms = ("the exact GELU", "the tanh GELU")
+        form, here, other = (*forms, "none") if tanh else (*forms[::-1], "tanh")
         yield (
-            f"{form} in the place of torch's",
+            f"{form} of {op.label(0)}, where torch has {here}",
             computed(lambda f, a, k: f(a[0], approximate=other)),
         )
     for other, function in functions().items():
