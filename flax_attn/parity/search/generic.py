@@ -51,7 +51,7 @@ def numbers(op: Operation) -> Changed:
         elif name == "correction" and isinstance(x, int | float):
             counts = {0: "n", 1: "n - 1"}
             other = 1 - int(bool(x))
-            text = f"a variance over {counts[other]}, where torch has {counts.get(x, x)}"
+            text = f"a variance over {counts[other]}, where torch has {counts.get(int(x), x)}"
             yield text, _with_keyword(name, other)
         elif isinstance(x, int | float) and not isinstance(x, bool):
             for other in (x - 1, x + 1):

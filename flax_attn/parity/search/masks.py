@@ -175,17 +175,18 @@ def lost_keys(span: Span) -> Iterator[Cause]:
     """One of several parts that torch puts together, such as a memory, left out of the keys."""
     softmaxes = [node for node in span.nodes if "softmax" in node.name]
     for node in span.tape.nodes if softmaxes else ():
-        if node.name != "cat" or len(node.args[0]) < 2:
+        if node.name != "cat":
             continue
-        axis = node.args[1] if len(node.args) > 1 else 0
-        sizes = [span.shape(x.value)[axis] for x in node.args[0]]
+        parts, axis = (*node.args, 0)[:2]
+        sizes = [span.shape(x.value)[axis] for x in parts]
         alike = [x for x in softmaxes if span.shape(x.outs[0])[-1] == sum(sizes)]
         ends = np.cumsum(sizes)
         for i, (size, end) in enumerate(zip(sizes, ends, strict=True)):
-            name = span.operation(node).called(node.args[0][i].value)
+            name = span.operation(node).called(parts[i].value)
             text = f"{name} left out of the {len(sizes)} parts that are put together as keys"
             lost = range(end - size, end)
-            yield Cause(text, {x.number: around(_without_keys(lost), 0) for x in alike})
+            if len(parts) > 1:
+                yield Cause(text, {x.number: around(_without_keys(lost), 0) for x in alike})
 
 
 def _without_keys(lost: range) -> Any:
