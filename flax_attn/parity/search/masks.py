@@ -177,7 +177,8 @@ def lost_keys(span: Span) -> Iterator[Cause]:
     for node in span.tape.nodes if softmaxes else ():
         if node.name != "cat":
             continue
-        parts, axis = (*node.args, 0)[:2]
+        parts: Any = node.args[0]
+        axis = dict(enumerate(node.args)).get(1, 0)
         sizes = [span.shape(x.value)[axis] for x in parts]
         alike = [x for x in softmaxes if span.shape(x.outs[0])[-1] == sum(sizes)]
         ends = np.cumsum(sizes)

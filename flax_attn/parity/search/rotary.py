@@ -68,7 +68,7 @@ class Rotated:
 
 def rotations(span: Span) -> Iterator[Cause]:
     """All changes of rotations, of those that rotate alike at once and then of each."""
-    rotated_values = list(_found(span, span.nodes))
+    rotated_values = list(_all_rotated(span, span.nodes))
     if not rotated_values:
         yield from _rotated_too(span)
     for group in _groups(rotated_values):
@@ -105,7 +105,7 @@ def _same(one: Rotation, other: Rotation) -> bool:
 
 def _rotated_too(span: Span) -> Iterator[Cause]:
     """A value that torch does not rotate, such as the values of attention, rotated as another."""
-    for one in _found(span, span.tape.nodes):
+    for one in _all_rotated(span, span.tape.nodes):
         like = span.shape(one.first)
         name = span.operation(span.tape.nodes[span.tape.producers[one.last]]).called(one.first)
         for node in reversed(span.nodes):
@@ -114,7 +114,7 @@ def _rotated_too(span: Span) -> Iterator[Cause]:
                 yield Cause(text, {node.number: around(one.varied(one.turning))})
 
 
-def _found(span: Span, nodes: Sequence[Node]) -> Iterator[Rotated]:
+def _all_rotated(span: Span, nodes: Sequence[Node]) -> Iterator[Rotated]:
     """The rotations among operations: what has the size of an earlier value at every position."""
     sizes: dict[tuple[int, ...], dict[int, Any]] = {}
     made = {i for node in nodes for i in node.outs if i >= 0}
