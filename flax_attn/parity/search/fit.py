@@ -184,7 +184,7 @@ def _with_sink(c: float, axis: int) -> Any:
     """A softmax with more in its denominator."""
 
     def change(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        total = args[0].exp().sum(axis, keepdim=True)
+        total = (args[0] - args[0].amax(axis, keepdim=True)).exp().sum(axis, keepdim=True)
         return func(*args, **kwargs) * total / (total + c)
 
     return computed(change)

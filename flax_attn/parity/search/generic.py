@@ -249,11 +249,15 @@ def _extra() -> Iterator[tuple[str, Callable[[Any], Any]]]:
     for eps in (0.0, 1e-12):
         yield f"a norm without gain (epsilon {eps:g}) of", lambda x, e=eps: _standard(x, -1, e)
     yield "a vector of length 1 along", lambda x: x / x.norm(dim=-1, keepdim=True)
-    yield "renormalised, divided by the sum:", lambda x: x / x.sum(-1, keepdim=True)
+    yield "renormalised, divided by the sum:", lambda x: x / _not_zero(x.sum(-1, keepdim=True))
     yield "divided by 1 + the largest size:", lambda x: x / (1 + x.abs().max())
     yield "the cube of", lambda x: x**3
     for steps in (8, 16, 127, 256):
         yield f"rounded to {steps} steps:", lambda x, n=steps: torch.round(n * x) / n
+
+
+def _not_zero(x: Any) -> Any:
+    return x.masked_fill(x == 0, 1.0)
 
 
 def _complex() -> Iterator[tuple[str, Callable[[Any], Any]]]:

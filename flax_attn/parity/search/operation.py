@@ -106,7 +106,8 @@ class Operation:
         if x.numel() == 1 and not x.is_complex() and producer < 0:
             return number_text(x.item())
         if producer < 0:
-            return f"{list(x.shape)}"
+            mask = not x.is_complex() and bool(((x == 0) | (x == 1)).all())
+            return "a mask of zeros and ones" if mask else f"{list(x.shape)}"
         node = self.tape.nodes[producer]
         if node.several and node.name in PARTS:
             return f"part {node.outs.index(known[-1])} of {self.called(node.operands[0])}"
