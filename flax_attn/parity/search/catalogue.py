@@ -7,7 +7,7 @@ from . import generic, heads
 from .convolutions import CONVOLUTIONS
 from .elements import ELEMENTS, operators
 from .masks import masked
-from .norms import LAYERS
+from .norms import LAYERS, temperatures
 from .operation import Changed, Operation
 from .orders import ORDERS, interleaved
 
@@ -48,6 +48,7 @@ KINDS = (
     Kind("a transposed operand", generic.turned, True),
     Kind("neighbours in the other order", generic.neighbours, True),
     Kind("parts of a linear layer", heads.linear),
+    Kind("another temperature", temperatures),
     Kind("twice", generic.twice),
     Kind("rolled, shifted or reversed", generic.moved),
     Kind("one function too many", generic.extra),

@@ -14,7 +14,7 @@ from .operation import VIEWS, described, first
 from .replay import Change
 from .span import Cause, Span
 
-NEXT = 4  # number of operations behind a row after which it is tried
+NEXT = 6  # number of operations behind a row after which it is tried
 NEAREST = 4  # number of earlier values from which rows to one value begin, beside the first
 
 
@@ -66,6 +66,12 @@ def chains(span: Span) -> Iterator[Cause]:
         for few in zip(*rows, strict=False):
             for sentence, changes in _changed(span, few):
                 yield Cause(f"{sentence}{what}", changes)
+    for node in span.nodes:
+        starts = [x for x in node.operands if span.shape(x) == span.shape(node.outs[0])]
+        for start in starts if node.name in ("mul", "div", "add", "sub") else ():
+            row = Chain(span.tape, [node], start)
+            for sentence, changes in _after_others(span, row, described(node)):
+                yield Cause(sentence, changes)
 
 
 def capped(span: Span) -> Iterator[tuple[Chain, float]]:
@@ -181,17 +187,18 @@ def _name(span: Span, row: Chain) -> str:
 def _after_others(span: Span, row: Chain, text: str) -> Iterator[tuple[str, dict[int, Change]]]:
     """A row of operations after those that follow it, or done again there."""
     end = row.last.outs[0]
-    shape, value = span.shape(end), end
-    for _ in range(NEXT):
-        after = [node for node in span.nodes if value in node.operands]
-        if len(after) != 1 or span.shape(after[0].outs[0]) != shape or after[0].several:
-            return
-        value = after[0].outs[0]
-        rest = Chain(span.tape, _inner(span, end, after[0]), end)
-        if any(node.name not in VIEWS for node in rest.nodes):
-            where = f"after {described(after[0])}"
-            yield f"{text} {where}, torch before it", {after[0].number: _behind(row, rest)}
-            yield f"{text} done again {where}", {after[0].number: _repeated(row)}
+    reached, later = {end}, []
+    for node in span.nodes:
+        if reached & {*node.operands}:
+            reached |= {*node.outs}
+            alike = not node.several and span.shape(node.outs[0]) == span.shape(end)
+            later += [node] if alike and node.name not in VIEWS else []
+    for node in later[:NEXT]:
+        rest = Chain(span.tape, _inner(span, end, node), end)
+        where = f"after {described(node)}"
+        yield f"{text} {where}, torch before it", {node.number: _behind(row, rest)}
+        if len(row.nodes) > 1:
+            yield f"{text} done again {where}", {node.number: _repeated(row)}
 
 
 def _behind(row: Chain, rest: Chain) -> Change:

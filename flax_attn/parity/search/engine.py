@@ -5,6 +5,7 @@ What gives Flax's value exactly is the cause; if nothing does, the outcome says 
 
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -27,6 +28,8 @@ from .target import Target
 
 # Changes inside of fused operations, which a port may write out.
 INSIDE = Kind("inside", partial(inside, tuple(kind.changes for kind in KINDS)))
+# Changes that look at more than one operation.
+OF_SPANS = (exchanged_slices, exchanged_modules, other_operands, chains, gates)
 PAIRS_UP_TO = 8  # number of operations in which pairs of changes are tried
 
 
@@ -62,9 +65,9 @@ def _causes(span: Span) -> Iterator[Cause]:
         if made is not None and span.target.equals(made):
             yield cause
         elif made is not None and in_part is None and span.target.equals_where_it_differs(made):
-            in_part = cause
+            in_part = replace(cause, sentence=f"{cause.sentence}, in some of the places")
     yield from [in_part] if in_part else ()
-    yield from factors_and_terms(span)
+    yield from attempted(factors_and_terms, span)
     yield from shares(span, _candidates(span, fits=False))
     for cause in chain(_of_kind(span, INSIDE), _pairs(span)):
         if span.budget.spent:
@@ -78,17 +81,12 @@ def _candidates(span: Span, fits: bool = True) -> Iterator[Cause]:
     for kind in KINDS:
         yield from _of_kind(span, kind)
         if kind.name == "another mask":
-            yield from measured_masks(span)
-            yield from lost_keys(span)
+            yield from attempted(measured_masks, span)
+            yield from attempted(lost_keys, span)
         if kind.name == "left out":
-            yield from rotations(span)
-            yield from chain(constants(span), softcaps(span)) if fits else ()
-            yield from exchanged_slices(span)
-            yield from exchanged_modules(span)
-            yield from other_operands(span)
-            yield from chains(span)
-            yield from gates(span)
-    yield from _before_all(span)
+            for rows in (rotations, *((constants, softcaps) if fits else ()), *OF_SPANS):
+                yield from attempted(rows, span)
+    yield from attempted(_before_all, span)
 
 
 def _of_kind(span: Span, kind: Kind) -> Iterator[Cause]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..sides.tape import Node, Ref
-from .chains import capped, instead
+from .chains import Chain, capped, instead
 from .elements import SMALL, keeps
 from .generic import arounds
 from .operation import Operation, around, computed, number_text, with_arguments
@@ -49,8 +49,11 @@ def constants(span: Span) -> Iterator[Cause]:
 def softcaps(span: Span) -> Iterator[Cause]:
     """Another cap in the place of each of torch's."""
     for row, cap in capped(span):
-        change = lambda c, row=row: {row.last.number: instead(row, lambda x: c * (x / c).tanh())}  # noqa: E731
-        yield from _solutions(span, Family(f"another softcap: {{}}, torch {cap:g}", cap, change))
+
+        def changes(c: float, row: Chain = row) -> Changes:
+            return {row.last.number: instead(row, lambda x: c * (x / c).tanh())}
+
+        yield from _solutions(span, Family(f"another softcap: {{}}, torch {cap:g}", cap, changes))
 
 
 def factors_and_terms(span: Span) -> Iterator[Cause]:
@@ -67,7 +70,7 @@ def _of_families(span: Span, families: Callable[..., Iterator[Family]]) -> Itera
 def _solutions(span: Span, family: Family, what: str = "") -> Iterator[Cause]:
     if span.budget.spent:
         return
-    constant = solved(span, family.changes, family.start, family.allowed)
+    constant = _solved(span, family)
     if constant is not None:
         text = family.sentence.format(_unlike(constant, family.start))
         yield Cause(f"{text}{what}", family.changes(constant), fitted=True)
@@ -195,13 +198,9 @@ def _counts(op: Operation, i: int, x: int) -> bool:
     return op.name in ("mul", "div", "add", "sub", "rsub", "pow") and not isinstance(x, bool)
 
 
-def solved(
-    span: Span,
-    changes: Callable[[float], Changes],
-    start: float,
-    allowed: Callable[[float, bool], bool] = Family._field_defaults["allowed"],
-) -> float | None:
+def _solved(span: Span, family: Family) -> float | None:
     """The constant by Newton's method, or None: of the number, its inverse, or its logarithm."""
+    start, changes = family.start, family.changes
     ways: list[tuple[Any, Any]] = [(float, float)]
     if start not in (0.0, 1.0):
         ways.append((np.reciprocal, np.reciprocal))
@@ -210,7 +209,7 @@ def solved(
     for pack, unpack in ways:
         c = newton(span, lambda u, f=unpack: changes(float(f(u))), float(pack(start)))
         number = None if c is None else float(unpack(c))
-        constant = None if number is None else _short_form(span, changes, number, start, allowed)
+        constant = None if number is None else _short_form(span, family, number)
         if constant is not None:
             return constant
     return None
@@ -244,25 +243,18 @@ def newton(span: Span, changes: Callable[[float], Changes], u: float) -> float |
     return u if close else None
 
 
-def _short_form(
-    span: Span,
-    changes: Callable[[float], Changes],
-    c: float,
-    torch: float,
-    allowed: Callable[[float, bool], bool],
-) -> float | None:
+def _short_form(span: Span, family: Family, c: float) -> float | None:
     """A short number near `c` that gives Flax's value; None if there is none.
 
     A number without a short form mostly depends on the data, and is no constant of a program.
     """
     digits = DIGITS if span.target.got.size >= ENOUGH else FEW_DIGITS
-    for guess in short_numbers(c, torch, digits):
-        close = abs(guess - c) <= CLOSE * max(abs(c), abs(guess)) and allowed(guess, True)
-        if close and span.explains(changes(guess)):
+    for guess in short_numbers(c, family.start, digits):
+        close = abs(guess - c) <= CLOSE * max(abs(c), abs(guess)) and family.allowed(guess, True)
+        if close and span.explains(family.changes(guess)):
             return guess
-    if span.target.got.size >= MANY and allowed(c, False) and span.explains(changes(c)):
-        return c
-    return None
+    blended = span.target.got.size >= MANY and family.allowed(c, False)
+    return c if blended and span.explains(family.changes(c)) else None
 
 
 def short_numbers(c: float, torch: float = 0.0, up_to: int = DIGITS) -> Iterator[float]:

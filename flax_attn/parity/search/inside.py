@@ -5,12 +5,13 @@ recorded as a program of its own, in which one operation is changed.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ..sides.tape import Ref, Tape, flat
 from .operation import Changed, Operation
 from .replay import Change, Changes, Replay
 
+Found = TypeVar("Found")
 MAX_OPERATIONS = 40  # of a formula
 
 
@@ -127,9 +128,9 @@ def _within(whole: Inside, number: int, change: Change) -> Change:
     return Change(evaluate)
 
 
-def attempted(row: Callable[[Operation], Changed], op: Operation) -> Iterator[tuple[str, Change]]:
-    """Yields changes until a row fails, since arguments of an operation vary in their kinds."""
+def attempted(row: Callable[[Any], Iterator[Found]], of: Any) -> Iterator[Found]:
+    """Yields changes until a row fails, since arguments of operations vary in their kinds."""
     try:
-        yield from row(op)
-    except (TypeError, ValueError, IndexError, AttributeError, RuntimeError):
+        yield from row(of)
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError):
         return

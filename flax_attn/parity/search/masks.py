@@ -1,6 +1,6 @@
 """Changes of masks: other keys hidden, another fill, and rows that see nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import permutations
 from typing import Any
 
@@ -32,7 +32,7 @@ def _hidden(op: Operation) -> Any:
     if op.name == "masked_fill":
         hides = op.args[1] if float(op.args[2]) < LOW else None
     elif op.name == "where" and len(op.args) == 3:
-        low = [not torch.is_tensor(x) or bool((x < LOW).all()) for x in op.args[1:]]
+        low = _are_fills(op.args[1:])
         hides = (op.args[0], ~op.args[0])[low.index(True)] if sum(low) == 1 else None
     else:
         adds = op.name == "add" and torch.is_tensor(op.args[1])
@@ -40,6 +40,13 @@ def _hidden(op: Operation) -> Any:
     if hides is None or op.out.ndim < 2 or not hides.any():
         return None
     return hides.expand(op.out.shape)
+
+
+def _are_fills(sides: Sequence[Any]) -> list[bool]:
+    """Of each side of a condition, whether it only hides."""
+    import torch
+
+    return [not torch.is_tensor(x) or bool((x < LOW).all()) for x in sides]
 
 
 def _hiding(op: Operation, places: np.ndarray) -> Change:
@@ -54,8 +61,7 @@ def _hiding(op: Operation, places: np.ndarray) -> Change:
         if op.name == "add":
             bias = torch.where(args[1] < LOW, 0.0, args[1])
             return torch.where(hides, args[0] + args[1].min(), args[0] + bias)
-        low = [not torch.is_tensor(x) or bool((x < LOW).all()) for x in args[1:]]
-        score, fill = args[1:] if low[1] else args[:0:-1]
+        score, fill = args[1:] if _are_fills(args[1:])[1] else args[:0:-1]
         return torch.where(hides, fill, score)
 
     return computed(change)

@@ -288,14 +288,18 @@ def _softmax(op: Operation) -> Changed:
                 computed(lambda f, a, k, function=function: function(a[0], a[place])),
             )
     yield f"{here} left out", computed(lambda f, a, k: a[0].clone())
-    for word, factor in {"1.1": 1.1, "0.9": 0.9, "2": 2.0, "0.5": 0.5}.items():
-        yield f"a softmax at temperature {word}", around(lambda x, c=factor: x / c, 0)
     yield "a softmax in base 2", around(lambda x: x * math.log(2), 0)
     for axis in (i for i in range(op.out.ndim) if i != op.args[place] % op.out.ndim):
         text = f"a softmax over another axis: {axis}, torch {op.args[place]}"
         yield text, computed(lambda f, a, k, i=axis: f(a[0].clamp(min=-1e30), i, *a[2:], **k))
     yield from _reduction(op)
     yield from softmax_masks(op)
+
+
+def temperatures(op: Operation) -> Changed:
+    """A softmax at another temperature."""
+    for factor in (1.1, 0.9, 2.0, 0.5) if op.name in ("_softmax", "_safe_softmax") else ():
+        yield f"a softmax at temperature {factor:g}", around(lambda x, c=factor: x / c, 0)
 
 
 def _embedding(op: Operation) -> Changed:

@@ -5,6 +5,7 @@ from itertools import combinations, permutations
 from typing import Any
 
 from .operation import PARTS, Changed, Operation, around, computed, operand
+from .sites import nth
 
 ALL_ORDERS_UP_TO = 4  # up to this number of parts, every order is tried
 SWAPS_UP_TO = 16  # up to this number of parts, only swaps of two are tried
@@ -46,7 +47,7 @@ def _parts(op: Operation) -> Changed:
         )
     if op.name == "unbind":
         return
-    text = f"{what} interleaved, every {count}th number: another order of its axes"
+    text = f"{what} interleaved, every {nth(count - 1)} number: another order of its axes"
     yield text, computed(lambda f, a, k: _cut(a, k, lambda x: x.unflatten(-1, (-1, count)).mT))
     width = op.out.shape[op.args[2] if len(op.args) > 2 else op.kwargs.get("dim", 0)]
     for heads in (n for n in range(2, width) if width % n == 0):

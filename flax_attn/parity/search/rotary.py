@@ -249,8 +249,11 @@ def _other_base(span: Span, group: Sequence[Rotated]) -> Iterator[Cause]:
     sign = np.sign(frequencies(turning)[0])
     places = sign * (np.arange(len(angles))[:, None] + start(angles * sign))
 
+    def base_at(exponent: float) -> float:
+        return 10 ** float(np.clip(exponent, -9, 99))
+
     def changes(exponent: float) -> Changes:
-        table = places * powers(10 ** float(np.clip(exponent, -9, 99)), angles.shape[1])
+        table = places * powers(base_at(exponent), angles.shape[1])
         return _changes(span, group, turning.by(table))
 
     def size(exponent: float) -> float:
@@ -259,6 +262,7 @@ def _other_base(span: Span, group: Sequence[Rotated]) -> Iterator[Cause]:
         return np.inf if gap is None else float(np.linalg.norm(np.nan_to_num(gap)))
 
     exponent = newton(span, changes, float(min(GRID, key=size)))
-    for base in () if exponent is None else (float(f"{10**exponent:.6g}"), 10**exponent):
+    fitted = () if exponent is None else (base_at(exponent),)
+    for base in (x for c in fitted for x in (float(f"{c:.6g}"), c)):
         text = f"another base of the angles, {base:.8g}, where torch's is {torch_base:.8g}"
         yield Cause(f"rotary positions, {text}", changes(np.log10(base)))

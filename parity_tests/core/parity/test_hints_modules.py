@@ -106,6 +106,12 @@ NORMS = {
     "epsilon, odd": ({}, dict(eps=3.7e-4), "another epsilon: 0.00037, not 1e-05"),
     "epsilon, odd, gate after": (AFTER, dict(eps=3.7e-4), "another epsilon: 0.00037, not 1e-05"),
     "epsilon, no gain": (dict(gain=False), dict(eps=1e-6), "another epsilon: 1e-06, not 1e-05"),
+    "gate after": (
+        BEFORE,
+        dict(gate="after"),
+        "the product (test_hints_modules.py:34) after the pr",
+    ),
+    "gate before": (AFTER, dict(gate="before"), "after the product (test_hints_modules.py:38), to"),
     "gate missing": (AFTER, dict(gate="missing"), "the silu (functional.py"),
     "sigmoid": (AFTER, dict(act="sigmoid"), "the sigmoid in the place of SiLU"),
 }
