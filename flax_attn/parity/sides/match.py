@@ -64,18 +64,6 @@ def point_of(tap: str) -> str:
     return tap.rpartition(".")[2].partition("#")[0]
 
 
-def sibling(tap: str, point: str) -> str:
-    """The name of another point of the same attention.
-
-    >>> sibling("attn.scores#2", "weights")
-    'attn.weights#2'
-    """
-    owner, _, last = tap.rpartition(".")
-    count = last.partition("#")[2]
-    name = f"{owner}.{point}" if owner else point
-    return f"{name}#{count}" if count else name
-
-
 def layouts(tap: str, shape: Shape, want: Shape) -> Iterator[Layout]:
     """Yields layouts from torch's shape `want` to Flax's `shape`, the simplest first."""
     if shape == want:
