@@ -289,8 +289,9 @@ def _softmax(op: Operation) -> Changed:
             )
     yield f"{here} left out", computed(lambda f, a, k: a[0].clone())
     yield "a softmax in base 2", around(lambda x: x * math.log(2), 0)
-    for axis in (i for i in range(op.out.ndim) if i != op.args[place] % op.out.ndim):
-        text = f"a softmax over another axis: {axis}, torch {op.args[place]}"
+    torch_axis = op.args[place] % op.out.ndim
+    for axis in (i for i in range(op.out.ndim) if i != torch_axis):
+        text = f"{here} over another axis: {axis}, torch {torch_axis}"
         yield text, computed(lambda f, a, k, i=axis: f(a[0].clamp(min=-1e30), i, *a[2:], **k))
     yield from _reduction(op)
     yield from softmax_masks(op)
