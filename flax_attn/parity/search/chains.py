@@ -191,8 +191,8 @@ def _after_others(span: Span, row: Chain, text: str) -> Iterator[tuple[str, dict
     for node in span.nodes:
         if reached & {*node.operands}:
             reached |= {*node.outs}
-            alike = not node.several and span.shape(node.outs[0]) == span.shape(end)
-            later += [node] if alike and node.name not in VIEWS else []
+            fits = not node.several and span.shape(node.outs[0]) == span.shape(end)
+            later += [node] if fits and node.name not in VIEWS else []
     for node in later[:NEXT]:
         rest = Chain(span.tape, _inner(span, end, node), end)
         where = f"after {described(node)}"

@@ -186,14 +186,14 @@ def lost_keys(span: Span) -> Iterator[Cause]:
         parts: Any = node.args[0]
         axis = dict(enumerate(node.args)).get(1, 0)
         sizes = [span.shape(x.value)[axis] for x in parts]
-        alike = [x for x in softmaxes if span.shape(x.outs[0])[-1] == sum(sizes)]
+        over_keys = [x for x in softmaxes if span.shape(x.outs[0])[-1] == sum(sizes)]
         ends = np.cumsum(sizes)
         for i, (size, end) in enumerate(zip(sizes, ends, strict=True)):
             name = span.operation(node).called(parts[i].value)
             text = f"{name} left out of the {len(sizes)} parts that are put together as keys"
             lost = range(end - size, end)
             if len(parts) > 1:
-                yield Cause(text, {x.number: around(_without_keys(lost), 0) for x in alike})
+                yield Cause(text, {x.number: around(_without_keys(lost), 0) for x in over_keys})
 
 
 def _without_keys(lost: range) -> Any:
