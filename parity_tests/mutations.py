@@ -34,31 +34,34 @@ BOUNDS |= {ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.
 # What is put around an expression, by kind. The last ones no list of usual mistakes has.
 AROUND = {
     "gradient stopped": ("jax.lax.stop_gradient(y)",),
-    "rounded": ("y.astype(jnp.float32).astype(jnp.float64)",),
+    "rounded": ("y.astype(jnp.float32).astype(jnp.float64)", "jnp.round(16 * y) / 16"),
     "rolled": ("jnp.roll(y, 1, -1)", "jnp.roll(y, 1, 1)"),
     "flipped": ("jnp.flip(y, -1)", "jnp.flip(y, 1)"),
+    "along an axis": ("jnp.cumsum(y, 1) / y.shape[1]", "jnp.sort(y)", "y - jnp.roll(y, 1, -1)"),
     "scaled": ("0.5 * y", "y * y.shape[-1] ** -0.5"),
     "shifted": ("y + 1.0",),
-    "extra activation": ("jax.nn.relu(y)", "jnp.tanh(y)", "jax.nn.silu(y)"),
-    "extra norm": ("jax.nn.standardize(y)", "jax.nn.softmax(y)"),
+    "extra activation": ("jax.nn.relu(y)", "jnp.tanh(y)", "jax.nn.silu(y)", "y**3"),
+    "extra norm": ("jax.nn.standardize(y)", "jax.nn.softmax(y)", "y / (1 + jnp.max(jnp.abs(y)))"),
     "clipped": ("jnp.clip(y, -0.5, 0.5)", "jnp.maximum(y, 0.1)"),
     "first zeroed": ("y.at[..., 0].set(0)", "y.at[:, 0].set(0)"),
-    "running mean": ("jnp.cumsum(y, 1) / y.shape[1]",),
-    "sorted": ("jnp.sort(y, -1)",),
-    "by its largest": ("y / (1 + jnp.max(jnp.abs(y)))",),
     "half of it": ("jnp.where(jnp.arange(y.shape[-1]) % 2 == 0, y, 0.5 * y)",),
     "mixed with its neighbour": ("0.9 * y + 0.1 * jnp.roll(y, 1, -1)",),
-    "quantised": ("jnp.round(16 * y) / 16",),
     "signed root": ("jnp.sign(y) * jnp.sqrt(jnp.abs(y))",),
-    "differences": ("y - jnp.roll(y, 1, -1)",),
-    "cubed": ("y**3",),
     "last doubled": ("y.at[..., -1].multiply(2)",),
+    "ramp added": ("y + 0.1 * jnp.arange(y.shape[-1])",),
+    "small ones dropped": ("jnp.where(jnp.abs(y) < 0.3, 0, y)",),
+    "running maximum": ("jax.lax.cummax(y, 1)",),
+    "signed logarithm": ("jnp.sign(y) * jnp.log1p(jnp.abs(y))",),
+    "pulled to its mean": ("0.5 * y + 0.5 * jnp.mean(y)",),
+    "decayed": ("y * 0.9 ** jnp.arange(y.shape[-1])",),
+    "wrapped": ("y - jnp.floor(y)",),
+    "gated by its neighbour": ("y * jax.nn.sigmoid(jnp.roll(y, 1, -1))",),
 }
 # Kinds that the catalogue of the search does not have, as it is now.
 LACKING = (
-    "first zeroed", "running mean", "sorted", "by its largest", "half of it",
-    "mixed with its neighbour", "quantised", "clipped", "signed root", "differences", "cubed",
-    "last doubled",
+    "half of it", "mixed with its neighbour", "signed root", "last doubled", "ramp added",
+    "small ones dropped", "running maximum", "signed logarithm", "pulled to its mean", "decayed",
+    "wrapped", "gated by its neighbour",
 )  # fmt: skip
 
 

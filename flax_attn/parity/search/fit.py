@@ -68,8 +68,6 @@ def _of_families(span: Span, families: Callable[..., Iterator[Family]]) -> Itera
 
 
 def _solutions(span: Span, family: Family, what: str = "") -> Iterator[Cause]:
-    if span.budget.spent:
-        return
     constant = _solved(span, family)
     if constant is not None:
         text = family.sentence.format(_unlike(constant, family.start))
@@ -82,6 +80,8 @@ def shares(span: Span, causes: Iterable[Cause]) -> Iterator[Cause]:
     if gap is None or not np.linalg.norm(np.nan_to_num(gap)) < SMALL_GAP * span.target.size:
         return
     for cause in causes:
+        if span.budget.spent:
+            return
 
         def changes(share: float, cause: Cause = cause) -> Changes:
             return {n: replace(change, share=share) for n, change in cause.changes.items()}

@@ -1,5 +1,6 @@
 """The part of torch's program between values that agree and one that differs."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from .replay import Change, Changes, Replay, evaluated, span
 from .sites import subsets
 from .target import Target
 
-SECONDS = 25.0  # of CPU time, which all searches of one comparison may take together
+SECONDS = 24.0  # of CPU time, which all searches of one comparison may take together
 
 
 class Budget:
@@ -79,11 +80,11 @@ class Outcome:
     stopped: bool
 
     def __str__(self) -> str:
-        """How much was tried in vain."""
+        """How much was tried in vain, and for how long."""
         counts = plural(self.tried, "change"), plural(self.operations, "operation")
-        text = f"{counts[0]} of {counts[1]} tried"
-        stop = f"stopped after {self.seconds:.0f} s" if self.stopped else "none explains it"
-        return f"{text}, {stop}"
+        time = f"{math.ceil(self.seconds)} s of CPU time"
+        stop = f"stopped after {time}" if self.stopped else f"in {time}: none explains it"
+        return f"{counts[0]} of {counts[1]} tried, {stop}"
 
 
 @dataclass
@@ -136,7 +137,9 @@ class Span:
         return made is not None and self.target.equals(made)
 
     def evaluate(self, changes: Changes) -> Any:
-        """The target's value with some changes; None if the program fails with them."""
+        """The target's value with some changes; None if it fails with them, or time is up."""
+        if self.budget.spent:
+            return None
         self.tried += 1
         if len(changes) > 1 and any(self._looks_ahead(n, x) for n, x in changes.items()):
             return self._replayed(changes)
