@@ -26,6 +26,7 @@ from flax_attn.parity.recording.recording import original_of
 from flax_attn.parity.search.gradients import gradients
 from flax_attn.parity.search.replay import Replay, in_float64
 from flax_attn.parity.search.span import Cause
+from flax_attn.parity.sides.calls import as_side
 from flax_attn.parity.sides.run import Run
 
 from ..core.parity.schema import validated
@@ -149,7 +150,7 @@ def _between(before: str, after: str, changed: Sequence[str], order: list[str]) 
 
 
 def gives_flax(port: Port, causes: Sequence[Cause], kind: str) -> bool:
-    """Whether torch with the changes of causes has the outputs, or gradients, of a port.
+    """Whether torch with the changes of causes has the outputs, gradients or state of a port.
 
     On the second draw of weights and inputs.
     """
@@ -157,17 +158,26 @@ def gives_flax(port: Port, causes: Sequence[Cause], kind: str) -> bool:
         pair, mine = _pair(port)
     tape = pair.original.program(mine)
     changes = {k: x for cause in causes for k, x in cause.changes.items()}
+    kept = "state " if kind == "state" else "output "
     try:
         with in_float64(), np.errstate(all="ignore"):
             if kind == "gradient":
                 made = pair.names.gradients(gradients(tape, changes, pair.request.cotangent))
                 return all(_same(mine.gradients[k], made[k]) for k in made)
             replay = Replay(tape, changes)
-            values = {k: replay.value(tape.marks[f"output {k}"]) for k in mine.outputs}
+            made = {k: _numpy(replay.value(v)) for k, v in tape.marks.items() if k.startswith(kept)}
     except Exception:  # a change that does not run there does not hold
         return False
-    arrays = {k: x.detach().resolve_conj().numpy() for k, x in values.items()}
-    return all(_same(mine.outputs[k], arrays[k]) for k in arrays)
+    arrays = {k.removeprefix(kept): x for k, x in made.items()}
+    if kind == "state":
+        arrays = {pair.names.tap(k): x for k, x in arrays.items()} | pair.names.carried(arrays)
+        arrays = {k: x for k, x in arrays.items() if k in mine.state}
+        return bool(arrays) and all(_same(mine.state[k], x) for k, x in arrays.items())
+    return all(_same(x, arrays[k]) for k, x in mine.outputs.items())
+
+
+def _numpy(x: Any) -> np.ndarray:
+    return x.detach().resolve_conj().numpy()
 
 
 def _pair(port: Port) -> tuple[Any, Any]:
@@ -179,7 +189,7 @@ def _pair(port: Port) -> tuple[Any, Any]:
     spec = CallSpec(port.inputs(SECOND), {}, constants, SECOND, train, grads, taps, call)
     options = Options(("float64",), jit=False, rules=port.rules, flax_call=given.get("flax_call"))
     original = original_of(port.theirs(), spec)
-    pair = make_pair(original, port.mine(rngs=nnx.Rngs(0)), options)
+    pair = make_pair(original, as_side(port.mine(rngs=nnx.Rngs(0))), options)
     side = pair.flax("float64", "eager")
     return pair, pair.run_flax(side, pair.weights(pair.narrow("float64")))
 

@@ -184,8 +184,9 @@ def functions(
             found = results(wrong)
         except Exception:  # a fault that does not run is none
             continue
-        pairs = list(zip(right, found, strict=True))
-        sound = all(x.shape == y.shape and np.isfinite(y).all() for x, y in pairs)
+        pairs = list(zip(right, found, strict=False))
+        sound = len(found) == len(right)
+        sound = sound and all(x.shape == y.shape and np.isfinite(y).all() for x, y in pairs)
         if kind is not mutations or (sound and any(differ(x, y) for x, y in pairs)):
             yield wrong
 

@@ -45,6 +45,18 @@ def cause_of(
     return explained(tape, Target(number, flax, want, point), bounds, named, local.budget)
 
 
+def cause_of_state(local: Local, path: str) -> Outcome | None:
+    """What the search for other state after the call gave; None where nothing is to search in."""
+    tape, names, states = local.tape, local.pair.names, local.truth.state
+    for name, want in states.items() if tape is not None and path in local.run.state else ():
+        number = tape.marks.get(f"state {name}")
+        if number is not None and path in (names.tap(name), *names.carried({name: want})):
+            target = Target(number, local.run.state[path], want, "")
+            bounds = frozenset(_agreeing(local, tape, number)) - {number}
+            return explained(tape, target, bounds, labels(tape, local.pair.plan), local.budget)
+    return None
+
+
 def _marked(local: Local, row: Row, span: Span | None) -> tuple[str, np.ndarray, np.ndarray] | None:
     """The name of a value on the tape, Flax's array and torch's."""
     name = local.torch_names.get(row.name if span is None else span.step)
@@ -112,10 +124,17 @@ def cause_of_gradients(local: Local, plain: Run) -> Outcome | None:
     if tape is None or not plain.gradients:
         return None
 
-    def agrees(made: dict[str, np.ndarray]) -> bool:
+    def pairs(made: dict[str, np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
         carried = names.gradients(made)
-        shared = carried.keys() & plain.gradients.keys()
-        return bool(shared) and all(_same(plain.gradients[k], carried[k]) for k in shared)
+        shared = [k for k in plain.gradients if k in carried]
+        return [(plain.gradients[k], carried[k]) for k in shared]
+
+    def gap(made: dict[str, np.ndarray]) -> np.ndarray:
+        gaps = [(got - x) / (np.abs(got).max(initial=0) or 1.0) for got, x in pairs(made)]
+        return np.concatenate([np.ravel(x).view(np.float64) for x in gaps] or [np.zeros(0)])
+
+    def agrees(made: dict[str, np.ndarray]) -> bool:
+        return all(_same(got, x) for got, x in pairs(made))
 
     label = labels(tape, local.pair.plan)
-    return explained_gradients(tape, label, request.cotangent, agrees, local.budget)
+    return explained_gradients(tape, label, request.cotangent, gap, agrees, local.budget)

@@ -22,9 +22,9 @@ from ..sides.pair import Names, Pair, matches
 from ..sides.run import Run, is_floating
 from ..sides.steps import Decoded
 from .backward import unaffected, unused
-from .cause import cause_of, cause_of_gradients, explains_all
+from .cause import cause_of, cause_of_gradients, cause_of_state, explains_all
 from .decoding import with_steps
-from .hints import SCALED, attempt, backward_hint, fully_masked, likely, result_hint, state_hint
+from .hints import attempt, backward_hint, fully_masked, likely, result_hint, state_hint
 from .hints.indices import arrived_wrong, other_indices
 from .hints.settings import explained_settings, other_settings, padding_row, state_settings
 from .places import Local, Span, between, equivalent_taps, harmless_taps, local_fault
@@ -209,8 +209,7 @@ def _equivalent_note(other: set[str]) -> Iterator[str]:
 def _gradient_places(local: Local, plain: Run, late: Sequence["Arrived"]) -> list[Divergence]:
     """The places of wrong gradients; a stopped gradient is searched for once."""
     texts = [_gradient_hint(local, arrived) for arrived in late]
-    scaled = bool(texts) and all(text.startswith(SCALED) for text in texts)
-    outcome = None if scaled else attempt("search", lambda: cause_of_gradients(local, plain), None)
+    outcome = attempt("search", lambda: cause_of_gradients(local, plain), None)
     places = []
     for arrived, text in zip(late, texts, strict=True):
         place = Divergence.of(arrived.row, "gradient", _sentence(outcome) or text)
@@ -227,12 +226,16 @@ def _gradient_hint(local: Local, arrived: "Arrived") -> str:
 
 def _result(row: Row, local: Local, plain: Run) -> Divergence:
     """The divergence for a result that differs although no tap does."""
-    description, truth, names = "", local.truth, local.pair.names
+    description, truth, names, outcome = "", local.truth, local.pair.names, None
     if row.kind == "state":
         description = attempt("state_settings", lambda: state_settings(local, row.name), "")
+        if not description:
+            outcome = attempt("search", lambda: cause_of_state(local, row.name), None)
+        description = description or _sentence(outcome)
         description = description or state_hint(row.name, plain, truth, names)
     description = result_hint(plain, truth, names) if row.kind == "output" else description
-    return Divergence.of(row, "value" if row.kind == "output" else row.kind, description)
+    place = Divergence.of(row, "value" if row.kind == "output" else row.kind, description)
+    return replace(place, search=outcome)
 
 
 def _narrow(pair: Pair, report: Report, failed: Row, runs: Runs) -> Report:

@@ -14,6 +14,7 @@ import numpy as np
 from ..sides.tape import Ref, Tape
 from .catalogue import KINDS, Kind
 from .chains import chains, gates
+from .channels import channels
 from .fit import constants, factors_and_terms, shares, softcaps
 from .generic import functions_of
 from .heads import exchanged_modules
@@ -21,7 +22,7 @@ from .inside import attempted, inside
 from .masks import lost_keys, measured_masks
 from .operands import exchanged_slices, other_operands
 from .operation import around
-from .replay import in_float64
+from .replay import in_one_thread
 from .rotary import rotations
 from .span import Budget, Cause, Outcome, Span
 from .target import Target
@@ -43,7 +44,7 @@ def explained(
     """Searches for the cause of a value: ends at the first change that gives Flax's array."""
     span = Span(tape, target, bounds, labels, budget or Budget())
     span.budget.start()
-    with in_float64(), warnings.catch_warnings(), np.errstate(all="ignore"):
+    with in_one_thread(), warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         possible = target.orders and target.tells and span.nodes
         cause = next(_causes(span), None) if possible else None
@@ -69,6 +70,7 @@ def _causes(span: Span) -> Iterator[Cause]:
     yield from [in_part] if in_part else ()
     yield from attempted(factors_and_terms, span)
     yield from shares(span, _candidates(span, fits=False))
+    yield from attempted(channels, span)
     for cause in chain(_of_kind(span, INSIDE), _pairs(span)):
         if span.budget.spent:
             return

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..sides.tape import Node, Ref
+from ..sides.tape import STATISTICS, Node, Ref
 from .chains import Chain, capped, instead
 from .elements import SMALL, keeps
 from .generic import arounds
@@ -138,6 +138,8 @@ def _text(op: Operation, torch: float, eps: bool = False) -> str:
         return f"another epsilon: {{}}, not {number_text(torch)}"
     if keeps(op):
         return f"another kept share, 1 less the dropout rate: {{}}, torch {number_text(torch)}"
+    if op.name in STATISTICS.values():
+        return f"another share of the new in {op}, its momentum: {{}}, torch {number_text(torch)}"
     word = "scale" if op.name in ("mul", "div") else "constant"
     return f"another {word} of {op}: {{}}, torch {number_text(torch)}"
 

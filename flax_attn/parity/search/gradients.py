@@ -1,21 +1,27 @@
-"""Gradients that are stopped elsewhere than in torch, while all values agree."""
+"""Gradients that are stopped or scaled elsewhere than in torch, while all values agree."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from ..sides.tape import INPUT, OUTPUT, PARAMETER, Node, Ref, Tape, flat
 from ..torch_module import to_numpy, to_torch
+from .fit import short_numbers
 from .inside import attempted, inside
-from .operation import Changed, Operation, computed
-from .replay import Change, Changes, Replay, in_float64, span
+from .operation import VIEWS, Changed, Operation, around, computed, number_text
+from .replay import Change, Changes, Replay, in_one_thread, span
 from .sites import subsets
 from .span import Budget, Cause, Outcome
 
 Gradients = dict[str, np.ndarray]
+STOPPED, UNLIKE = "a gradient that is stopped ", "as by a stop_gradient that torch does not have"
+SKETCH = 256  # numbers by which gradients are compared before they are compared whole
+CLOSE = 1e-8  # relative difference of such sketches
+MANY = {2: 512, 3: 96}  # number of places of which so many are taken together
 
 
 def gradients(
@@ -51,46 +57,127 @@ def explained_gradients(
     tape: Tape,
     labels: Mapping[int, str],
     cotangent: Callable[[str, Any], np.ndarray],
+    gap: Callable[[Gradients], np.ndarray],
     agrees: Callable[[Gradients], bool],
     budget: Budget,
 ) -> Outcome:
-    """Searches for the change of torch's stopped gradients that gives Flax's.
+    """Searches for other stops and factors of torch's gradients that give Flax's.
 
     Args:
       cotangent: the gradient of an output.
+      gap: Flax's gradients less gradients by torch's names, as one vector.
       agrees: whether gradients by torch's names are Flax's.
       budget: the time that is left.
     """
     budget.start()
     outputs = [v for k, v in tape.marks.items() if k.startswith(OUTPUT)]
     nodes = span(tape, outputs, frozenset())
-    tried, late, cause = 0, False, None
-    with in_float64(), warnings.catch_warnings(), np.errstate(all="ignore"):
+    tried, cause = 0, None
+
+    def of(changes: Changes) -> Gradients | None:
+        nonlocal tried
+        tried += 1
+        try:
+            return gradients(tape, changes, cotangent)
+        except RuntimeError:  # no output may depend on a leaf any more
+            return None
+
+    with in_one_thread(), warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        for candidate in _other_stops(tape, nodes, labels):
-            tried, late = tried + 1, budget.spent
-            if late:
-                break
-            try:
-                made = gradients(tape, candidate.changes, cotangent)
-            except RuntimeError:  # no output may depend on a leaf any more
-                continue
-            if agrees(made):
+        for candidate in _candidates(tape, nodes, labels, lambda x: _moved(of(x), gap), budget):
+            made = None if budget.spent else of(candidate.changes)
+            if made is not None and agrees(made):
                 cause = candidate
                 break
+    late = cause is None and budget.spent
     budget.stop()
     return Outcome(cause, tried, len(nodes), budget.seconds, late)
 
 
-def _other_stops(tape: Tape, nodes: Sequence[Node], labels: Mapping[int, str]) -> Iterator[Cause]:
-    attached = [*_attached(nodes)]
-    detached = [*_detached(tape, nodes, labels)]
-    yield from attached
-    yield from detached
-    for one in attached:
-        for other in detached:
-            both = {**other.changes, **one.changes}
-            yield Cause(f"{one.sentence}; and {other.sentence}", both)
+def _moved(made: Gradients | None, gap: Callable[[Gradients], np.ndarray]) -> np.ndarray | None:
+    """What is left of Flax's gradients, as a sketch: sums of its numbers with random signs."""
+    if made is None:
+        return None
+    left = gap(made)
+    drawn = np.random.RandomState(0)
+    places, signs = drawn.randint(SKETCH, size=left.size), drawn.choice([-1.0, 1.0], left.size)
+    return np.bincount(places, left * signs, SKETCH)
+
+
+def _candidates(
+    tape: Tape,
+    nodes: Sequence[Node],
+    labels: Mapping[int, str],
+    left: Callable[[Changes], np.ndarray | None],
+    budget: Budget,
+) -> Iterator[Cause]:
+    """Stops and factors that leave nothing of the gap, one or several at once.
+
+    Gradients are sums over the ways through a program. So what a stop takes from them says what a
+    factor there gives, and what two stops give that lie on different ways.
+    """
+    plain = left({})
+    if plain is None or not plain.any():
+        return
+    size = float(np.linalg.norm(plain))
+    stops: list[tuple[Cause, np.ndarray]] = []
+    for stop in (*_attached(nodes), *_detached(tape, nodes, labels)):
+        rest = None if budget.spent else left(stop.changes)
+        if rest is None:
+            continue
+        taken = plain - rest
+        if np.linalg.norm(rest) < CLOSE * size:
+            yield stop
+        weight = float(taken @ plain) / float(taken @ taken or 1.0)
+        if abs(weight - 1) > CLOSE and np.linalg.norm(plain - weight * taken) < CLOSE * size:
+            yield from _scaled(stop, 1 - weight)
+        if not any(np.allclose(taken, other, CLOSE, CLOSE * size) for _, other in stops):
+            stops.append((stop, taken))
+    yield from _straight(tape, nodes, labels)
+    for count in (2, 3):
+        yield from _together(stops, plain, count)
+
+
+def _together(
+    stops: Sequence[tuple[Cause, np.ndarray]], plain: np.ndarray, count: int
+) -> Iterator[Cause]:
+    """Several stops that together take what Flax lacks."""
+    useful = [pair for pair in stops if pair[1].any()][: MANY[count]]
+    taken = np.array([row for _, row in useful])
+    for some in combinations(range(len(useful)), count - 1) if len(useful) >= count else ():
+        rest = np.abs(plain - taken[[*some]].sum(0) - taken).max(1)
+        for last in np.flatnonzero(rest < CLOSE * np.abs(plain).max()):
+            if last > some[-1]:
+                causes = [useful[i][0] for i in (*some, last)]
+                changes = {k: x for cause in causes for k, x in cause.changes.items()}
+                yield Cause("; and ".join(cause.sentence for cause in causes), changes)
+
+
+def _scaled(stop: Cause, factor: float) -> Iterator[Cause]:
+    """A factor of the gradient where a stop would be."""
+    places = {place for change in stop.changes.values() for place in change.detached}
+    if not places or any(change.function for change in stop.changes.values()):
+        return
+    where = stop.sentence.removeprefix(STOPPED).removesuffix(f", {UNLIKE}")
+    exact = next((x for x in short_numbers(factor) if abs(x - factor) < CLOSE), factor)
+    change = around(lambda x: exact * x + ((1 - exact) * x).detach(), *places - {-1})
+    yield Cause(
+        f"a gradient times {number_text(exact)} {where}", dict.fromkeys(stop.changes, change)
+    )
+
+
+def _straight(tape: Tape, nodes: Sequence[Node], labels: Mapping[int, str]) -> Iterator[Cause]:
+    """An operation whose gradient is that of its operand, as of a straight-through estimator."""
+
+    def past(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return args[0] + (func(*args, **kwargs) - args[0]).detach()
+
+    for what, group in subsets(nodes, labels):
+        op = Operation(group[0], tape, labels)
+        inexact = 0 in op.tensors and _is_inexact(op.args[0]) and op.name not in VIEWS
+        if inexact and not op.node.several and op.args[0].shape == op.out.shape:
+            text = f"a gradient that passes {op} as if it were not there, straight through{what}"
+            yield Cause(text, {node.number: computed(past) for node in group})
 
 
 def _attached(nodes: Sequence[Node]) -> Iterator[Cause]:
@@ -140,4 +227,4 @@ def _without_one(parts: Sequence[Any], i: int) -> list[Any]:
 
 
 def _stopped(where: str) -> str:
-    return f"a gradient that is stopped {where}, as by a stop_gradient that torch does not have"
+    return f"{STOPPED}{where}, {UNLIKE}"

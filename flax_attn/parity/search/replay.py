@@ -49,6 +49,20 @@ def in_float64() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+@contextmanager
+def in_one_thread() -> Iterator[None]:
+    """As `in_float64`, and in one thread: sharing small arrays takes longer than computing them."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with in_float64():
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 class Replay:
     """One evaluation of a program with changes.
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from typing import Any, Literal
 
+import jax
 import numpy as np
 from flax import nnx
 
@@ -11,13 +13,16 @@ from ...errors import ParityError
 from ...weights.described import Source
 from ...weights.known_layers import flax_params, flax_state, flax_values
 from ...weights.plan import Plan, first_paths
-from .. import draw
+from .. import draw, judge
 from ..side_names import worded
 from .calls import Function, errors_of, name_of
 from .flax import Flax, NotWide
-from .jaxpr_evaluate import NARROW, Evaluation, lifted_in
+from .jax_operations import is_tensor
+from .jax_tape import tape_of
+from .jaxpr_evaluate import NARROW, SINGLE, Evaluation, lifted_in
 from .original import Arrays, Part, Stepped
-from .run import Call, Request, Run, fit_mask, narrowed
+from .run import Call, Request, Run, fit_mask, is_floating, narrowed
+from .tape import Tape
 from .torch_noise import RUNS as NOISY
 
 
@@ -136,8 +141,26 @@ class JaxOriginal:
     def quick(self, keeps: Sequence[np.ndarray]) -> Run:
         return replace(self, request=replace(self.request, grads=False)).alone("float64", keeps)
 
-    def program(self, truth: Run) -> None:
-        """Returns None: only torch's operations are recorded one by one."""
+    def program(self, truth: Run) -> Tape | None:
+        """Its operations as torch's; None without torch, or if those give other values."""
+        if find_spec("torch") is None:
+            return None
+        keeps = None if self.draws_alone else truth.keeps
+        options = "float64", True, None, keeps, Evaluation(SINGLE)
+        side = Flax(self.module, self.call, self.request, *options)
+        program, shapes, given = side.traced(self._own("float64"))
+        params, floats, *_ = given
+        named = {f"parameter {k}": x for k, x in params.items()}
+        named |= {f"input {k}": x for k, x in floats.items()}
+        with jax.enable_x64(True):
+            tape, outs = tape_of(program, named, self.request.arrays(), jax.tree.leaves(given))
+        outputs, rest = jax.tree.unflatten(jax.tree.structure(shapes), outs)
+        _mark(tape, "output ", {**outputs, **rest["exact"]})
+        _mark(tape, "tap ", rest.get("taps", {}))
+        _mark(tape, "state ", rest["state"])
+        for name, xs in rest.get("inputs", {}).items():
+            _mark(tape, "argument ", {f"{i} {name}": x for i, x in enumerate(xs)})
+        return tape if _gives(tape, self.quick(truth.keeps)) else None
 
     def steps(self, optimizer: Any, count: int, keeps: Sequence[np.ndarray]) -> Iterator[Stepped]:
         """Yields nothing: `check` refuses optimizers."""
@@ -152,6 +175,11 @@ class JaxOriginal:
             )
         return {}, {}
 
+    def _own(self, dtype: str) -> Arrays:
+        """Its weights in `dtype`: two paths of one Param are one, which has the first as a name."""
+        first, values = first_paths(self.module), narrowed(self.values, dtype)
+        return {path: x for path, x in values.items() if first.get(path, path) == path}
+
     def _run(
         self,
         dtype: str,
@@ -160,10 +188,7 @@ class JaxOriginal:
         evaluation: Evaluation,
     ) -> Run:
         """Runs it in `made_in` with weights and inputs rounded to `dtype`."""
-        # Two paths of one Param are one weight, which the runner knows by the first.
-        first = first_paths(self.module)
-        values = narrowed(self.values, dtype)
-        values = {path: x for path, x in values.items() if first.get(path, path) == path}
+        values = self._own(dtype)
         # Masks are carried between modules that train; a function draws from the key it is given.
         keeps = None if self.draws_alone else keeps
         request = self.request.in_dtype(dtype)
@@ -204,3 +229,20 @@ def _call(run: Run, tap: str) -> Call:
     if tap not in run.inputs:
         return Call(tap.rpartition(".")[2].partition("#")[0])
     return Call("", {str(i): x for i, x in enumerate(run.inputs[tap])})
+
+
+def _mark(tape: Tape, kind: str, values: Mapping[str, Any]) -> None:
+    """Names values on a tape."""
+    for name, x in values.items():
+        if is_tensor(x):
+            tape.mark(f"{kind}{name}", x)
+
+
+def _gives(tape: Tape, truth: Run) -> bool:
+    """Whether a tape has the outputs of a run."""
+    marked = {k: tape.marks.get(f"output {k}") for k, x in truth.outputs.items() if is_floating(x)}
+    return all(
+        number is not None
+        and judge.same_function(tape.values[number].numpy(), truth.outputs[name]).ok
+        for name, number in marked.items()
+    )

@@ -77,13 +77,14 @@ class Evaluation:
 
         for number, equation in enumerate(jaxpr.eqns):
             values = list(map(value, equation.invars))
-            outs = list(map(self._wide, self._equation(equation, values)))
-            if self.noise is not None and not _inner(equation):
+            outs = list(map(self._wide, self.equation(equation, values)))
+            if self.noise is not None and not inner(equation):
                 outs = moved(equation, values, outs, (self.noise, number))
             known |= dict(zip(equation.outvars, outs, strict=True))
         return list(map(value, jaxpr.outvars))
 
-    def _equation(self, equation: Any, values: list[Any]) -> list[Any]:
+    def equation(self, equation: Any, values: list[Any]) -> list[Any]:
+        """The results of one operation for these operands."""
         name = equation.primitive.name
         rebuilt: Callable[..., list[Any]] | None = REBUILT.get(name)
         if rebuilt is not None:
@@ -91,8 +92,8 @@ class Evaluation:
         if name == "pallas_call" and equation.params["interpret"] is True:
             return self(_interpreted(equation), values)
         if name in CALLS:
-            return self.of(*_inner(equation)[0], values)
-        if name in DECLARED or _inner(equation):
+            return self.of(*inner(equation)[0], values)
+        if name in DECLARED or inner(equation):
             # What holds another program in a way that cannot be built again here.
             return _declared(equation, values)
         return self._bound(equation, values)
@@ -203,7 +204,7 @@ def _declared(equation: Any, values: list[Any]) -> list[Any]:
     return list(out) if primitive.multiple_results else [out]
 
 
-def _inner(equation: Any) -> list[tuple[Any, Sequence[Any]]]:
+def inner(equation: Any) -> list[tuple[Any, Sequence[Any]]]:
     """The programs among the parameters of an equation, each with its constants."""
     parts = (
         part
@@ -221,8 +222,8 @@ def _computed_dtypes(jaxpr: Any) -> Any:
     """Every dtype that a program computes in, those of its inner programs included."""
     for equation in jaxpr.eqns:
         yield from _avals(equation)
-        for inner, _ in _inner(equation):
-            yield from _computed_dtypes(inner)
+        for part, _ in inner(equation):
+            yield from _computed_dtypes(part)
 
 
 def _avals(equation: Any) -> list[Any]:

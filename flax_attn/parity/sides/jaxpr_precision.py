@@ -158,7 +158,7 @@ def unread(traced: Any, args: tuple[Any, ...], grads: bool) -> list[str]:
 def _unique_findings(jaxpr: Any, describe: Callable[[Any], str]) -> list[Finding]:
     """Returns unique findings; one of the backward pass only if it is not in the forward too."""
     findings = {}
-    for eqn, place in _equations(jaxpr, _Place()):
+    for eqn, place in _equations(jaxpr, Place()):
         what = describe(eqn)
         if what and place.finding(what) not in findings:
             findings[place.finding(what, place.backward)] = None
@@ -225,7 +225,7 @@ def _precision_text(precision: Any) -> str:
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """Source of an equation: the user's line, and the library line inside it."""
 
     file: str = ""
@@ -240,12 +240,12 @@ class _Place:
         return Finding(what, self.file, self.line, self.function)
 
 
-def _equations(jaxpr: Any, outer: _Place) -> Iterator[tuple[Any, _Place]]:
+def _equations(jaxpr: Any, outer: Place) -> Iterator[tuple[Any, Place]]:
     """Yields every equation with its place, including those of nested jaxprs."""
     for eqn in jaxpr.eqns:
         # Equations of a backward pass have the source line of the forward call.
         backward = outer.backward or "transpose(" in str(eqn.source_info.name_stack)
-        place = replace(_place(eqn, outer), backward=backward)
+        place = replace(place_of(eqn, outer), backward=backward)
         yield eqn, place
         for value in eqn.params.values():
             for part in value if isinstance(value, tuple | list) else (value,):
@@ -253,17 +253,17 @@ def _equations(jaxpr: Any, outer: _Place) -> Iterator[tuple[Any, _Place]]:
                     yield from _equations(part, place)
 
 
-def _place(eqn: Any, outer: _Place) -> _Place:
+def place_of(eqn: Any, outer: Place) -> Place:
     """Returns the innermost user line; for library code, the user line that called it."""
     traceback = getattr(eqn.source_info, "traceback", None)
-    inside, library = "", _Place()
+    inside, library = "", Place()
     for frame in traceback.frames if traceback else ():
         owner = _owner(frame.file_name)
         if owner == "":
-            return _Place(frame.file_name, frame.line_num, _short(frame.function_name), inside)
+            return Place(frame.file_name, frame.line_num, _short(frame.function_name), inside)
         if owner in LIBRARIES and not inside:
             inside = f"{_after(frame.file_name, owner)}:{frame.line_num}"
-            library = _Place(frame.file_name, frame.line_num, _short(frame.function_name))
+            library = Place(frame.file_name, frame.line_num, _short(frame.function_name))
     if not inside:
         return outer
     return replace(outer, inside=inside) if outer.file else library

@@ -7,6 +7,7 @@ other view of that memory, so that a change of one operation reaches all that de
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -27,6 +28,8 @@ BETWEEN = tuple(
 KERNELS = ("_weight_norm_interface", "native_layer_norm", "native_group_norm", "native_batch_norm")
 # Operations whose kinds in place and otherwise are the same function.
 ELEMENTWISE = ("add", "sub", "mul", "div", "neg", "sigmoid", "tanh", "relu", "exp", "masked_fill")
+# Arguments of a batch norm that it changes, and what they are.
+STATISTICS = {3: "running mean", 4: "running variance"}
 # Modes of this package, which are on the call stack of every operation of the module.
 HANDLERS = ("__torch_dispatch__", "__torch_function__", "on_op", "_on_op", "in_float64", "noisy")
 # What these functions of this package call is part of the module's program.
@@ -119,6 +122,7 @@ class Tape:
       marks: numbers of values by name: "tap NAME", "output NAME", "argument 0 NAME".
       names: names of parameters, buffers and inputs by number of value.
       of_package: whether operations that this package calls are part of the program.
+      site: file, line and 0 of the program that these are part of.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -127,6 +131,7 @@ class Tape:
     marks: dict[str, int] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     of_package: bool = False
+    site: tuple[str, int, int] | None = None
     _current: dict[tuple[Any, ...], int] = field(default_factory=dict)
     _detached: dict[tuple[Any, ...], int] = field(default_factory=dict)
     _aliases: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict)
@@ -156,6 +161,19 @@ class Tape:
         """Ends the recording: what follows is the backward pass."""
         self._stopped = True
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Records nothing in the block."""
+        before, self._stopped = self._stopped, True
+        yield
+        self._stopped = before
+
+    def add(self, name: str, func: Callable[..., Any], args: Any, outs: list[Any]) -> None:
+        """Notes an operation that is none of torch's, with its operands and results."""
+        with self.paused():
+            refs = tuple(map(self._ref, args))
+            self._add(func, name, refs, {}, outs, ("", ("", *(self.site or ()), name), True, {}))
+
     def mark(self, name: str, tensor: Any) -> None:
         """Notes which value is a tap, an output or an argument of a submodule."""
         if not self._stopped:
@@ -182,7 +200,7 @@ class Tape:
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], path: str) -> Any:
         import torch
 
-        site = _caller()
+        site = self.site or _caller()
         if site is None and not self.of_package and not func._schema.is_mutable:
             return func(*args, **kwargs)  # this package only reads values
         refs, named = (mapped(x, self._ref) for x in (args, [*kwargs.values()]))
@@ -211,6 +229,9 @@ class Tape:
             self._rewrite(tensor)
         for tensor in statistics:
             self._current.pop(_key(tensor), None)
+        for place, kind in STATISTICS.items() if statistics and args[5] else ():
+            facts = refs[place], refs[0], args[6]
+            self._add(_averaged(kind), kind, facts, {}, args[place], (path, where, False, {}))
         return out
 
     def _ref(self, x: Any) -> Any:
@@ -380,6 +401,17 @@ def _functional(func: Any) -> Callable[..., Any]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return func(*(x.clone() if torch.is_tensor(x) else x for x in args), **kwargs)
+
+    return call
+
+
+def _averaged(kind: str) -> Callable[..., Any]:
+    """What a batch norm does to one of its statistics: moves it by a share to that of its input."""
+
+    def call(before: Any, x: Any, share: float) -> Any:
+        axes = [0, *range(2, x.ndim)]
+        new = x.mean(axes) if kind == STATISTICS[3] else x.var(axes)
+        return (1 - share) * before + share * new
 
     return call
 

@@ -20,7 +20,7 @@ from .run import (
 )
 from .tape import Tape
 from .torch_noise import RoundingMove
-from .torch_recorder import Recorder, is_inexact, trained_parameters
+from .torch_recorder import Recorder, is_inexact, state_of, trained_parameters
 
 
 def run_torch(
@@ -118,18 +118,10 @@ def _ask_for_gradients(module: Any, grads: bool) -> None:
 
 
 def _states(module: Any) -> dict[str, Any]:
-    """Returns module state that a call may change: buffers, plain tensors and numbers."""
+    """Returns module state that a call may change, tensors as copies."""
     import torch
 
-    states: dict[str, Any] = {name: to_numpy(x) for name, x in module.named_buffers()}
-    for path, part in module.named_modules():
-        for name, value in vars(part).items():
-            name = f"{path}.{name}" if path else name
-            if torch.is_tensor(value):
-                states[name] = to_numpy(value)
-            elif isinstance(value, int | float | str | np.ndarray):
-                states[name] = value
-    return states
+    return {k: to_numpy(x) if torch.is_tensor(x) else x for k, x in state_of(module).items()}
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -31,6 +31,18 @@ def trained_parameters(module: Any) -> dict[str, Any]:
     return {k: v for k, v in module.named_parameters() if v.requires_grad}
 
 
+def state_of(module: Any) -> dict[str, Any]:
+    """What a call may change of a module: buffers, plain tensors, arrays, numbers and texts."""
+    import torch
+
+    states: dict[str, Any] = dict(module.named_buffers())
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            if torch.is_tensor(value) or isinstance(value, int | float | str | np.ndarray):
+                states[f"{path}.{name}" if path else name] = value
+    return states
+
+
 class Recorder:
     """Records submodule outputs and points inside attention; supplies dropout masks."""
 
@@ -86,12 +98,17 @@ class Recorder:
             yield
 
     def mark_results(self, outputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
-        """Ends the tape, which knows the outputs, and inputs and parameters by name."""
+        """Ends the tape, which knows outputs, inputs, parameters and state by name."""
+        import torch
+
         if self.tape is not None:
             for name, x in outputs.items():
                 self.tape.mark(f"output {name}", x)
             for name, x in {**trained_parameters(self.module), **inputs}.items():
                 self.tape.mark(f"input {name}" if name in inputs else f"parameter {name}", x)
+            for name, x in state_of(self.module).items():
+                if torch.is_tensor(x):
+                    self.tape.mark(f"state {name}", x)
             self.tape.stop()
 
     def finish(self) -> None:

@@ -19,7 +19,6 @@ from .conjugate import conjugate, is_complex
 from .numbers import in_float32, other_rounding, times, zeros
 from .state_changes import changed_alone
 
-SCALED = "a gradient times"  # begins the hint of a gradient with a factor
 Found = TypeVar("Found")
 
 
@@ -71,7 +70,7 @@ def _backward_hint(got: np.ndarray, want: np.ndarray) -> str:
     norm = float(np.vdot(want, want))
     factor = float(np.vdot(want, got)) / norm if norm else 0.0
     if factor and judge.error(got, factor * want) <= judge.SAME_FUNCTION:
-        return f"{SCALED} {times(factor)}"
+        return f"a gradient times {times(factor)}"
     in_float32 = want.astype(np.float32).astype(np.float64)
     if judge.error(got, want) <= judge.error(in_float32, want) * 4:
         return "a gradient in float32"
