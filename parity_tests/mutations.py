@@ -33,35 +33,45 @@ BOUNDS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, as
 BOUNDS |= {ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn}
 # What is put around an expression, by kind. The last ones no list of usual mistakes has.
 AROUND = {
-    "gradient stopped": ("jax.lax.stop_gradient(y)",),
+    "gradient stopped": (
+        "jax.lax.stop_gradient(y)",
+        "2 * jax.lax.stop_gradient(y) - y",
+        "2 * y - jax.lax.stop_gradient(y)",
+    ),
     "rounded": ("y.astype(jnp.float32).astype(jnp.float64)", "jnp.round(16 * y) / 16"),
     "rolled": ("jnp.roll(y, 1, -1)", "jnp.roll(y, 1, 1)"),
     "flipped": ("jnp.flip(y, -1)", "jnp.flip(y, 1)"),
     "along an axis": ("jnp.cumsum(y, 1) / y.shape[1]", "jnp.sort(y)", "y - jnp.roll(y, 1, -1)"),
     "scaled": ("0.5 * y", "y * y.shape[-1] ** -0.5"),
-    "shifted": ("y + 1.0",),
+    "shifted": ("y + 1.0", "y + 0.1 * jnp.arange(y.shape[-1])"),
     "extra activation": ("jax.nn.relu(y)", "jnp.tanh(y)", "jax.nn.silu(y)", "y**3"),
     "extra norm": ("jax.nn.standardize(y)", "jax.nn.softmax(y)", "y / (1 + jnp.max(jnp.abs(y)))"),
     "clipped": ("jnp.clip(y, -0.5, 0.5)", "jnp.maximum(y, 0.1)"),
     "first zeroed": ("y.at[..., 0].set(0)", "y.at[:, 0].set(0)"),
-    "half of it": ("jnp.where(jnp.arange(y.shape[-1]) % 2 == 0, y, 0.5 * y)",),
-    "mixed with its neighbour": ("0.9 * y + 0.1 * jnp.roll(y, 1, -1)",),
+    "weighted by place": (
+        "jnp.where(jnp.arange(y.shape[-1]) % 2 == 0, y, 0.5 * y)",
+        "y.at[..., -1].multiply(2)",
+        "y * 0.9 ** jnp.arange(y.shape[-1])",
+    ),
+    "mixed": ("0.9 * y + 0.1 * jnp.roll(y, 1, -1)", "0.5 * y + 0.5 * jnp.mean(y)"),
     "signed root": ("jnp.sign(y) * jnp.sqrt(jnp.abs(y))",),
-    "last doubled": ("y.at[..., -1].multiply(2)",),
-    "ramp added": ("y + 0.1 * jnp.arange(y.shape[-1])",),
     "small ones dropped": ("jnp.where(jnp.abs(y) < 0.3, 0, y)",),
     "running maximum": ("jax.lax.cummax(y, 1)",),
     "signed logarithm": ("jnp.sign(y) * jnp.log1p(jnp.abs(y))",),
-    "pulled to its mean": ("0.5 * y + 0.5 * jnp.mean(y)",),
-    "decayed": ("y * 0.9 ** jnp.arange(y.shape[-1])",),
     "wrapped": ("y - jnp.floor(y)",),
     "gated by its neighbour": ("y * jax.nn.sigmoid(jnp.roll(y, 1, -1))",),
+    "by its own size": ("y * jnp.mean(jnp.abs(y), -1, keepdims=True)",),
+    "less its median": ("y - jnp.median(y, -1, keepdims=True)",),
+    "sine added": ("y + 0.1 * jnp.sin(3 * y)",),
+    "largest doubled": ("jnp.where(y == jnp.max(y, -1, keepdims=True), 2 * y, y)",),
+    "bell": ("1 / (1 + y**2)",),
+    "square of the one before": ("y + 0.1 * jnp.roll(y, 1, 1) ** 2",),
 }
 # Kinds that the catalogue of the search does not have, as it is now.
 LACKING = (
-    "half of it", "mixed with its neighbour", "signed root", "last doubled", "ramp added",
-    "small ones dropped", "running maximum", "signed logarithm", "pulled to its mean", "decayed",
-    "wrapped", "gated by its neighbour",
+    "signed root", "small ones dropped", "running maximum", "signed logarithm", "wrapped",
+    "gated by its neighbour", "by its own size", "less its median", "sine added",
+    "largest doubled", "bell", "square of the one before",
 )  # fmt: skip
 
 

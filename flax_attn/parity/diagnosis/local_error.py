@@ -229,10 +229,10 @@ def _result(row: Row, local: Local, plain: Run) -> Divergence:
     description, truth, names, outcome = "", local.truth, local.pair.names, None
     if row.kind == "state":
         description = attempt("state_settings", lambda: state_settings(local, row.name), "")
+        description = description or state_hint(row.name, plain, truth, names)
         if not description:
             outcome = attempt("search", lambda: cause_of_state(local, row.name), None)
-        description = description or _sentence(outcome)
-        description = description or state_hint(row.name, plain, truth, names)
+            description = _sentence(outcome)
     description = result_hint(plain, truth, names) if row.kind == "output" else description
     place = Divergence.of(row, "value" if row.kind == "output" else row.kind, description)
     return replace(place, search=outcome)

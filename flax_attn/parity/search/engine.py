@@ -15,12 +15,12 @@ from ..sides.tape import Ref, Tape
 from .catalogue import KINDS, Kind
 from .chains import chains, gates
 from .channels import channels
-from .fit import constants, factors_and_terms, shares, softcaps
-from .generic import functions_of
+from .fit import constants, factors_and_terms, momenta, shares, softcaps
+from .generic import extra, functions_of
 from .heads import exchanged_modules
 from .inside import attempted, inside
 from .masks import lost_keys, measured_masks
-from .operands import exchanged_slices, other_operands
+from .operands import exchanged_slices, other_operands, stale
 from .operation import around
 from .replay import in_one_thread
 from .rotary import rotations
@@ -30,7 +30,7 @@ from .target import Target
 # Changes inside of fused operations, which a port may write out.
 INSIDE = Kind("inside", partial(inside, tuple(kind.changes for kind in KINDS)))
 # Changes that look at more than one operation.
-OF_SPANS = (exchanged_slices, exchanged_modules, other_operands, chains, gates)
+OF_SPANS = (exchanged_slices, exchanged_modules, stale, other_operands, chains, gates)
 PAIRS_UP_TO = 8  # number of operations in which pairs of changes are tried
 
 
@@ -71,7 +71,8 @@ def _causes(span: Span) -> Iterator[Cause]:
     yield from attempted(factors_and_terms, span)
     yield from shares(span, _candidates(span, fits=False))
     yield from attempted(channels, span)
-    for cause in chain(_of_kind(span, INSIDE), _pairs(span)):
+    within = () if span.target.is_spoiled else _of_kind(span, INSIDE)
+    for cause in chain(within, _pairs(span)):
         if span.budget.spent:
             return
         if span.explains(cause.changes):
@@ -81,12 +82,14 @@ def _causes(span: Span) -> Iterator[Cause]:
 def _candidates(span: Span, fits: bool = True) -> Iterator[Cause]:
     """All single changes; `fits` is whether constants are fitted too."""
     for kind in KINDS:
+        if span.target.is_spoiled and kind.changes is extra:
+            continue
         yield from _of_kind(span, kind)
         if kind.name == "another mask":
             yield from attempted(measured_masks, span)
             yield from attempted(lost_keys, span)
         if kind.name == "left out":
-            for rows in (rotations, *((constants, softcaps) if fits else ()), *OF_SPANS):
+            for rows in (rotations, *((constants, momenta, softcaps) if fits else ()), *OF_SPANS):
                 yield from attempted(rows, span)
     yield from attempted(_before_all, span)
 

@@ -46,6 +46,31 @@ def constants(span: Span) -> Iterator[Cause]:
     return _of_families(span, _constants)
 
 
+def momenta(span: Span) -> Iterator[Cause]:
+    """Another share of the new in a moving average, whose two factors sum to one."""
+    nodes = span.tape.nodes
+    for node in (node for node in span.nodes if node.name == "add"):
+        made = [span.tape.producers[x] for x in node.operands]
+        factors = [nodes[n] for n in made if n >= 0 and nodes[n].name == "mul"]
+        numbers = {x.number: x.args[1] for x in factors if isinstance(x.args[-1], float)}
+        alpha = node.kwargs.get("alpha", 1)
+        old, new = (*numbers, node.number, node.number)[:2]
+        shares = (*numbers.values(), alpha)[:2]
+        if not numbers or not abs(sum(shares) - 1) < CLOSE**2:
+            continue
+
+        def changes(c: float, old: int = old, new: int = new, node: Node = node) -> Changes:
+            fresh = with_arguments({1: c}) if new != node.number else _with_alpha(c)
+            return {old: with_arguments({1: 1 - c}), new: fresh}
+
+        text = f"another momentum: {{}} of the new, torch {shares[1]:g}"
+        yield from _solutions(span, Family(text, float(shares[1]), changes))
+
+
+def _with_alpha(c: float) -> Any:
+    return computed(lambda func, args, kwargs: func(*args, **{**kwargs, "alpha": c}))
+
+
 def softcaps(span: Span) -> Iterator[Cause]:
     """Another cap in the place of each of torch's."""
     for row, cap in capped(span):

@@ -12,6 +12,8 @@ from .span import Cause, Span
 MANY = 24  # number of other values that are tried for one operand, the nearest first
 # Operations that spread an operand over the shape of the other one.
 SPREADING = ("add", "sub", "mul", "div", "maximum", "minimum", "where")
+# Operations that write a part of an array, as of a cache.
+WRITES = ("slice_scatter", "select_scatter", "index_put", "index_copy", "scatter", "copy")
 LARGE = 1 << 16  # number of elements from which values are not compared
 SLICES = 6  # number of slices of one array of which two are exchanged
 
@@ -37,6 +39,27 @@ def other_operands(span: Span) -> Iterator[Cause]:
                     permuted = f", its axes in the order {list(order)}" if order else ""
                     sentence = _other_text(op, place, f"{op.called(other)}{permuted}")
                     yield Cause(f"{sentence}{what}", changes)
+
+
+def stale(span: Span) -> Iterator[Cause]:
+    """What was there before it was written, where it is read: of one array, then of all."""
+    everywhere: dict[int, dict[int, int]] = {}
+    texts = []
+    for node in (node for node in span.nodes if node.name in WRITES):
+        before, out = node.args[0].value, node.outs[0]
+        places = {
+            user.number: {i: before for i, x in enumerate(user.args) if x == Ref(out)}
+            for user in span.nodes
+            if out in user.operands
+        }
+        for number, operands in places.items():
+            everywhere[number] = {**everywhere.get(number, {}), **operands}
+        op = span.operation(node)
+        texts.append(f"{op.called(before)} as it was before {op}: a stale state, read too early")
+        yield Cause(texts[-1], {n: Change(operands=x) for n, x in places.items()})
+    if len(texts) > 1:
+        changes = {number: Change(operands=x) for number, x in everywhere.items()}
+        yield Cause("; and ".join(texts), changes)
 
 
 def _other_text(op: Operation, place: int, other: str) -> str:

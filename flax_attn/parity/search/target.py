@@ -85,6 +85,14 @@ class Target:
         entropy = -float((shares * np.log2(shares)).sum())
         return len(counts) > DISTINCT or self.got.size <= DISTINCT or entropy * self.got.size > BITS
 
+    @cached_property
+    def is_spoiled(self) -> bool:
+        """Whether Flax differs by NaN alone, which many a function gives in place of numbers."""
+        if self.got.size != self.want.size or not self.orders:
+            return False
+        moved = differing(self.got, self.want.ravel()[self.orders[0]])
+        return bool(np.isnan(self.got[moved]).all())
+
     def gap(self, made: Any) -> np.ndarray | None:
         """A few differences in the first layout; None if shapes or kinds differ."""
         if tuple(made.shape) != self.want.shape or not self.few:

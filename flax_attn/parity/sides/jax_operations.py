@@ -277,7 +277,8 @@ def to_torch(x: Any) -> Any:
 
     if is_tensor(x):
         return x
-    dtype = _torch_dtype(getattr(x, "dtype", np.asarray(x).dtype))
+    x = x if hasattr(x, "dtype") else np.asarray(x)
+    dtype = _torch_dtype(x.dtype)
     if dtype is None:
         return x
     wide = np.asarray(x)
