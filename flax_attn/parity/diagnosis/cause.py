@@ -48,7 +48,9 @@ def cause_of(
 def cause_of_state(local: Local, path: str) -> Outcome | None:
     """What the search for other state after the call gave; None where nothing is to search in."""
     tape, names, states = local.tape, local.pair.names, local.truth.state
-    for name, want in states.items() if tape is not None and path in local.run.state else ():
+    if tape is None or path not in local.run.state:
+        return None
+    for name, want in states.items():
         number = tape.marks.get(f"state {name}")
         if number is not None and path in (names.tap(name), *names.carried({name: want})):
             target = Target(number, local.run.state[path], want, "")

@@ -14,6 +14,7 @@ from .span import Cause, Span
 LONGEST = 32  # places along an axis that are fitted
 SHOWN = 8  # numbers of them that a sentence lists
 DIGITS = 10  # of a number that is no measurement of the data
+ENOUGH = 64, 4  # of Flax's values: at least so many, and so many for each number
 LEAST = 0.5  # share of the gap that a step of Newton's method takes away, if it leads anywhere
 SMALLEST = 1e-6  # relative singular value of what the numbers do
 PARTS = ("it", "the one before", "the one after", "the mean along it", "the mean of all")
@@ -48,7 +49,7 @@ def channels(span: Span) -> Iterator[Cause]:
                         change = around(lambda y: f.function(y, n), place)
                         return {node.number: change for node in nodes}  # noqa: B023
 
-                    numbers = _solved(span, changes, family.start)
+                    numbers = _solution(span, changes, family.start)
                     if numbers is not None:
                         yield Cause(family.sentence(numbers), changes(numbers), fitted=True)
 
@@ -85,7 +86,7 @@ def _shares(numbers: np.ndarray, where: str) -> str:
     return f"a mix along {where}: " + ", ".join(f"{n:g} of {x}" for n, x in some if n)
 
 
-def _solved(
+def _solution(
     span: Span, changes: Callable[[np.ndarray], Changes], numbers: np.ndarray
 ) -> np.ndarray | None:
     """The numbers by Newton's method, rounded; None if none give Flax's value."""
@@ -94,6 +95,8 @@ def _solved(
         made = span.evaluate(changes(numbers))
         return None if made is None else span.target.whole_gap(made)
 
+    if span.target.got.size < max(ENOUGH[0], ENOUGH[1] * numbers.size):
+        return None
     here = gap(numbers)
     for _ in range(STEPS):
         if here is None or not np.linalg.norm(here):
@@ -103,10 +106,10 @@ def _solved(
             return None
         slopes = np.stack([(x - here) / STEP for x in ahead if x is not None], -1)
         step, *_ = np.linalg.lstsq(slopes, -here, rcond=SMALLEST)
-        there = gap(numbers + step)
-        if there is None or np.linalg.norm(there) > LEAST * np.linalg.norm(here):
+        next_gap = gap(numbers + step)
+        if next_gap is None or np.linalg.norm(next_gap) > LEAST * np.linalg.norm(here):
             return None
-        numbers, here = numbers + step, there
+        numbers, here = numbers + step, next_gap
         if np.abs(here).max() <= 1e3 * EXACT * span.target.size:
             break
     short = np.round(numbers, DIGITS) + 0.0

@@ -84,7 +84,9 @@ def explained_gradients(
 
     with in_one_thread(), warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        for candidate in _candidates(tape, nodes, labels, lambda x: _moved(of(x), gap), budget):
+        for candidate in _stops_and_factors(
+            tape, nodes, labels, lambda x: _sketch(of(x), gap), budget
+        ):
             made = None if budget.spent else of(candidate.changes)
             if made is not None and agrees(made):
                 cause = candidate
@@ -94,7 +96,7 @@ def explained_gradients(
     return Outcome(cause, tried, len(nodes), budget.seconds, late)
 
 
-def _moved(made: Gradients | None, gap: Callable[[Gradients], np.ndarray]) -> np.ndarray | None:
+def _sketch(made: Gradients | None, gap: Callable[[Gradients], np.ndarray]) -> np.ndarray | None:
     """What is left of Flax's gradients, as a sketch: sums of its numbers with random signs."""
     if made is None:
         return None
@@ -104,7 +106,7 @@ def _moved(made: Gradients | None, gap: Callable[[Gradients], np.ndarray]) -> np
     return np.bincount(places, left * signs, SKETCH)
 
 
-def _candidates(
+def _stops_and_factors(
     tape: Tape,
     nodes: Sequence[Node],
     labels: Mapping[int, str],

@@ -91,7 +91,7 @@ class Target:
         if self.got.size != self.want.size or not self.orders:
             return False
         moved = differing(self.got, self.want.ravel()[self.orders[0]])
-        return bool(np.isnan(self.got[moved]).all())
+        return bool(moved.any() and np.isnan(self.got[moved]).all())
 
     def gap(self, made: Any) -> np.ndarray | None:
         """A few differences in the first layout; None if shapes or kinds differ."""

@@ -1,163 +1,78 @@
 """Torch's operation for each operation of a JAX program, and arrays carried between the two."""
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-DIRECT = {
-    "neg": "neg", "exp": "exp", "exp2": "exp2", "log": "log", "log1p": "log1p", "expm1": "expm1",
-    "tanh": "tanh", "logistic": "sigmoid", "sqrt": "sqrt", "rsqrt": "rsqrt", "abs": "abs",
-    "sin": "sin", "cos": "cos", "tan": "tan", "floor": "floor", "ceil": "ceil", "sign": "sign",
-    "erf": "erf", "erfc": "erfc", "is_finite": "isfinite", "square": "square", "real": "real",
-    "imag": "imag", "conj": "conj", "add": "add", "add_any": "add", "sub": "sub", "mul": "mul",
-    "pow": "pow", "atan2": "atan2", "eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt",
-    "ge": "ge", "copy": "clone", "complex": "complex", "rem": "fmod", "stop_gradient": "detach",
+# Operations of torch with the operands of JAX's, by JAX's names; "" is the same name.
+SAME_OPERANDS = {
+    "neg": "", "exp": "", "exp2": "", "log": "", "log1p": "", "expm1": "", "tanh": "", "sqrt": "",
+    "rsqrt": "", "abs": "", "sin": "", "cos": "", "tan": "", "floor": "", "ceil": "", "sign": "",
+    "erf": "", "erfc": "", "square": "", "real": "", "imag": "", "conj": "", "add": "", "sub": "",
+    "mul": "", "pow": "", "atan2": "", "eq": "", "ne": "", "lt": "", "le": "", "gt": "", "ge": "",
+    "complex": "", "logistic": "sigmoid", "is_finite": "isfinite", "add_any": "add",
+    "copy": "clone", "rem": "fmod", "stop_gradient": "detach", "max": "maximum", "min": "minimum",
 }  # fmt: skip
-LOGICAL = {"and": "logical_and", "or": "logical_or", "xor": "logical_xor", "not": "logical_not"}
+BITS = {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "not": "bitwise_not"}
 REDUCTIONS = {
     "reduce_sum": "sum", "reduce_max": "amax", "reduce_min": "amin", "reduce_or": "any",
     "reduce_and": "all",
 }  # fmt: skip
-Torch = Callable[..., Any]  # of an equation's parameters and its operands
+Torch = Callable[..., Any]  # of torch, an equation's parameters and its operands
 
 
 def operation_of(equation: Any, values: Sequence[Any]) -> Any:
     """The result of an operation by torch's for it; None if torch has none that does the same."""
-    operation = _table().get(equation.primitive.name)
-    if operation is None:
+    import torch
+
+    name, params = equation.primitive.name, equation.params
+    if name in {**SAME_OPERANDS, **BITS}:
+        torch_name = SAME_OPERANDS.get(name) or BITS.get(name) or name
+        return getattr(torch, torch_name)(*_for_torch(name, values))
+    if name in REDUCTIONS:
+        axes = tuple(params["axes"])
+        return getattr(torch, REDUCTIONS[name])(values[0], dim=axes) if axes else values[0]
+    if name not in TABLE:
         return None
-    return operation({**equation.params, "aval": equation.outvars[0].aval}, *values)
+    return TABLE[name](torch, {**params, "aval": equation.outvars[0].aval}, *values)
 
 
-@cache
-def _table() -> dict[str, Torch]:
-    """Torch's operation for each of JAX's, as a function of parameters and operands."""
+def _for_torch(name: str, values: Sequence[Any]) -> list[Any]:
+    """Operands as torch takes them: the first is a tensor, and bounds are both."""
     import torch
 
-    def direct(name: str) -> Torch:
-        return lambda p, *xs: getattr(torch, name)(*_first_tensor(xs))
-
-    table: dict[str, Torch] = {k: direct(name) for k, name in DIRECT.items()}
-    table |= {k: _logical(name) for k, name in LOGICAL.items()}
-    table |= {k: _reduced(name) for k, name in REDUCTIONS.items()}
-    table |= {
-        k: lambda p, *xs, n=n: getattr(torch, n)(*_tensors(xs))
-        for k, n in (("max", "maximum"), ("min", "minimum"))
-    }
-    table |= {
-        "div": _divided,
-        "integer_pow": lambda p, x: x ** p["y"],
-        "round": lambda p, x: torch.round(x) if int(p["rounding_method"]) else None,
-        "clamp": lambda p, low, x, high: torch.clamp(x, low, high),
-        "select_n": lambda p, c, *xs: torch.where(c.bool(), *xs[::-1]) if len(xs) == 2 else None,
-        "convert_element_type": lambda p, x: _cast(x, p["new_dtype"]),
-        "reduce_precision": lambda p, x: x,
-        "optimization_barrier": lambda p, *xs: xs[0] if len(xs) == 1 else None,
-        "broadcast_in_dim": _broadcast,
-        "reshape": lambda p, x: x.reshape(p["new_sizes"]),
-        "squeeze": lambda p, x: x.reshape(p["aval"].shape),
-        "expand_dims": lambda p, x: x.reshape(p["aval"].shape),
-        "transpose": lambda p, x: x.permute(p["permutation"]),
-        "rev": lambda p, x: x.flip(p["dimensions"]),
-        "slice": _sliced,
-        "split": lambda p, x: torch.split(x, list(p["sizes"]), p["axis"]),
-        "stack": lambda p, *xs: torch.stack(xs, p["axis"]),
-        "sort": lambda p, *xs: torch.sort(xs[0], p["dimension"])[0] if len(xs) == 1 else None,
-        "top_k": lambda p, x: (
-            tuple(torch.topk(x, p["k"])) if p["axis"] in (-1, x.ndim - 1) else None
-        ),
-        "dynamic_slice": _from_places,
-        "dynamic_update_slice": _into_places,
-        "conv_general_dilated": _convolution,
-        "concatenate": lambda p, *xs: torch.cat(xs, p["dimension"]),
-        "pad": _padded,
-        "iota": _iota,
-        "reduce_prod": lambda p, x: x.prod(p["axes"][0]) if len(p["axes"]) == 1 else None,
-        "argmax": lambda p, x: x.argmax(p["axes"][0]),
-        "argmin": lambda p, x: x.argmin(p["axes"][0]),
-        "cumsum": lambda p, x: _along(x, p, lambda y, i: y.cumsum(i)),
-        "cumprod": lambda p, x: _along(x, p, lambda y, i: y.cumprod(i)),
-        "dot_general": _product,
-        "gather": _gathered,
-    }
-    return table
+    dtype = next((x.dtype for x in values if is_tensor(x)), torch.float64)
+    count = len(values) if name in ("max", "min", *BITS) else 1
+    made = [x if is_tensor(x) else torch.tensor(x, dtype=dtype) for x in values[:count]]
+    return [*made, *values[count:]]
 
 
-def _tensors(xs: Sequence[Any]) -> list[Any]:
-    import torch
-
-    return [x if is_tensor(x) else torch.tensor(x, dtype=_dtype_beside(xs)) for x in xs]
-
-
-def _dtype_beside(xs: Sequence[Any]) -> Any:
-    import torch
-
-    return next((x.dtype for x in xs if is_tensor(x)), torch.float64)
+def _divided(torch: Any, p: Any, x: Any, y: Any) -> Any:
+    (x,) = _for_torch("div", [x])
+    inexact = x.is_floating_point() or x.is_complex()
+    return torch.div(x, y) if inexact else torch.div(x, y, rounding_mode="trunc")
 
 
-def _first_tensor(xs: Sequence[Any]) -> Sequence[Any]:
-    """The operands as torch's functions take them: of two, the first is a tensor."""
-    return xs if is_tensor(xs[0]) else [*_tensors([xs[0], *xs[1:]])[:1], *xs[1:]]
+def _converted(torch: Any, p: Any, x: Any) -> Any:
+    dtype = torch_dtype(p["new_dtype"])
+    x = x if is_tensor(x) or dtype is None else torch.tensor(x)
+    return None if dtype is None else x if x.dtype == dtype else x.to(dtype)
 
 
-def _logical(name: str) -> Torch:
-    import torch
-
-    bitwise = name.replace("logical", "bitwise")
-
-    def call(p: Any, *xs: Any) -> Any:
-        xs = _tensors(xs)
-        return getattr(torch, name if xs[0].dtype == torch.bool else bitwise)(*xs)
-
-    return call
-
-
-def _reduced(name: str) -> Torch:
-    import torch
-
-    return lambda p, x: getattr(torch, name)(x, dim=tuple(p["axes"])) if p["axes"] else x
-
-
-def _divided(p: Any, x: Any, y: Any) -> Any:
-    import torch
-
-    x = _first_tensor((x, y))[0]
-    return (
-        torch.div(x, y)
-        if x.is_floating_point() or x.is_complex()
-        else torch.div(x, y, rounding_mode="trunc")
-    )
-
-
-def _cast(x: Any, dtype: Any) -> Any:
-    import torch
-
-    wanted = _torch_dtype(dtype)
-    if wanted is None:
-        return None
-    x = x if is_tensor(x) else torch.tensor(x)
-    return x if x.dtype == wanted else x.to(wanted)
-
-
-def _broadcast(p: Any, x: Any, *_: Any) -> Any:
-    import torch
-
-    shape, places = tuple(p["shape"]), p["broadcast_dimensions"]
+def _spread(torch: Any, p: Any, x: Any, *_: Any) -> Any:
+    shape = tuple(p["shape"])
     if not is_tensor(x):
-        return torch.full(shape, x, dtype=_torch_dtype(p["aval"].dtype))
-    if tuple(x.shape) == shape:
-        return x
+        return torch.full(shape, x, dtype=torch_dtype(p["aval"].dtype))
     sizes = [1] * len(shape)
-    for place, size in zip(places, x.shape, strict=True):
+    for place, size in zip(p["broadcast_dimensions"], x.shape, strict=True):
         sizes[place] = size
     x = x if x.ndim == len(shape) else x.reshape(sizes)
     return x if tuple(x.shape) == shape else x.expand(shape)
 
 
-def _sliced(p: Any, x: Any) -> Any:
+def _sliced(torch: Any, p: Any, x: Any) -> Any:
     for axis, (low, high) in enumerate(zip(p["start_indices"], p["limit_indices"], strict=True)):
         step = (p["strides"] or [1] * x.ndim)[axis]
         if (low, high, step) != (0, x.shape[axis], 1):
@@ -165,9 +80,7 @@ def _sliced(p: Any, x: Any) -> Any:
     return x
 
 
-def _padded(p: Any, x: Any, fill: Any) -> Any:
-    import torch
-
+def _padded(torch: Any, p: Any, x: Any, fill: Any) -> Any:
     edges = p["padding_config"]
     if any(inside for _, _, inside in edges):
         return None
@@ -175,94 +88,115 @@ def _padded(p: Any, x: Any, fill: Any) -> Any:
     return torch.nn.functional.pad(x, flat, value=float(fill))
 
 
-def _iota(p: Any) -> Any:
-    import torch
-
+def _iota(torch: Any, p: Any) -> Any:
     shape, axis = tuple(p["shape"]), p["dimension"]
-    row = torch.arange(shape[axis]).to(_torch_dtype(p["dtype"]))
-    return (
-        row
-        if len(shape) == 1
-        else row.reshape([-1 if i == axis else 1 for i in range(len(shape))]).expand(shape)
-    )
+    row = torch.arange(shape[axis]).to(torch_dtype(p["dtype"]))
+    sizes = [-1 if i == axis else 1 for i in range(len(shape))]
+    return row if len(shape) == 1 else row.reshape(sizes).expand(shape)
 
 
-def _along(x: Any, p: Any, function: Any) -> Any:
-    axis = p["axis"]
-    return function(x.flip(axis), axis).flip(axis) if p["reverse"] else function(x, axis)
+def _running(name: str) -> Torch:
+    def along(torch: Any, p: Any, x: Any) -> Any:
+        axis, operation = p["axis"], getattr(torch, name)
+        return operation(x.flip(axis), axis).flip(axis) if p["reverse"] else operation(x, axis)
+
+    return along
 
 
-def _product(p: Any, x: Any, y: Any) -> Any:
-    import torch
-
-    (inner_x, inner_y), (batch_x, batch_y) = p["dimension_numbers"]
-    wide = _torch_dtype(p["aval"].dtype)
-    x, y = x.to(wide), y.to(wide)
-    plain = not batch_x and y.ndim == 2 and tuple(inner_x) == (x.ndim - 1,)
-    if plain:
-        return x @ (y if tuple(inner_y) == (0,) else y.T)
+def _product(torch: Any, p: Any, x: Any, y: Any) -> Any:
+    """A matrix product, as torch's own where it is one and else by letters."""
+    (of_x, of_y), (batch_x, batch_y) = p["dimension_numbers"]
+    dtype = torch_dtype(p["aval"].dtype)
+    x, y = x.to(dtype), y.to(dtype)
+    if not batch_x and y.ndim == 2 and tuple(of_x) == (x.ndim - 1,):
+        return x @ (y if tuple(of_y) == (0,) else y.T)
     letters = iter("abcdefghijklmnopqrstuvwxyz")
-    of_x, of_y = [next(letters) for _ in x.shape], [next(letters) for _ in y.shape]
-    for i, j in zip((*inner_x, *batch_x), (*inner_y, *batch_y), strict=True):
-        of_y[j] = of_x[i]
-    batch = [of_x[i] for i in batch_x]
-    rest = [c for i, c in enumerate(of_x) if i not in (*inner_x, *batch_x)]
-    rest += [c for i, c in enumerate(of_y) if i not in (*inner_y, *batch_y)]
-    text = f"{''.join(of_x)},{''.join(of_y)}->{''.join((*batch, *rest))}"
-    return torch.einsum(text, x, y)
+    one, other = [next(letters) for _ in x.shape], [next(letters) for _ in y.shape]
+    for i, j in zip((*of_x, *batch_x), (*of_y, *batch_y), strict=True):
+        other[j] = one[i]
+    rest = [c for i, c in enumerate(one) if i not in (*of_x, *batch_x)]
+    rest += [c for i, c in enumerate(other) if i not in (*of_y, *batch_y)]
+    out = [*(one[i] for i in batch_x), *rest]
+    return torch.einsum(f"{''.join(one)},{''.join(other)}->{''.join(out)}", x, y)
 
 
-def _gathered(p: Any, x: Any, index: Any) -> Any:
-    """Rows of a table, or one element of each row; None for other lookups."""
-    import torch
-
+def _gathered(torch: Any, p: Any, x: Any, index: Any) -> Any:
+    """Rows of a table; None for other lookups."""
     numbers, sizes = p["dimension_numbers"], tuple(p["slice_sizes"])
-    rows = (1, *x.shape[1:]) == sizes and numbers.start_index_map == (0,)
-    last = tuple(range(index.ndim - 1, index.ndim - 1 + x.ndim - 1))
+    rows = sizes == (1, *x.shape[1:]) and numbers.start_index_map == (0,)
+    last = tuple(range(index.ndim - 1, index.ndim + x.ndim - 2))
     if not rows or numbers.collapsed_slice_dims != (0,) or numbers.offset_dims != last:
         return None
     places = index[..., 0].long()
-    if places.numel() and not bool(((places >= 0) & (places < x.shape[0])).all()):
+    if not bool(((places >= 0) & (places < x.shape[0])).all()):
         return None
     return torch.nn.functional.embedding(places, x) if x.ndim == 2 else x[places]
 
 
-def _from_places(p: Any, x: Any, *starts: Any) -> Any:
+def _from_places(torch: Any, p: Any, x: Any, *starts: Any) -> Any:
     """A part that begins where integers say, within the array."""
     for axis, (size, start) in enumerate(zip(p["slice_sizes"], starts, strict=True)):
         x = x.narrow(axis, min(max(int(start), 0), x.shape[axis] - size), size)
     return x
 
 
-def _into_places(p: Any, x: Any, part: Any, *starts: Any) -> Any:
-    """A part written where integers say: only along one axis, as into a cache."""
-    import torch
-
-    axes = [i for i in range(x.ndim) if part.shape[i] != x.shape[i]]
-    if len(axes) > 1:
-        return None
-    axis = axes[0] if axes else 0
-    size = part.shape[axis]
-    start = min(max(int(starts[axis]), 0), x.shape[axis] - size)
-    return torch.slice_scatter(x, part, axis, start, start + size)
+def _into_places(torch: Any, p: Any, x: Any, part: Any, *starts: Any) -> Any:
+    """A part written where integers say, as into a cache; None along more than one axis."""
+    axes = [i for i in range(x.ndim) if part.shape[i] != x.shape[i]] or [0]
+    size = part.shape[axes[0]]
+    start = min(max(int(starts[axes[0]]), 0), x.shape[axes[0]] - size)
+    return None if axes[1:] else torch.slice_scatter(x, part, axes[0], start, start + size)
 
 
-def _convolution(p: Any, x: Any, kernel: Any) -> Any:
+def _convolution(torch: Any, p: Any, x: Any, kernel: Any) -> Any:
     """Torch's convolution; None for dilated inputs, as of a transposed one."""
-    import torch
-
-    (of_x, of_kernel, of_out), count = p["dimension_numbers"], x.ndim - 2
-    if count > 3 or any(n != 1 for n in p["lhs_dilation"]) or p["batch_group_count"] != 1:
+    (of_x, of_kernel, of_out), rank = p["dimension_numbers"], x.ndim - 2
+    if rank > 3 or any(n != 1 for n in p["lhs_dilation"]) or p["batch_group_count"] != 1:
         return None
+    functions = torch.nn.functional
     edges = [n for low_high in p["padding"][::-1] for n in low_high]
-    x = x.permute(of_x)
-    x = torch.nn.functional.pad(x, edges) if any(edges) else x
-    function = (torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn.functional.conv3d)
-    strides, dilation = tuple(p["window_strides"]), tuple(p["rhs_dilation"])
-    groups = p["feature_group_count"]
-    kernel = kernel.permute(of_kernel)
-    out = function[count - 1](x, kernel, None, strides, 0, dilation, groups)
+    x, kernel = x.permute(of_x), kernel.permute(of_kernel)
+    x = functions.pad(x, edges) if any(edges) else x
+    convolution = (functions.conv1d, functions.conv2d, functions.conv3d)[rank - 1]
+    steps = tuple(p["window_strides"]), 0, tuple(p["rhs_dilation"]), p["feature_group_count"]
+    out = convolution(x, kernel, None, *steps)
     return out.permute([of_out.index(i) for i in range(x.ndim)])
+
+
+TABLE: Mapping[str, Torch] = {
+    "div": _divided,
+    "integer_pow": lambda torch, p, x: x ** p["y"],
+    "round": lambda torch, p, x: torch.round(x) if int(p["rounding_method"]) else None,
+    "clamp": lambda torch, p, low, x, high: torch.clamp(x, low, high),
+    "select_n": lambda torch, p, c, *xs: (
+        torch.where(c.bool(), *xs[::-1]) if len(xs) == 2 and is_tensor(c) else None
+    ),
+    "convert_element_type": _converted,
+    "reduce_precision": lambda torch, p, x: x,
+    "optimization_barrier": lambda torch, p, *xs: xs[0] if len(xs) == 1 else tuple(xs),
+    "broadcast_in_dim": _spread,
+    "reshape": lambda torch, p, x: x.reshape(p["new_sizes"]),
+    "squeeze": lambda torch, p, x: x.reshape(p["aval"].shape),
+    "transpose": lambda torch, p, x: x.permute(p["permutation"]),
+    "rev": lambda torch, p, x: x.flip(p["dimensions"]),
+    "slice": _sliced,
+    "split": lambda torch, p, x: torch.split(x, list(p["sizes"]), p["axis"]),
+    "stack": lambda torch, p, *xs: torch.stack(xs, p["axis"]),
+    "concatenate": lambda torch, p, *xs: torch.cat(xs, p["dimension"]),
+    "sort": lambda torch, p, *xs: xs[0].sort(p["dimension"])[0] if len(xs) == 1 else None,
+    "top_k": lambda torch, p, x: tuple(x.topk(p["k"], p["axis"])),
+    "argmax": lambda torch, p, x: x.argmax(p["axes"][0]),
+    "argmin": lambda torch, p, x: x.argmin(p["axes"][0]),
+    "cumsum": _running("cumsum"),
+    "cumprod": _running("cumprod"),
+    "pad": _padded,
+    "iota": _iota,
+    "dynamic_slice": _from_places,
+    "dynamic_update_slice": _into_places,
+    "conv_general_dilated": _convolution,
+    "dot_general": _product,
+    "gather": _gathered,
+}
 
 
 def literal(x: Any) -> Any:
@@ -275,41 +209,38 @@ def to_torch(x: Any) -> Any:
     """An array as a tensor that is as wide as can be; what torch has no dtype for as it is."""
     import torch
 
-    if is_tensor(x):
-        return x
     x = x if hasattr(x, "dtype") else np.asarray(x)
-    dtype = _torch_dtype(x.dtype)
+    dtype = None if is_tensor(x) else torch_dtype(x.dtype)
     if dtype is None:
         return x
-    wide = np.asarray(x)
-    wide = wide.astype(np.int64) if wide.dtype.kind == "u" else wide
-    wide = wide.astype(np.float64) if wide.dtype.kind not in "biufc" else wide
-    return torch.from_numpy(np.array(wide)).to(dtype)
-
-
-def _torch_dtype(dtype: Any) -> Any:
-    import torch
-
-    if jnp.issubdtype(dtype, jnp.bool_):
-        return torch.bool
-    if jnp.issubdtype(dtype, jnp.integer):
-        return torch.int64
-    if jnp.issubdtype(dtype, jnp.floating):
-        return torch.float64
-    return torch.complex128 if jnp.issubdtype(dtype, jnp.complexfloating) else None
+    wide = {torch.int64: np.int64, torch.float64: np.float64}.get(dtype)
+    return torch.from_numpy(np.array(np.asarray(x), wide)).to(dtype)
 
 
 def to_jax(x: Any, dtype: Any) -> Any:
-    if not is_tensor(x) and not np.isscalar(x):
+    """A tensor or a number as JAX's array, in `dtype` if that is no float."""
+    if is_tensor(x):
+        x = x.detach().resolve_conj().numpy()
+    elif not isinstance(x, bool | int | float):
         return x
-    array = x.detach().resolve_conj().numpy() if is_tensor(x) else np.asarray(x)
-    wide = jnp.issubdtype(dtype, jnp.inexact)
-    return jnp.asarray(array) if wide else jnp.asarray(array).astype(dtype)
+    array = np.asarray(x)
+    return jnp.asarray(array, None if jnp.issubdtype(dtype, jnp.inexact) else dtype)
+
+
+def torch_dtype(dtype: Any) -> Any:
+    """Torch's widest dtype of a kind; None for random keys."""
+    import torch
+
+    kinds = {jnp.bool_: torch.bool, jnp.integer: torch.int64, jnp.floating: torch.float64}
+    kinds[jnp.complexfloating] = torch.complex128
+    return next((wide for kind, wide in kinds.items() if jnp.issubdtype(dtype, kind)), None)
 
 
 def is_tensor(x: Any) -> bool:
-    return type(x).__module__ == "torch" or hasattr(x, "requires_grad")
+    """Whether a value is torch's."""
+    return hasattr(x, "requires_grad")
 
 
 def is_float(x: Any) -> bool:
+    """Whether a value is a tensor of floating numbers."""
     return is_tensor(x) and x.is_floating_point()

@@ -148,12 +148,12 @@ class JaxOriginal:
         keeps = None if self.draws_alone else truth.keeps
         options = "float64", True, None, keeps, Evaluation(SINGLE)
         side = Flax(self.module, self.call, self.request, *options)
-        program, shapes, given = side.traced(self._own("float64"))
-        params, floats, *_ = given
+        program, shapes, arrays = side.traced(self._weights_in("float64"))
+        params, floats, *_ = arrays
         named = {f"parameter {k}": x for k, x in params.items()}
         named |= {f"input {k}": x for k, x in floats.items()}
         with jax.enable_x64(True):
-            tape, outs = tape_of(program, named, self.request.arrays(), jax.tree.leaves(given))
+            tape, outs = tape_of(program, named, self.request.arrays(), jax.tree.leaves(arrays))
         outputs, rest = jax.tree.unflatten(jax.tree.structure(shapes), outs)
         _mark(tape, "output ", {**outputs, **rest["exact"]})
         _mark(tape, "tap ", rest.get("taps", {}))
@@ -175,7 +175,7 @@ class JaxOriginal:
             )
         return {}, {}
 
-    def _own(self, dtype: str) -> Arrays:
+    def _weights_in(self, dtype: str) -> Arrays:
         """Its weights in `dtype`: two paths of one Param are one, which has the first as a name."""
         first, values = first_paths(self.module), narrowed(self.values, dtype)
         return {path: x for path, x in values.items() if first.get(path, path) == path}
@@ -188,7 +188,7 @@ class JaxOriginal:
         evaluation: Evaluation,
     ) -> Run:
         """Runs it in `made_in` with weights and inputs rounded to `dtype`."""
-        values = self._own(dtype)
+        values = self._weights_in(dtype)
         # Masks are carried between modules that train; a function draws from the key it is given.
         keeps = None if self.draws_alone else keeps
         request = self.request.in_dtype(dtype)

@@ -90,8 +90,8 @@ class TorchEvaluation:
         tensors = [x for x in values if is_tensor(x)]
 
         def call(*tensors: Any) -> Any:
-            given = iter(tensors)
-            return _called(equation, [next(given) if is_tensor(x) else x for x in values])
+            left = iter(tensors)
+            return _called(equation, [next(left) if is_tensor(x) else x for x in values])
 
         with self.tape.paused():
             outs = call(*tensors)
@@ -107,8 +107,8 @@ class TorchEvaluation:
         state, rows = values[consts : consts + carries], values[consts + carries :]
         steps, made = range(params["length"]), {}
         for i in reversed(steps) if params["reverse"] else steps:
-            given = [*values[:consts], *state, *(x.select(0, i) for x in rows)]
-            outs = self.of(params["jaxpr"].jaxpr, params["jaxpr"].consts, given, place)
+            operands = [*values[:consts], *state, *(x.select(0, i) for x in rows)]
+            outs = self.of(params["jaxpr"].jaxpr, params["jaxpr"].consts, operands, place)
             state, made[i] = outs[:carries], outs[carries:]
         stacks = zip(*(made[i] for i in steps), strict=True)
         return [*state, *(torch.stack([*map(to_torch, xs)]) for xs in stacks)]
@@ -131,7 +131,7 @@ class TorchEvaluation:
         """The result of the first function that gives an array; None if none does."""
         for way in ways:
             with self.tape.paused():
-                fits = _same(way(x), wanted)
+                fits = _same_numbers(way(x), wanted)
             if fits:
                 return way(x)
         return None
@@ -140,8 +140,9 @@ class TorchEvaluation:
         """Torch's operation where an operation is the last of a formula for it; else None."""
         import torch
 
-        one, other = (*last.values, None, None)[:2]
-        if last.name == "max" and is_float(one) and isinstance(other, float) and other == 0:
+        operands: list[Any] = [*last.values, None, None]
+        one, other, *_ = operands
+        if last.name == "max" and is_float(one) and not is_tensor(other) and other == 0.0:
             return torch.relu(one)
         if last.name == "div" and is_tensor(other):
             return self._softmax(one, other)
@@ -246,11 +247,11 @@ def _called(equation: Any, values: Sequence[Any]) -> list[Any]:
     """The results of an equation by JAX, in float64."""
     with jax.enable_x64(True):
         pairs = zip(values, equation.invars, strict=True)
-        given = [to_jax(x, variable.aval.dtype) for x, variable in pairs]
-        return [to_torch(x) for x in Evaluation(NARROW).equation(equation, given)]
+        operands = [to_jax(x, variable.aval.dtype) for x, variable in pairs]
+        return [to_torch(x) for x in Evaluation(NARROW).equation(equation, operands)]
 
 
-def _same(x: Any, y: Any) -> bool:
+def _same_numbers(x: Any, y: Any) -> bool:
     """Whether two arrays of one shape hold the same numbers, but for rounding."""
     if tuple(x.shape) != tuple(y.shape):
         return False

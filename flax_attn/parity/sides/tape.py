@@ -12,14 +12,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.lib.stride_tricks import as_strided
-
 from .torch_dispatch import dispatch_mode
+from .torch_memory import copied, overlap, scattered, storage_of, view_key, viewed
 
 PACKAGE_DIR = os.path.dirname(os.path.dirname(__file__)) + os.sep
-# Number of elements up to which it is computed whether two views of memory overlap.
-LARGE = 1 << 16
 # Files of torch whose frames are skipped when looking for the caller.
 BETWEEN = tuple(
     os.path.join("torch", x) for x in ("_ops.py", "_dynamo", "_compile.py", "utils/_contextlib.py")
@@ -148,7 +144,7 @@ class Tape:
           path: returns the path of the running submodule.
         """
         # By storage address, so that views such as `weight.T` are recognised too.
-        self._storages = {_storage(x): name for name, x in named.items() if x.numel()}
+        self._storages = {storage_of(x): name for name, x in named.items() if x.numel()}
 
         def on_op(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if self._stopped:
@@ -181,12 +177,12 @@ class Tape:
 
     def number(self, tensor: Any) -> int:
         """The number of a tensor's value; a new one if it came from outside."""
-        key = _key(tensor)
+        key = view_key(tensor)
         # A detached tensor is the same view of memory, but no gradient passes through it.
         if key in self._detached and not tensor.requires_grad:
             return self._detached[key]
         if key not in self._current:
-            turned = self._current.get(_key(tensor.mT)) if tensor.ndim > 1 else None
+            turned = self._current.get(view_key(tensor.mT)) if tensor.ndim > 1 else None
             if turned is not None:
                 self._add(lambda x, *_: x.mT, "transpose", (Ref(turned), -2, -1), {}, tensor)
                 return self._current[key]
@@ -194,7 +190,7 @@ class Tape:
             if base is None:
                 return self._new(tensor, -1)
             refs = (Ref(base), *key[1:4], tuple(self._layout(base)))
-            self._add(_viewed, "as_strided", refs, {}, tensor)
+            self._add(viewed, "as_strided", refs, {}, tensor)
         return self._current[key]
 
     def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], path: str) -> Any:
@@ -228,7 +224,7 @@ class Tape:
         for tensor in written:
             self._rewrite(tensor)
         for tensor in statistics:
-            self._current.pop(_key(tensor), None)
+            self._current.pop(view_key(tensor), None)
         for place, kind in STATISTICS.items() if statistics and args[5] else ():
             facts = refs[place], refs[0], args[6]
             self._add(_averaged(kind), kind, facts, {}, args[place], (path, where, False, {}))
@@ -240,7 +236,7 @@ class Tape:
         return Ref(self.number(x)) if torch.is_tensor(x) else x
 
     def _new(self, tensor: Any, producer: int, detached: bool = False) -> int:
-        key, number = _key(tensor), len(self.values)
+        key, number = view_key(tensor), len(self.values)
         self.values.append(tensor.detach())
         self.producers.append(producer)
         self._alive.append(tensor.untyped_storage())
@@ -276,29 +272,29 @@ class Tape:
         import torch
 
         operand = next((x.value for x in flat(args) if isinstance(x, Ref)), None)
-        same = torch.is_tensor(out) and self._detached.get(_key(out), -1) == operand
+        same = torch.is_tensor(out) and self._detached.get(view_key(out), -1) == operand
         return operand is not None and same
 
     def _freeze(self, tensor: Any) -> None:
         """Copies the values in memory that is about to be overwritten."""
-        for number in self._in_memory.pop(_storage(tensor), ()):
-            self.values[number] = _copied(self.values[number])
+        for number in self._in_memory.pop(storage_of(tensor), ()):
+            self.values[number] = copied(self.values[number])
 
     def _rewrite(self, tensor: Any) -> None:
         """Gives new values to all other views of memory that an operation has overwritten."""
-        key = _key(tensor)
+        key = view_key(tensor)
         changed = self._current[key]
         whole = self._whole(key[0])
         aliases = self._aliases.get(key[0], ())
-        others = [k for k in aliases if k not in (key, whole) and _overlap(k, key)]
+        others = [k for k in aliases if k not in (key, whole) and overlap(k, key)]
         if whole is not None and whole != key:
             refs = Ref(self._current[whole]), Ref(changed), *key[1:4], whole[2]
             owner = tensor.as_strided(*whole[1:3], whole[3])
-            self._add(_scattered, "as_strided_scatter", refs, {}, owner)
+            self._add(scattered, "as_strided_scatter", refs, {}, owner)
         for other in others:
             self._current.pop(other, None)
         for view in aliases:
-            if _overlap(view, key):
+            if overlap(view, key):
                 self._detached.pop(view, None)
         self._aliases[key[0]] = [k for k in dict.fromkeys(aliases) if k not in others]
 
@@ -319,65 +315,6 @@ class Tape:
 
     def _layout(self, number: int) -> tuple[int, ...]:
         return tuple(self.values[number].stride())
-
-
-def _storage(tensor: Any) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-def _key(tensor: Any) -> tuple[Any, ...]:
-    """What tells one view of memory from another."""
-    storage = tensor.untyped_storage()
-    elements = storage.nbytes() // tensor.element_size()
-    geometry = tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset()
-    flags = tensor.is_conj(), tensor.is_neg()
-    return (storage.data_ptr(), *geometry, tensor.dtype, elements, *flags)
-
-
-def _overlap(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Whether two views share an element; assumed of large ones whose ranges meet."""
-    (low, high), (start, end) = _range(one), _range(other)
-    if high < start or end < low:
-        return False
-    if one[5] > LARGE:
-        return True
-    used = np.zeros(one[5], bool)
-    views = [as_strided(used[k[3] :], k[1], k[2]) for k in (one, other)]
-    views[0][...] = True
-    return bool(views[1].any())
-
-
-def _range(key: tuple[Any, ...]) -> tuple[int, int]:
-    """First and last element of a view."""
-    reach = sum((size - 1) * stride for size, stride in zip(key[1], key[2], strict=True))
-    return key[3], key[3] + reach
-
-
-def _copied(tensor: Any) -> Any:
-    import torch
-
-    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    return made.copy_(tensor) if 0 not in tensor.stride() else tensor.clone()
-
-
-def _in_layout(x: Any, strides: Sequence[int]) -> Any:
-    import torch
-
-    return torch.empty_strided(tuple(x.shape), tuple(strides), dtype=x.dtype).copy_(x)
-
-
-def _viewed(x: Any, size: Any, stride: Any, offset: int, strides: Any) -> Any:
-    return _in_layout(x, strides).as_strided(size, stride, offset)
-
-
-def _scattered(x: Any, part: Any, size: Any, stride: Any, offset: int, strides: Any) -> Any:
-    """Writes a view into a copy of the whole, by the places of its elements in memory."""
-    import torch
-
-    flat = _in_layout(x, strides).as_strided((x.numel(),), (1,), 0)
-    places = torch.arange(x.numel()).as_strided(size, stride, offset).reshape(-1)
-    made = flat.scatter(0, places, part.to(x.dtype).reshape(-1))
-    return made.as_strided(tuple(x.shape), tuple(strides), 0)
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
