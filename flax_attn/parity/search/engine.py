@@ -89,7 +89,7 @@ def _candidates(span: Span, fits: bool = True) -> Iterator[Cause]:
             yield from attempted(measured_masks, span)
             yield from attempted(lost_keys, span)
         if kind.name == "left out":
-            for rows in (rotations, *((constants, momenta, softcaps) if fits else ()), *OF_SPANS):
+            for rows in (rotations, *((momenta, constants, softcaps) if fits else ()), *OF_SPANS):
                 yield from attempted(rows, span)
     yield from attempted(_before_all, span)
 

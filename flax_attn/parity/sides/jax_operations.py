@@ -13,7 +13,8 @@ SAME_OPERANDS = {
     "erf": "", "erfc": "", "square": "", "real": "", "imag": "", "conj": "", "add": "", "sub": "",
     "mul": "", "pow": "", "atan2": "", "eq": "", "ne": "", "lt": "", "le": "", "gt": "", "ge": "",
     "complex": "", "logistic": "sigmoid", "is_finite": "isfinite", "add_any": "add",
-    "copy": "clone", "rem": "fmod", "stop_gradient": "detach", "max": "maximum", "min": "minimum",
+    "rsub": "", "copy": "clone", "rem": "fmod", "stop_gradient": "detach", "max": "maximum",
+    "min": "minimum",
 }  # fmt: skip
 BITS = {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor", "not": "bitwise_not"}
 REDUCTIONS = {
@@ -28,6 +29,8 @@ def operation_of(equation: Any, values: Sequence[Any]) -> Any:
     import torch
 
     name, params = equation.primitive.name, equation.params
+    if name in ("add", "sub", "mul") and not is_tensor(values[0]):
+        values, name = values[::-1], "rsub" if name == "sub" else name
     if name in {**SAME_OPERANDS, **BITS}:
         torch_name = SAME_OPERANDS.get(name) or BITS.get(name) or name
         return getattr(torch, torch_name)(*_for_torch(name, values))

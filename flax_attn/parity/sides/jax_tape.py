@@ -11,7 +11,15 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
-from .jax_operations import is_float, is_tensor, literal, operation_of, to_jax, to_torch
+from .jax_operations import (
+    is_float,
+    is_tensor,
+    literal,
+    operation_of,
+    to_jax,
+    to_torch,
+    torch_dtype,
+)
 from .jaxpr_evaluate import CALLS, NARROW, Evaluation, inner
 from .jaxpr_precision import Place, place_of
 from .tape import INPUT, PARAMETER, Tape
@@ -73,7 +81,10 @@ class TorchEvaluation:
             return self.of(branch.jaxpr, branch.consts, values[1:], place)
         if name == "scan" and params["length"] * len(params["jaxpr"].eqns) <= UNROLLED:
             return self._scan(params, values, place)
-        if not all(is_tensor(x) or isinstance(x, bool | int | float) for x in values):
+        numbers = [isinstance(x, bool | int | float) for x in values]
+        if numbers and all(numbers) and [*map(_is_scalar, equation.outvars)] == [True]:
+            return [_called(equation, values)[0].item()]
+        if not all(is_tensor(x) or n for x, n in zip(values, numbers, strict=True)):
             return self._by_jax(equation, values)
         out = self._formula(Made(name, params, values, None))
         out = operation_of(equation, values) if out is None else out
@@ -177,7 +188,7 @@ class TorchEvaluation:
         """How a value was computed, before it was laid out or bounded by a number."""
         made = self.made.get(id(x), Made("", {}, (), x))
         while made.name in LAYOUTS:
-            x = next(y for y in made.values[::-1] if is_tensor(y))
+            x = next((y for y in made.values[::-1] if is_tensor(y)), None)
             made = self.made.get(id(x), Made("", {}, (), x))
         return made
 
@@ -241,6 +252,11 @@ def tape_of(
 
 def _is(x: Any, y: Any) -> bool:
     return x.dtype == y.dtype and x.shape == y.shape and bool((x == y).all())
+
+
+def _is_scalar(variable: Any) -> bool:
+    """Whether it is one number, and no random key."""
+    return variable.aval.shape == () and torch_dtype(variable.aval.dtype) is not None
 
 
 def _called(equation: Any, values: Sequence[Any]) -> list[Any]:

@@ -161,8 +161,10 @@ class Tape:
     def paused(self) -> Iterator[None]:
         """Records nothing in the block."""
         before, self._stopped = self._stopped, True
-        yield
-        self._stopped = before
+        try:
+            yield
+        finally:
+            self._stopped = before
 
     def add(self, name: str, func: Callable[..., Any], args: Any, outs: list[Any]) -> None:
         """Notes an operation that is none of torch's, with its operands and results."""
