@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from typing import Any
@@ -12,7 +13,7 @@ from ..sides.tape import INPUT, OUTPUT, PARAMETER, Node, Ref, Tape, flat
 from ..torch_module import to_numpy, to_torch
 from .fit import short_numbers
 from .inside import attempted, inside
-from .operation import VIEWS, Changed, Operation, around, computed, number_text
+from .operation import VIEWS, Changed, Operation, computed, number_text
 from .replay import Change, Changes, Replay, in_one_thread, span
 from .sites import subsets
 from .span import Budget, Cause, Outcome
@@ -132,7 +133,7 @@ def _stops_and_factors(
             yield stop
         weight = float(taken @ plain) / float(taken @ taken or 1.0)
         if abs(weight - 1) > CLOSE and np.linalg.norm(plain - weight * taken) < CLOSE * size:
-            yield from _scaled(stop, 1 - weight)
+            yield _scaled(stop, 1 - weight)
         if not any(np.allclose(taken, other, CLOSE, CLOSE * size) for _, other in stops):
             stops.append((stop, taken))
     yield from _straight(tape, nodes, labels)
@@ -155,17 +156,12 @@ def _together(
                 yield Cause("; and ".join(cause.sentence for cause in causes), changes)
 
 
-def _scaled(stop: Cause, factor: float) -> Iterator[Cause]:
-    """A factor of the gradient where a stop would be."""
-    places = {place for change in stop.changes.values() for place in change.detached}
-    if not places or any(change.function for change in stop.changes.values()):
-        return
-    where = stop.sentence.removeprefix(STOPPED).removesuffix(f", {UNLIKE}")
+def _scaled(stop: Cause, factor: float) -> Cause:
+    """A factor of the gradient where a stop would be: a share of the stop."""
     exact = next((x for x in short_numbers(factor) if abs(x - factor) < CLOSE), factor)
-    change = around(lambda x: exact * x + ((1 - exact) * x).detach(), *places - {-1})
-    yield Cause(
-        f"a gradient times {number_text(exact)} {where}", dict.fromkeys(stop.changes, change)
-    )
+    changes = {n: replace(change, share=1 - exact) for n, change in stop.changes.items()}
+    where = stop.sentence.removeprefix(STOPPED).replace(f", {UNLIKE}", "")
+    return Cause(f"a gradient times {number_text(exact)} {where}", changes)
 
 
 def _straight(tape: Tape, nodes: Sequence[Node], labels: Mapping[int, str]) -> Iterator[Cause]:

@@ -172,11 +172,11 @@ def evaluated(node: Node, change: Change | None, get: Callable[[int], Any]) -> d
     else:
         more = () if change.more is None else ({x: get(x) for x in change.more},)
         out = change.function(node.func, args, kwargs, *more)
+    if change is not None and -1 in change.detached:
+        out = mapped(out, lambda x: x.detach() if hasattr(x, "detach") else x)
     if change is not None and change.share != 1.0:
         plain, _ = _arguments(node, None, get)
         out = _blended(node.func(*plain, **kwargs), out, change.share)
-    if change is not None and -1 in change.detached:
-        out = mapped(out, lambda x: x.detach() if hasattr(x, "detach") else x)
     return _numbered(node, out)
 
 
