@@ -216,16 +216,14 @@ HUGE = [-1e4, -1e6, -1.234567e7, -1e9, -1e12, -3.4e38]
 BESIDE = {
     "scale": (
         lambda x: x / D**0.5,
-        "another scale: 1 over the root of the width times the matrix product, where torch has it "
-        "as it is",
+        "another scale: 1 over the root of the width times q, where torch has it as it is",
     ),
     "a little": (lambda x: x * (1 + 1e-9), "another scale: the matrix product times 1.000000001"),
     "constant": (lambda x: x + 1.0, "1 + the sum, where torch has it as it is"),
     "a little constant": (lambda x: x + 1e-7, "1e-07 added to the sum"),
     "transposed": (
         lambda x: x.swapaxes(1, 2),
-        "axes 1 and 2 of the matrix product exchanged, another order of them, before it is "
-        "reshaped",
+        "q and k exchanged in the matrix product: a transposed result",
     ),
     "sign": (lambda x: -x, "the matrix product with the other sign"),
     "no known one": (lambda x: x + jnp.sin(5 * x), ""),
