@@ -156,7 +156,7 @@ def gives_flax(port: Port, causes: Sequence[Cause], kind: str) -> bool:
     """
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         pair, mine = _pair(port)
-    tape = pair.original.program(mine)
+        tape = pair.original.program(mine)
     changes = {k: x for cause in causes for k, x in cause.changes.items()}
     kept = "state " if kind == "state" else "output "
     try:
