@@ -173,7 +173,7 @@ def gives_flax(port: Port, causes: Sequence[Cause], kind: str) -> bool:
         arrays = {pair.names.tap(k): x for k, x in arrays.items()} | pair.names.carried(arrays)
         arrays = {k: x for k, x in arrays.items() if k in mine.state}
         return bool(arrays) and all(_same(mine.state[k], x) for k, x in arrays.items())
-    return all(_same(x, arrays[k]) for k, x in mine.outputs.items())
+    return all(k in arrays and _same(x, arrays[k]) for k, x in mine.outputs.items())
 
 
 def _numpy(x: Any) -> np.ndarray:

@@ -11,7 +11,7 @@ from ...weights.plan import Plan
 from .. import judge
 from ..report import Row
 from ..search.engine import explained
-from ..search.gradients import explained_gradients
+from ..search.gradients import explained_gradients, gradients
 from ..search.operation import sources
 from ..search.replay import Replay, in_float64
 from ..search.span import Cause, Outcome
@@ -138,5 +138,14 @@ def cause_of_gradients(local: Local, plain: Run) -> Outcome | None:
     def agrees(made: dict[str, np.ndarray]) -> bool:
         return all(_same(got, x) for got, x in pairs(made))
 
+    if not _has_gradients(tape, local):
+        return None
     label = labels(tape, local.pair.plan)
     return explained_gradients(tape, label, request.cotangent, gap, agrees, local.budget)
+
+
+def _has_gradients(tape: Tape, local: Local) -> bool:
+    """Whether a tape differentiates to torch's gradients: not if JAX evaluated a part of it."""
+    with in_float64():
+        made = gradients(tape, {}, local.pair.request.cotangent)
+    return all(_same(x, made[k]) for k, x in local.truth.gradients.items() if k in made)

@@ -20,6 +20,7 @@ from ..sides.match import SCALED_POINTS, hidden, layouts, match_value, matching_
 from ..sides.pair import Names, Pair
 from ..sides.run import Run, is_floating
 from ..sides.tape import Tape
+from .hints import attempt
 
 # Maximum number of extra runs to separate taps that feed the same step.
 ROUNDS = 4
@@ -72,7 +73,7 @@ class Local:
     @cached_property
     def tape(self) -> Tape | None:
         """Torch's recorded program, or None if torch cannot run again."""
-        return self.pair.original.program(self.truth)
+        return attempt("a program", lambda: self.pair.original.program(self.truth), None)
 
     @cached_property
     def rows(self) -> list[Row]:

@@ -19,11 +19,13 @@ class Kind(NamedTuple):
       name: of the kind.
       changes: gives all changes of this kind of an operation.
       pairs: whether it is combined with another one.
+      functions: whether it puts functions around values, which may give NaN in place of numbers.
     """
 
     name: str
     changes: Callable[[Operation], Changed]
     pairs: bool = False
+    functions: bool = False
 
 
 def _by_name(rows: Mapping[str, Callable[[Operation], Changed]]) -> Callable[[Operation], Changed]:
@@ -51,5 +53,5 @@ KINDS = (
     Kind("another temperature", temperatures),
     Kind("twice", generic.twice),
     Kind("rolled, shifted or reversed", generic.moved),
-    Kind("one function too many", generic.extra),
+    Kind("one function too many", generic.extra, functions=True),
 )

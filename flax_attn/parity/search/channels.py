@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .fit import EXACT, STEP, STEPS
+from .fit import EXACT, STEP, STEPS, of_nodes
 from .generic import arounds
 from .operation import around, number_text
 from .replay import Changes
@@ -33,6 +33,10 @@ class Numbers(NamedTuple):
     start: np.ndarray
     function: Callable[[Any, np.ndarray], Any]
 
+    def of(self, numbers: np.ndarray) -> Callable[[Any], Any]:
+        """The function for these numbers."""
+        return lambda x: self.function(x, numbers)
+
 
 def channels(span: Span) -> Iterator[Cause]:
     """Functions by several numbers, around every operand and result."""
@@ -40,21 +44,19 @@ def channels(span: Span) -> Iterator[Cause]:
         op = span.operation(nodes[0])
         for place, label in arounds(op).items():
             x = op.out if place < 0 else op.args[place]
-            if not x.is_floating_point():
-                continue
-            for axis in (axis for axis in range(x.ndim) if x.shape[axis] > 2):
-                for family in _families(x, axis, f"axis {axis} of {label}{what}"):
-
-                    def changes(n: np.ndarray, f: Any = family, place: int = place) -> Changes:
-                        change = around(lambda y: f.function(y, n), place)
-                        return {node.number: change for node in nodes}  # noqa: B023
-
-                    numbers = _solution(span, changes, family.start)
-                    if numbers is not None:
-                        yield Cause(family.sentence(numbers), changes(numbers), fitted=True)
+            for family in _families(x, f"{label}{what}") if x.is_floating_point() else ():
+                changes = of_nodes(nodes, lambda n, p=place, f=family: around(f.of(n), p))
+                numbers = _solution(span, changes, family.start)
+                if numbers is not None:
+                    yield Cause(family.sentence(numbers), changes(numbers), fitted=True)
 
 
-def _families(x: Any, axis: int, where: str) -> Iterator[Numbers]:
+def _families(x: Any, label: str) -> Iterator[Numbers]:
+    for axis in (axis for axis in range(x.ndim) if x.shape[axis] > 2):
+        yield from _of_axis(x, axis, f"axis {axis} of {label}")
+
+
+def _of_axis(x: Any, axis: int, where: str) -> Iterator[Numbers]:
     import torch
 
     size, shape = x.shape[axis], [-1 if i == axis else 1 for i in range(x.ndim)]

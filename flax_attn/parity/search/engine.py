@@ -16,7 +16,7 @@ from .catalogue import KINDS, Kind
 from .chains import chains, gates
 from .channels import channels
 from .fit import constants, factors_and_terms, momenta, shares, softcaps
-from .generic import extra, functions_of
+from .generic import functions_of
 from .heads import exchanged_modules
 from .inside import attempted, inside
 from .masks import lost_keys, measured_masks
@@ -28,7 +28,7 @@ from .span import Budget, Cause, Outcome, Span
 from .target import Target
 
 # Changes inside of fused operations, which a port may write out.
-INSIDE = Kind("inside", partial(inside, tuple(kind.changes for kind in KINDS)))
+INSIDE = Kind("inside", partial(inside, tuple(x.changes for x in KINDS)), functions=True)
 # Changes that look at more than one operation.
 OF_SPANS = (exchanged_slices, exchanged_modules, stale, other_operands, chains, gates)
 PAIRS_UP_TO = 8  # number of operations in which pairs of changes are tried
@@ -71,8 +71,7 @@ def _causes(span: Span) -> Iterator[Cause]:
     yield from attempted(factors_and_terms, span)
     yield from shares(span, _candidates(span, fits=False))
     yield from attempted(channels, span)
-    within = () if span.target.is_spoiled else _of_kind(span, INSIDE)
-    for cause in chain(within, _pairs(span)):
+    for cause in chain(_of_kind(span, INSIDE), _pairs(span)):
         if span.budget.spent:
             return
         if span.explains(cause.changes):
@@ -82,8 +81,6 @@ def _causes(span: Span) -> Iterator[Cause]:
 def _candidates(span: Span, fits: bool = True) -> Iterator[Cause]:
     """All single changes; `fits` is whether constants are fitted too."""
     for kind in KINDS:
-        if span.target.is_spoiled and kind.changes is extra:
-            continue
         yield from _of_kind(span, kind)
         if kind.name == "another mask":
             yield from attempted(measured_masks, span)
@@ -96,7 +93,7 @@ def _candidates(span: Span, fits: bool = True) -> Iterator[Cause]:
 
 def _of_kind(span: Span, kind: Kind) -> Iterator[Cause]:
     """All changes of one kind, those of the last operation first."""
-    for what, nodes in span.sites:
+    for what, nodes in () if kind.functions and span.target.is_spoiled else span.sites:
         op = span.operation(nodes[0])
         for sentence, change in attempted(kind.changes, op):
             yield Cause(f"{sentence}{what}", {node.number: change for node in nodes})

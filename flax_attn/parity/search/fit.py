@@ -55,16 +55,16 @@ def momenta(span: Span) -> Iterator[Cause]:
         numbers = {x.number: x.args[1] for x in factors if isinstance(x.args[-1], float)}
         alpha = node.kwargs.get("alpha", 1)
         old, new = (*numbers, node.number, node.number)[:2]
-        shares = (*numbers.values(), alpha)[:2]
-        if not numbers or not abs(sum(shares) - 1) < CLOSE**2:
+        kept, fresh = (*numbers.values(), alpha, alpha)[:2]
+        if not numbers or not abs(kept + fresh - 1) < CLOSE**2:
             continue
 
         def changes(c: float, old: int = old, new: int = new, node: Node = node) -> Changes:
-            fresh = with_arguments({1: c}) if new != node.number else _with_alpha(c)
-            return {old: with_arguments({1: 1 - c}), new: fresh}
+            second = with_arguments({1: c}) if new != node.number else _with_alpha(c)
+            return {old: with_arguments({1: 1 - c}), new: second}
 
-        text = f"another momentum: {{}} of the new, torch {shares[1]:g}"
-        yield from _solutions(span, Family(text, float(shares[1]), changes))
+        text = f"another momentum: {{}} of the new, torch {fresh:g}"
+        yield from _solutions(span, Family(text, float(fresh), changes))
 
 
 def _with_alpha(c: float) -> Any:
@@ -139,7 +139,8 @@ def _is_whole(x: float) -> bool:
     return abs(x - round(x)) < CLOSE**2
 
 
-def _of_nodes(nodes: list[Node], change: Callable[[float], Any]) -> Callable[[float], Changes]:
+def of_nodes(nodes: list[Node], change: Callable[[Any], Any]) -> Callable[[Any], Changes]:
+    """The same change, by a number or several, of each of some operations."""
     return lambda c: {node.number: change(c) for node in nodes}
 
 
@@ -149,12 +150,12 @@ def _constants(op: Operation, nodes: list[Node]) -> Iterator[Family]:
         if isinstance(x, float) or (isinstance(x, int) and _counts(op, i, x)):
             name = [*op.node.schema][i] if i < len(op.node.schema) else ""
             text = _text(op, float(x), name == "eps")
-            change = _of_nodes(nodes, lambda c, i=i: with_arguments({i: c}))
+            change = of_nodes(nodes, lambda c, i=i: with_arguments({i: c}))
             yield Family(text, float(x), change, _is_blended(float(x)))
         elif isinstance(x, Ref) and _is_constant(op, i):
             value = float(op.args[i])
             text = _text(op, value)
-            change = _of_nodes(nodes, lambda c, i=i: around(lambda y: y * 0 + c, i))
+            change = of_nodes(nodes, lambda c, i=i: around(lambda y: y * 0 + c, i))
             yield Family(text, value, change, _is_blended(value))
 
 
@@ -180,16 +181,16 @@ def _factors_and_terms(op: Operation, nodes: list[Node]) -> Iterator[Family]:
     """A factor, a term or a cap where torch has none, or more in a softmax's denominator."""
     if op.name in ("_softmax", "_safe_softmax"):
         text = "{} more in the softmax's denominator, as a sink adds"
-        yield Family(text, 0.0, _of_nodes(nodes, lambda c: _with_sink(c, op.args[1])))
+        yield Family(text, 0.0, of_nodes(nodes, lambda c: _with_sink(c, op.args[1])))
     for place, label in arounds(op).items():
         x = op.out if place < 0 else op.args[place]
         if not (x.is_floating_point() or x.is_complex()) or not x.numel():
             continue
         hot = place == 0 and "softmax" in op.name
         text = f"another {'temperature' if hot else 'scale'}: {label} times {{}}"
-        yield Family(text, 1.0, _of_nodes(nodes, lambda c, p=place: around(lambda y: y * c, p)))
+        yield Family(text, 1.0, of_nodes(nodes, lambda c, p=place: around(lambda y: y * c, p)))
         text = f"{{}} added to {label}"
-        yield Family(text, 0.0, _of_nodes(nodes, lambda c, p=place: around(lambda y: y + c, p)))
+        yield Family(text, 0.0, of_nodes(nodes, lambda c, p=place: around(lambda y: y + c, p)))
         if x.is_floating_point() and x.isfinite().any():
             yield from _bounded(op, nodes, place, label, float(x[x.isfinite()].abs().max()))
 
@@ -204,7 +205,7 @@ def _bounded(
         "never below {}:": lambda y, c: y.clamp(min=c),
     }
     for words, way in ways.items():
-        change = _of_nodes(nodes, lambda c, way=way: around(lambda y: way(y, c), place))
+        change = of_nodes(nodes, lambda c, way=way: around(lambda y: way(y, c), place))
         for start in (most / 8, most / 2):
             text = f"{words} {label}, where torch has it as it is"
             yield Family(text, start, change, lambda c, short: short and c > 0)

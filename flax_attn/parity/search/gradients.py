@@ -3,8 +3,8 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import combinations
+from functools import lru_cache, partial, reduce
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -102,9 +102,15 @@ def _sketch(made: Gradients | None, gap: Callable[[Gradients], np.ndarray]) -> n
     if made is None:
         return None
     left = gap(made)
-    drawn = np.random.RandomState(0)
-    places, signs = drawn.randint(SKETCH, size=left.size), drawn.choice([-1.0, 1.0], left.size)
+    places, signs = _drawn(left.size)
     return np.bincount(places, left * signs, SKETCH)
+
+
+@lru_cache(maxsize=1)
+def _drawn(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """For each number of a gradient, the sum that it goes into and its sign there."""
+    rng = np.random.RandomState(0)
+    return rng.randint(SKETCH, size=size), rng.choice([-1.0, 1.0], size)
 
 
 def _stops_and_factors(
@@ -124,8 +130,11 @@ def _stops_and_factors(
         return
     size = float(np.linalg.norm(plain))
     stops: list[tuple[Cause, np.ndarray]] = []
-    for stop in (*_attached(nodes), *_detached(tape, nodes, labels)):
-        rest = None if budget.spent else left(stop.changes)
+    attached, detached = [*_attached(nodes)], [*_detached(tape, nodes, labels)]
+    for stop in (*attached, *detached):
+        if budget.spent:
+            return
+        rest = left(stop.changes)
         if rest is None:
             continue
         taken = plain - rest
@@ -139,6 +148,8 @@ def _stops_and_factors(
     yield from _straight(tape, nodes, labels)
     for count in (2, 3):
         yield from _together(stops, plain, count)
+    for one, other in product(attached, detached):  # on one way, where they do not add up
+        yield _both(one, other)
 
 
 def _together(
@@ -151,9 +162,11 @@ def _together(
         rest = np.abs(plain - taken[[*some]].sum(0) - taken).max(1)
         for last in np.flatnonzero(rest < CLOSE * np.abs(plain).max()):
             if last > some[-1]:
-                causes = [useful[i][0] for i in (*some, last)]
-                changes = {k: x for cause in causes for k, x in cause.changes.items()}
-                yield Cause("; and ".join(cause.sentence for cause in causes), changes)
+                yield reduce(_both, (useful[i][0] for i in (*some, last)))
+
+
+def _both(one: Cause, other: Cause) -> Cause:
+    return Cause(f"{one.sentence}; and {other.sentence}", {**other.changes, **one.changes})
 
 
 def _scaled(stop: Cause, factor: float) -> Cause:

@@ -82,8 +82,8 @@ class Outcome:
     def __str__(self) -> str:
         """How much was tried in vain, and for how long."""
         counts = plural(self.tried, "change"), plural(self.operations, "operation")
-        time = f"{math.ceil(self.seconds)} s of CPU time"
-        stop = f"stopped after {time}" if self.stopped else f"in {time}: none explains it"
+        taken = f"{math.ceil(self.seconds)} s of CPU time"
+        stop = f"stopped after {taken}" if self.stopped else f"in {taken}: none explains it"
         return f"{counts[0]} of {counts[1]} tried, {stop}"
 
 

@@ -19,8 +19,8 @@ ROUGHLY = 1e-7  # relative error that those may have
 # changes one gives it by chance otherwise.
 DISTINCT, BITS = 8, 40.0
 # Share of the elements which a change moves that must differ, where a fault is in some of them.
-MIN_VALUES = 3  # of torch's numbers there; fewer, as of a mask, agree by chance
 MIN_SHARE = 0.6
+MIN_VALUES = 3  # of torch's numbers there; fewer, as of a mask, agree by chance
 
 
 @dataclass(frozen=True)

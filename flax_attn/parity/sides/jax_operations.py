@@ -166,14 +166,18 @@ def _convolution(torch: Any, p: Any, x: Any, kernel: Any) -> Any:
     return out.permute([of_out.index(i) for i in range(x.ndim)])
 
 
+def _chosen(torch: Any, p: Any, which: Any, *xs: Any) -> Any:
+    if not is_tensor(which):
+        return xs[int(which)]
+    return torch.where(which.bool(), *xs[::-1]) if len(xs) == 2 else None
+
+
 TABLE: Mapping[str, Torch] = {
     "div": _divided,
     "integer_pow": lambda torch, p, x: x ** p["y"],
     "round": lambda torch, p, x: torch.round(x) if int(p["rounding_method"]) else None,
     "clamp": lambda torch, p, low, x, high: torch.clamp(x, low, high),
-    "select_n": lambda torch, p, c, *xs: (
-        torch.where(c.bool(), *xs[::-1]) if len(xs) == 2 and is_tensor(c) else None
-    ),
+    "select_n": _chosen,
     "convert_element_type": _converted,
     "reduce_precision": lambda torch, p, x: x,
     "optimization_barrier": lambda torch, p, *xs: xs[0] if len(xs) == 1 else tuple(xs),

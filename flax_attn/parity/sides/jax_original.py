@@ -143,8 +143,10 @@ class JaxOriginal:
 
     def program(self, truth: Run) -> Tape | None:
         """Its operations as torch's; None without torch, or if those give other values."""
-        if find_spec("torch") is None:
-            return None
+        tape = None if find_spec("torch") is None else self._tape(truth)
+        return tape if tape and _gives(tape, self.quick(truth.keeps)) else None
+
+    def _tape(self, truth: Run) -> Tape:
         keeps = None if self.draws_alone else truth.keeps
         options = "float64", True, None, keeps, Evaluation(SINGLE)
         side = Flax(self.module, self.call, self.request, *options)
@@ -160,7 +162,7 @@ class JaxOriginal:
         _mark(tape, "state ", rest["state"])
         for name, xs in rest.get("inputs", {}).items():
             _mark(tape, "argument ", {f"{i} {name}": x for i, x in enumerate(xs)})
-        return tape if _gives(tape, self.quick(truth.keeps)) else None
+        return tape
 
     def steps(self, optimizer: Any, count: int, keeps: Sequence[np.ndarray]) -> Iterator[Stepped]:
         """Yields nothing: `check` refuses optimizers."""

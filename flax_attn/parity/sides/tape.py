@@ -129,6 +129,7 @@ class Tape:
     of_package: bool = False
     site: tuple[str, int, int] | None = None
     _current: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    _entered: dict[tuple[Any, ...], int] = field(default_factory=dict)
     _detached: dict[tuple[Any, ...], int] = field(default_factory=dict)
     _aliases: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict)
     _in_memory: dict[int, list[int]] = field(default_factory=dict)
@@ -175,7 +176,10 @@ class Tape:
     def mark(self, name: str, tensor: Any) -> None:
         """Notes which value is a tap, an output or an argument of a submodule."""
         if not self._stopped:
-            self.marks[name] = self.number(tensor)
+            # A view that shows all of a parameter or an input is another value, and no leaf.
+            leaf = name.startswith((PARAMETER, INPUT))
+            first = self._entered.get(view_key(tensor)) if leaf else None
+            self.marks[name] = self.number(tensor) if first is None else first
 
     def number(self, tensor: Any) -> int:
         """The number of a tensor's value; a new one if it came from outside."""
@@ -241,6 +245,8 @@ class Tape:
         key, number = view_key(tensor), len(self.values)
         self.values.append(tensor.detach())
         self.producers.append(producer)
+        if producer < 0:
+            self._entered.setdefault(key, number)
         self._alive.append(tensor.untyped_storage())
         self._in_memory.setdefault(key[0], []).append(number)
         (self._detached if detached else self._current)[key] = number
