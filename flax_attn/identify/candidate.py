@@ -15,7 +15,7 @@ from flax import nnx
 from ..masks import FULL
 from ..parity import draw
 from ..parity.port import plan, set_flax
-from ..parity.sides.torch_float64 import lifted
+from ..parity.sides.torch.float64 import lifted
 from ..parity.torch_module import describe, read, write
 from ..positions import Frequencies
 from ..weights.rule import Rule

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 import jax
 
 from .sides.calls import as_side, plain_call
-from .sides.jax_original import JaxOriginal
+from .sides.flax.recorder import is_key
+from .sides.jax.original import JaxOriginal
 from .sides.leaves import leaves
-from .sides.live import Live
-from .sides.recorder import is_key
 from .sides.run import Request, checked_constants
+from .sides.torch.live import Live
 
 Value = TypeVar("Value")
 

@@ -39,13 +39,13 @@ from .rows.warnings import warnings
 from .side_checks import arguments, check_sides
 from .side_names import SIDES, all_worded, side_names, worded_errors
 from .sides.calls import Function, as_side, name_of, user_line
-from .sides.flax import NotWide
+from .sides.flax.side import NotWide
 from .sides.match import matching_taps
 from .sides.original import Original
 from .sides.pair import Names, Pair
 from .sides.run import MODEL_OUTPUT, OUTPUT, Run
 from .sides.steps import Decoded, check_decode, decoded
-from .sides.torch_buffers import unrounded
+from .sides.torch.buffers import unrounded
 from .versions import versions
 from .watch import Watch
 

@@ -9,9 +9,9 @@ from flax import nnx
 
 from .call_spec import is_torch, is_torch_module
 from .recording.recording import Recording
+from .sides.flax.recorder import is_array
 from .sides.leaves import rebuilt
 from .sides.libraries import libraries
-from .sides.recorder import is_array
 from .torch_module import as_torch_module
 
 LINEN = (

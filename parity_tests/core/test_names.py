@@ -40,7 +40,6 @@ LIKE_JOBS = {
         "_ratios": "a table of ratios",
     },
     "layers": {"_check": "arguments of a constructor", "_check_sizes": "its sizes"},
-    "parity/sides": {"_is_dtype": "a library's dtype"},
     "recurrence": {
         "_forward": "of a custom_vjp",
         "_backward": "of a custom_vjp",

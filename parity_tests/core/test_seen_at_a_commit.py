@@ -112,7 +112,7 @@ def test_entries_are_numbered_over_all_batch_axes():
 def test_complex_numbers_are_lifted():
     """complex-stays-narrow."""
     torch = pytest.importorskip("torch", reason="lifts torch code")
-    from flax_attn.parity.sides.torch_float64 import lifted
+    from flax_attn.parity.sides.torch.float64 import lifted
 
     with lifted():
         assert torch.ones(2).to(torch.complex64).dtype == torch.complex128

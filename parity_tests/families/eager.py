@@ -10,7 +10,7 @@ from flax_attn import families
 from flax_attn.identify.candidate import with_zeros
 from flax_attn.parity import port
 from flax_attn.parity.draw import normal
-from flax_attn.parity.sides.torch_float64 import lifted
+from flax_attn.parity.sides.torch.float64 import lifted
 
 from . import parts, witness
 from .configs import Small

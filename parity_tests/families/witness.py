@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from flax_attn.parity.sides.torch_float64 import lifted
+from flax_attn.parity.sides.torch.float64 import lifted
 
 from .place import Place
 from .places import MIXERS, PLACES

@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from flax_attn.parity import draw
-from flax_attn.parity.sides.flax import Flax
+from flax_attn.parity.sides.flax.side import Flax
 from flax_attn.parity.sides.run import Request, Run
 from flax_attn.weights.known_layers import get_path
 from flax_attn.weights.plan import first_paths

@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from flax_attn.parity import Row, judge
-from flax_attn.parity.sides.torch_float64 import lifted
+from flax_attn.parity.sides.torch.float64 import lifted
 from parity_tests.models import llama
 
 PIECE = 16  # the most tokens of a prompt that are read at once

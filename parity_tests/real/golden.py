@@ -18,7 +18,7 @@ import flax_attn
 from flax_attn.parity import ParityError, Report, Row, judge
 from flax_attn.parity.cases.golden import sketch
 from flax_attn.parity.rows.values import gradients
-from flax_attn.parity.sides.flax import Flax
+from flax_attn.parity.sides.flax.side import Flax
 from flax_attn.parity.sides.pair import Names, canonical
 from flax_attn.parity.sides.run import Request, Run, rounded
 from flax_attn.parity.torch_module import describe
@@ -97,7 +97,7 @@ def record_golden(kept: Kept, path: Path | None = None, wheel: Path | None = Non
       ParityError: if the layer differs, or blocks do not hold the weights that torch has.
       RealError: if the wheel cannot be had.
     """
-    from flax_attn.parity.sides.torch import run_torch
+    from flax_attn.parity.sides.torch.side import run_torch
     from flax_attn.parity.torch_module import read as read_weights
 
     report, attention, call, inputs, blocks = kept.live(wheel)

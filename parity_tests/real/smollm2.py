@@ -23,7 +23,7 @@ from flax import nnx
 
 from flax_attn import CAUSAL, families
 from flax_attn.parity import Report, Row, Rule, compare, judge
-from flax_attn.parity.sides.torch_float64 import lifted
+from flax_attn.parity.sides.torch.float64 import lifted
 from flax_attn.parity.torch_module import describe, read
 from flax_attn.parity.versions import versions
 from flax_attn.weights import gguf_config, load

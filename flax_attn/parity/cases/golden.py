@@ -30,12 +30,12 @@ from ..options import Options
 from ..report import Report, Row
 from ..rows.decoding import name_of, stepwise
 from ..rows.values import gradients, same_structure, structure
-from ..sides.flax import Flax
-from ..sides.live import Live
+from ..sides.flax.side import Flax
 from ..sides.match import hidden
 from ..sides.pair import Names, Pair, canonical, matches
 from ..sides.run import Request, Run, is_floating, rounded
 from ..sides.steps import FlaxSteps, decoded, joined, output_of
+from ..sides.torch.live import Live
 from ..versions import versions
 from .home import LIBRARY, Home, is_from_this_library
 

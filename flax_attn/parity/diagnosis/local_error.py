@@ -16,7 +16,7 @@ from ..report import Divergence, Report, Row, plural
 from ..rows.decoding import CutComparison
 from ..rows.values import STRUCTURE
 from ..search.span import Outcome
-from ..sides.flax import Force
+from ..sides.flax.side import Force
 from ..sides.match import reuse_layouts
 from ..sides.pair import Names, Pair, matches
 from ..sides.run import Run, is_floating

@@ -14,8 +14,8 @@ from ..repeated import together
 from ..report import Row
 from ..rows.values import taps
 from ..search.span import Budget
-from ..sides.flax import Force
-from ..sides.flow import feeds
+from ..sides.flax.flow import feeds
+from ..sides.flax.side import Force
 from ..sides.match import SCALED_POINTS, hidden, layouts, match_value, matching_taps
 from ..sides.pair import Names, Pair
 from ..sides.run import Run, is_floating

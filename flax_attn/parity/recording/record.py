@@ -19,8 +19,8 @@ from ..decode import Decode
 from ..options import DTYPES, Options, Weights
 from ..rows import optimizers
 from ..side_checks import arguments, check_recorded
-from ..sides.jax_original import JaxOriginal
-from ..sides.live import Live
+from ..sides.jax.original import JaxOriginal
+from ..sides.torch.live import Live
 from ..versions import versions
 from .recording import CHECKSUM, FORMAT, KEY, checksum
 from .store import NotSerializable, Spool, Writer

@@ -10,7 +10,7 @@ from typing import Any
 from flax import nnx
 
 from ...errors import ParityError
-from .jaxpr_precision import is_user_code
+from .jax.precision import is_user_code
 
 # Torch's dtype names, aliases included, as they occur in its error messages.
 NAMES = {

@@ -7,7 +7,7 @@ from contextlib import suppress
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from .jaxpr_precision import is_user_code
+from .jax.precision import is_user_code
 
 # Package of a value -> the library that it belongs to.
 LIBRARIES = {"torch": "torch"} | dict.fromkeys(("jax", "jaxlib", "flax", "optax"), "jax")

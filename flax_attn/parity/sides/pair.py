@@ -15,8 +15,8 @@ from ...weights.rule import Rule
 from ..side_names import SIDES, Sides
 from ..watch import Watch
 from .calls import Function, errors_of, name_of
-from .flax import Flax, Force
-from .jaxpr_evaluate import Evaluation, lifted_in
+from .flax.side import Flax, Force
+from .jax.evaluate import Evaluation, lifted_in
 from .mask_axes import MaskAxes, misplaced, outputs_agree
 from .match import Match, agreed
 from .original import Original

@@ -15,13 +15,13 @@ from ...errors import ParityError
 from ...weights.known_layers import a
 from ..decode import Cut, Decode
 from ..torch_module import to_numpy, to_torch
-from .flax import Flax
+from .flax.recorder import is_array
+from .flax.side import Flax
 from .leaves import leaves
 from .pair import Pair
-from .recorder import is_array
 from .run import Request, Run, is_floating, rounded
-from .torch import preserve_rng, ready
-from .torch_float64 import lifted
+from .torch.float64 import lifted
+from .torch.side import preserve_rng, ready
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from .torch_dispatch import dispatch_mode
-from .torch_memory import copied, overlap, scattered, storage_of, view_key, viewed
+from .torch.dispatch import dispatch_mode
+from .torch.memory import copied, overlap, scattered, storage_of, view_key, viewed
 
 PACKAGE_DIR = os.path.dirname(os.path.dirname(__file__)) + os.sep
 # Files of torch whose frames are skipped when looking for the caller.

@@ -7,7 +7,7 @@ from flax import nnx
 from flax_attn import families, weights
 from flax_attn.parity import judge
 from flax_attn.parity.draw import normal
-from flax_attn.parity.sides.torch_float64 import lifted
+from flax_attn.parity.sides.torch.float64 import lifted
 from parity_tests.core.drawing import float64 as float64
 from parity_tests.core.pages.pages import blocks, sections, text_of
 from parity_tests.families import witness

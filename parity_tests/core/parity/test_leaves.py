@@ -13,8 +13,8 @@ from flax import nnx, struct
 from flax_attn.parity import ParityError, assert_parity, compare, judge
 from flax_attn.parity.compare import make_pair
 from flax_attn.parity.options import Options
-from flax_attn.parity.sides.live import Live
 from flax_attn.parity.sides.run import Request
+from flax_attn.parity.sides.torch.live import Live
 from parity_tests.tables import with_nightly
 
 torch = pytest.importorskip("torch", reason="the harness compares with torch")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from flax_attn.parity import compare, judge
-from flax_attn.parity.sides.torch_dispatch import dispatch_mode
-from flax_attn.parity.sides.torch_float64 import lifted
+from flax_attn.parity.sides.torch.dispatch import dispatch_mode
+from flax_attn.parity.sides.torch.float64 import lifted
 from parity_tests.tables import with_nightly
 
 torch = pytest.importorskip("torch", reason="torch is lifted")

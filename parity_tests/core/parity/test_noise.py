@@ -8,7 +8,7 @@ from flax import nnx
 torch = pytest.importorskip("torch", reason="parity is with torch")
 
 from flax_attn.parity import compare  # noqa: E402
-from flax_attn.parity.sides.torch_noise import RoundingMove, noise  # noqa: E402
+from flax_attn.parity.sides.torch.noise import RoundingMove, noise  # noqa: E402
 
 X = np.random.RandomState(0).standard_normal((3, 40))
 FLOAT64 = {"dtypes": ("float64",), "eager": False}

@@ -8,7 +8,7 @@ from flax import nnx
 from jax.nn import dot_product_attention as by_name
 
 from flax_attn.parity import ParityError, compare, plan
-from flax_attn.parity.sides.flax_float64 import attention_lifted
+from flax_attn.parity.sides.flax.float64 import attention_lifted
 
 torch = pytest.importorskip("torch", reason="the harness compares with torch")
 

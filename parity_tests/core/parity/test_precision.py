@@ -11,7 +11,7 @@ from flax import nnx
 from jax import lax
 
 from flax_attn import parity
-from flax_attn.parity.sides.jaxpr_precision import casts, products
+from flax_attn.parity.sides.jax.precision import casts, products
 
 HERE = __file__.rpartition("/")[2]
 

@@ -68,7 +68,7 @@ def test_a_norm_alone_and_a_comparison_without_taps():
 @pytest.mark.parametrize("calls", ["once", "three times"])
 def test_a_recording_of_an_earlier_version_allows_the_factor(calls, tmp_path, monkeypatch):
     """It has no `bessel`."""
-    side = import_module("flax_attn.parity.sides.torch")
+    side = import_module("flax_attn.parity.sides.torch.side")
     monkeypatch.setattr(side.Recorder, "_note_bessel", lambda *_: None)
     file = tmp_path / "norm.safetensors"
     record(Theirs(CALLS[calls]), (X,), file, dtypes=("float64",), train=True)

@@ -15,7 +15,7 @@ from flax_attn.parity.sides.tape import Ref, Tape
 
 torch = pytest.importorskip("torch", reason="the search changes torch's program")
 gradients = import_module("flax_attn.parity.search.gradients").gradients
-sides = import_module("flax_attn.parity.sides.torch")
+sides = import_module("flax_attn.parity.sides.torch.side")
 F = torch.nn.functional
 
 

@@ -13,8 +13,8 @@ from flax import nnx
 from flax_attn.parity import ParityError, Rule, compare, plan, port
 from flax_attn.parity.options import Options
 from flax_attn.parity.sides.calls import plain_call
-from flax_attn.parity.sides.live import Live
 from flax_attn.parity.sides.run import Request
+from flax_attn.parity.sides.torch.live import Live
 from flax_attn.weights.in_order import defined, paired_in_order
 
 torch = pytest.importorskip("torch", reason="the harness compares with torch")
@@ -197,7 +197,7 @@ def test_what_torch_records_is_no_second_copy_of_its_weights():
 @pytest.mark.nightly
 def test_nothing_of_torch_is_held_when_a_comparison_is_done(monkeypatch):
     copies = []
-    module = import_module("flax_attn.parity.sides.torch")
+    module = import_module("flax_attn.parity.sides.torch.side")
     plain = module.ready
 
     def ready(*args):

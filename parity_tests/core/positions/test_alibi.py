@@ -5,7 +5,7 @@ import pytest
 
 from flax_attn import alibi_slopes
 from flax_attn.parity import judge
-from flax_attn.parity.sides.torch_float64 import lifted
+from flax_attn.parity.sides.torch.float64 import lifted
 from parity_tests.core.drawing import float64 as float64
 
 

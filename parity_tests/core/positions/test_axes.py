@@ -8,7 +8,7 @@ from flax import nnx
 
 from flax_attn import Axial, GroupedQueryAttention, LinearScaling, Rotary, Sections, Yarn
 from flax_attn.parity import judge
-from flax_attn.parity.sides.torch_float64 import lifted
+from flax_attn.parity.sides.torch.float64 import lifted
 
 BASE, RANDOM = 1e4, np.random.RandomState(0)
 TIMES, ROWS = RANDOM.randint(0, 50, (3, 2, 5)), RANDOM.randint(0, 50, (2, 5))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flax_attn.parity import judge
-from flax_attn.parity.sides.torch_float64 import lifted
+from flax_attn.parity.sides.torch.float64 import lifted
 from flax_attn.positions.relative import (
     deberta_buckets,
     deberta_rows,

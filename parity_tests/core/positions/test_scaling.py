@@ -19,7 +19,7 @@ from flax_attn import (
     rotary_angles,
 )
 from flax_attn.parity import judge
-from flax_attn.parity.sides.torch_float64 import lifted
+from flax_attn.parity.sides.torch.float64 import lifted
 from parity_tests.core.drawing import float64 as float64
 from parity_tests.tables import with_nightly
 

@@ -8,19 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import ParityError
-from .. import judge
-from ..torch_module import to_numpy, to_torch, write
-from .leaves import leaves, refuse_unknown, split_leaves
-from .run import (
-    Request,
-    Run,
-    complex_dtype,
-    rounded,
-)
-from .tape import Tape
-from .torch_noise import RoundingMove
-from .torch_recorder import Recorder, is_inexact, state_of, trained_parameters
+from ....errors import ParityError
+from ... import judge
+from ...torch_module import to_numpy, to_torch, write
+from ..leaves import leaves, refuse_unknown, split_leaves
+from ..run import Request, Run, complex_dtype, rounded
+from ..tape import Tape
+from .noise import RoundingMove
+from .recorder import Recorder, is_inexact, state_of, trained_parameters
 
 
 def run_torch(

@@ -11,18 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from ...errors import ParityError
-from ...weights.known_layers import flax_params, flax_state
-from ...weights.plan import first_paths
-from .. import judge
-from . import jaxpr_precision as precision
-from .calls import ITSELF, name_of
-from .flax_dtypes import clear_dtypes, pinned_dtypes
-from .flax_float64 import attention_lifted
-from .jaxpr_evaluate import Evaluation, wide_requests
-from .leaves import refuse_unknown, split_leaves
+from ....errors import ParityError
+from ....weights.known_layers import flax_params, flax_state
+from ....weights.plan import first_paths
+from ... import judge
+from ..calls import ITSELF, name_of
+from ..jax import precision
+from ..jax.evaluate import Evaluation, wide_requests
+from ..leaves import refuse_unknown, split_leaves
+from ..run import Request, Run, is_floating, rounded
+from .dtypes import clear_dtypes, pinned_dtypes
+from .float64 import attention_lifted
 from .recorder import Force, fold_draw, is_array, is_key, recording
-from .run import Request, Run, is_floating, rounded
 
 # Output name of the sum of the replaced taps' anchors; see `recorder._replaced`.
 ANCHOR = "anchors"

@@ -10,10 +10,10 @@ import numpy as np
 from flax import nnx
 from jax.extend.core import get_opaque_trace_state
 
-from ... import taps
-from ...weights.known_layers import a
-from .leaves import counted, leaves, name_of_leaf, rebuilt, split_leaves
-from .run import fit_mask
+from .... import taps
+from ....weights.known_layers import a
+from ..leaves import counted, leaves, name_of_leaf, rebuilt, split_leaves
+from ..run import fit_mask
 
 
 class Force(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from .torch_points import Points
+from .points import Points
 
 FLAT = ("query", "key", "value", "context")
 

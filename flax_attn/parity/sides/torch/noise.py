@@ -10,7 +10,7 @@ a number just below three could become index two, and the module a different fun
 from dataclasses import dataclass, field
 from typing import Any
 
-from .torch_dispatch import dispatch_mode
+from .dispatch import dispatch_mode
 
 RUNS = 3
 

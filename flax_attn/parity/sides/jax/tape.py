@@ -11,19 +11,11 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
-from .. import judge
-from .jax_operations import (
-    is_float,
-    is_tensor,
-    literal,
-    operation_of,
-    to_jax,
-    to_torch,
-    torch_dtype,
-)
-from .jaxpr_evaluate import CALLS, NARROW, Evaluation, inner
-from .jaxpr_precision import Place, place_of
-from .tape import INPUT, PARAMETER, Tape
+from ... import judge
+from ..tape import INPUT, PARAMETER, Tape
+from .evaluate import CALLS, NARROW, Evaluation, inner
+from .operations import is_float, is_tensor, literal, operation_of, to_jax, to_torch, torch_dtype
+from .precision import Place, place_of
 
 UNROLLED = 4000  # up to this many operations a loop is recorded step by step
 # Functions of one array by JAX's names, and torch's where that is another one.

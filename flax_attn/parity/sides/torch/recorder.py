@@ -6,19 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import ParityError
-from ...weights.known_layers import a
-from .. import draw
-from ..torch_module import to_numpy, to_torch
-from .leaves import counted, leaves, name_of_leaf, rebuilt, split_leaves
-from .run import Call, MaskMismatch, Request, Run, Step, bessel_excess, fit_mask, rounded
-from .tape import Tape
-from .torch_dispatch import dispatch_mode
-from .torch_float64 import lifted
-from .torch_fused import record_sdpa
-from .torch_inactive import Inactive
-from .torch_noise import RoundingMove, noise
-from .torch_points import Points
+from ....errors import ParityError
+from ....weights.known_layers import a
+from ... import draw
+from ...torch_module import to_numpy, to_torch
+from ..leaves import counted, leaves, name_of_leaf, rebuilt, split_leaves
+from ..run import Call, MaskMismatch, Request, Run, Step, bessel_excess, fit_mask, rounded
+from ..tape import Tape
+from .dispatch import dispatch_mode
+from .float64 import lifted
+from .fused import record_sdpa
+from .inactive import Inactive
+from .noise import RoundingMove, noise
+from .points import Points
 
 
 def is_inexact(tensor: Any) -> bool:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Literal
 
-from .jaxpr_noise import moved
+from .noise import moved
 
 # Wraps a program that is evaluated in its place.
 CALLS = frozenset(

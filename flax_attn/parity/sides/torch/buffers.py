@@ -12,11 +12,11 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-from .. import judge
-from .match import reuse_layouts
-from .original import Arrays, Original
-from .pair import Pair, matches
-from .run import Run, is_floating
+from ... import judge
+from ..match import reuse_layouts
+from ..original import Arrays, Original
+from ..pair import Pair, matches
+from ..run import Run, is_floating
 
 MAX_ELEMENTS = 256  # torch runs once for each
 MAX_SAMPLES = 1024  # elements of one output or tap that take part in the fit

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jax.lax import DotAlgorithmPreset, Precision
 from jax.tree_util import keystr, tree_leaves_with_path
 
+PARITY_DIR = Path(__file__).parents[2]
 # Aliases of JAX's precisions, ordered from least to most precise.
 LEVELS = {
     **dict.fromkeys(("default", "bfloat16", "fastest"), 0),
@@ -281,8 +283,7 @@ def _after(file: str, package: str) -> str:
 @cache
 def is_user_code(file: str) -> bool:
     """Whether a file belongs neither to this library nor to another."""
-    library = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
-    return not _owner(file) and not file.startswith(library + os.sep)
+    return not _owner(file) and not file.startswith(str(PARITY_DIR.parent) + os.sep)
 
 
 def _owner(file: str) -> str:
@@ -299,7 +300,7 @@ def _owner(file: str) -> str:
 @cache
 def _roots() -> tuple[tuple[str, str], ...]:
     """Returns `(owner, folder)` pairs."""
-    roots = [("parity", os.path.dirname(os.path.dirname(__file__)))]
+    roots = [("parity", str(PARITY_DIR))]
     for name in ("jax", "jaxlib", *LIBRARIES):
         spec = find_spec(name)
         folders = spec.submodule_search_locations if spec else None

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .jaxpr_evaluate import SINGLE, Evaluation
+from ..jax.evaluate import SINGLE, Evaluation
 
 NAME = "dot_product_attention"
 NOTE = (

@@ -14,11 +14,13 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from .torch_dispatch import dispatch_mode
+from .dispatch import dispatch_mode
 
+PARITY_DIR = str(Path(__file__).parents[2])
 # These take a dtype to reinterpret bits or to answer a query, not to compute in it.
 PASSED_THROUGH = ("view", "promote_types", "can_cast", "set_default_dtype")
 # These read Python numbers, which are rounded before the dispatcher is called.
@@ -187,6 +189,6 @@ def _is_plumbing(code: CodeType) -> bool:
         return True
     paths = sysconfig.get_paths()
     # Torch may be inside the standard library's folder, in site-packages: it is a root of its own.
-    roots = (os.path.dirname(os.path.dirname(__file__)), torch.__path__[0], paths["stdlib"])
+    roots = (PARITY_DIR, torch.__path__[0], paths["stdlib"])
     inside = next((root for root in roots if code.co_filename.startswith(root + os.sep)), None)
     return inside is not None and "site-packages" not in code.co_filename.removeprefix(inside)

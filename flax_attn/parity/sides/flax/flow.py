@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from .flax import ANCHOR, Flax
+from .side import ANCHOR, Flax
 
 
 def feeds(side: Flax, weights: Mapping[str, np.ndarray]) -> dict[str, frozenset[str]]:

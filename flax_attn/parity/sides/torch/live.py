@@ -6,20 +6,20 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ...weights.described import Source
-from ...weights.plan import Plan
-from .. import draw
-from ..torch_module import describe, part_of, read, to_numpy, to_torch
-from .calls import ITSELF, errors_of
-from .libraries import libraries
-from .original import Arrays, Part, Stepped
-from .run import Request, Run, narrowed
-from .steps import TorchSteps
-from .tape import Tape
-from .torch import run_torch, wrong_dtype_buffers
-from .torch_noise import RUNS as NOISY
-from .torch_noise import RoundingMove
-from .torch_recorder import is_inexact
+from ....weights.described import Source
+from ....weights.plan import Plan
+from ... import draw
+from ...torch_module import describe, part_of, read, to_numpy, to_torch
+from ..calls import ITSELF, errors_of
+from ..libraries import libraries
+from ..original import Arrays, Part, Stepped
+from ..run import Request, Run, narrowed
+from ..steps import TorchSteps
+from ..tape import Tape
+from .noise import RUNS as NOISY
+from .noise import RoundingMove
+from .recorder import is_inexact
+from .side import run_torch, wrong_dtype_buffers
 
 
 @dataclass(frozen=True)

@@ -9,21 +9,21 @@ import jax
 import numpy as np
 from flax import nnx
 
-from ...errors import ParityError
-from ...weights.described import Source
-from ...weights.known_layers import flax_params, flax_state, flax_values
-from ...weights.plan import Plan, first_paths
-from .. import draw, judge
-from ..side_names import worded
-from .calls import Function, errors_of, name_of
-from .flax import Flax, NotWide
-from .jax_operations import is_tensor
-from .jax_tape import tape_of
-from .jaxpr_evaluate import NARROW, SINGLE, Evaluation, lifted_in
-from .original import Arrays, Part, Stepped
-from .run import Call, Request, Run, fit_mask, is_floating, narrowed
-from .tape import Tape
-from .torch_noise import RUNS as NOISY
+from ....errors import ParityError
+from ....weights.described import Source
+from ....weights.known_layers import flax_params, flax_state, flax_values
+from ....weights.plan import Plan, first_paths
+from ... import draw, judge
+from ...side_names import worded
+from ..calls import Function, errors_of, name_of
+from ..flax.side import Flax, NotWide
+from ..original import Arrays, Part, Stepped
+from ..run import Call, Request, Run, fit_mask, is_floating, narrowed
+from ..tape import Tape
+from ..torch.noise import RUNS as NOISY
+from .evaluate import NARROW, SINGLE, Evaluation, lifted_in
+from .operations import is_tensor
+from .tape import tape_of
 
 
 @dataclass(frozen=True)

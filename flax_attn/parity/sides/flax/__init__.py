@@ -1,0 +1,1 @@
+"""Runs Flax's side and records its taps, dropout masks and dtypes."""
