@@ -1,4 +1,4 @@
-"""The house in order: twins complete, imports one way, files short, torch never brought unasked.
+"""The house in order: twins complete, torch never brought unasked.
 
 All is read from the sources by `ast`, so that torch need not be there.
 """
@@ -67,7 +67,6 @@ WHOLE = sorted(set.intersection(*HOMES.values()))  # of the others their missing
 CERTIFICATE, README = "docs/certificate.md", "README.md"
 FULL, BRIEF = markdown.FULL_MARKS, markdown.SHORT_MARKS
 
-of_all_sources = each("path", SOURCES)
 of_all_layers = each("layer", LAYERS)
 of_whole_variants = each("layer", WHOLE)
 
@@ -230,18 +229,6 @@ def test_a_forward_is_an_equation(layer):
         assert ast.get_docstring(call) and body <= 25, f"{name}.{call.name} has {body} lines."
         ifs = sum(isinstance(x, ast.If) for x in ast.walk(call))
         assert ifs <= 1, f"{name}.{call.name} has {ifs} ifs: another variant, another file."
-
-
-@of_all_sources
-def test_files_and_functions_are_short(path):
-    lines = len(path.read_text("utf-8").splitlines())
-    assert lines < 450, f"{lines} lines: two ideas in one file."
-    for node in ast.walk(tree_of(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = node.end_lineno - node.lineno + 1
-            if ast.get_docstring(node) is not None:
-                length -= node.body[0].end_lineno - node.body[0].lineno + 1
-            assert length < 40, f"{node.name} has {length} lines, line {node.lineno}."
 
 
 # Where a file outside `masks` asks for a mask by its class, and why it may.
