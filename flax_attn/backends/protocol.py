@@ -21,11 +21,11 @@ from jax.custom_derivatives import SymbolicZero, custom_vjp_primal_tree_values
 from .. import taps
 from .._internal.arrays import saturating_add, unify_varying
 from .._internal.types import Sizes
-from ..layouts import named_for
 from ..masks import Band, Mask
 from ..masks.ranges import as_known_band, runs_of
 from ..reference import Stats
 from ..rules import Rules, sizes_of
+from ..token_layouts import named_for
 from .platform import mesh_of
 from .sinks import add_sinks, gradient, output_share
 

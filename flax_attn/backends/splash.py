@@ -84,12 +84,12 @@ class Splash(NamedTuple):
     fully_masked = False
 
     def run(self, q, k, v, extras):
-        home, plan = _kernel_module("kernel"), _plan(self.mask, self.sizes)
+        home, info = _kernel_module("kernel"), _mask_info(self.mask, self.sizes)
         ids, (q, k, v) = self._ids(extras), map(self._to_kernel_layout, (q, k, v))
 
         def one(q, k, v, ids):
             return home._splash_attention_forward(
-                plan.forward, q, k, v, ids, None, save_residuals=True, **self._block_options(plan)
+                info.forward, q, k, v, ids, None, save_residuals=True, **self._block_options(info)
             )
 
         with jax.default_matmul_precision(self.precision):
@@ -98,7 +98,7 @@ class Splash(NamedTuple):
 
     def backward(self, q, k, v, extras, o, stats, do, dlse):
         # The kernel takes no dlse, but it takes delta = rowsum(do * o), from which dlse subtracts.
-        plan, T, lse = _plan(self.mask, self.sizes), self.sizes.T, stats.lse
+        info, T, lse = _mask_info(self.mask, self.sizes), self.sizes.T, stats.lse
         delta = jnp.sum(do.astype(lse.dtype) * o.astype(lse.dtype), axis=-1)
         delta = jnp.swapaxes(delta, 1, 2) - (0.0 if dlse is None else dlse)  # B N T
         rows = ((0, 0), (0, 0), (0, -T % LANES))
@@ -106,39 +106,41 @@ class Splash(NamedTuple):
         q, k, v, do = map(self._to_kernel_layout, (q, k, v, do))
 
         with jax.default_matmul_precision(self.precision):
-            grads = jax.vmap(lambda *args: self._grads(plan, *args))(
+            grads = jax.vmap(lambda *args: self._grads(info, *args))(
                 q, k, v, self._ids(extras), lse, do, delta
             )
         dq, dk, dv = (jnp.swapaxes(x, 1, 2) for x in grads)
         S = self.sizes.S
         return dq[:, :T], dk[:, :S], dv[:, :S], jax.tree.map(zero_gradient, extras)
 
-    def _grads(self, plan: "Plan", q: Any, k: Any, v: Any, ids: Any, lse: Any, do: Any, di: Any):
+    def _grads(
+        self, info: "SplashMaskInfo", q: Any, k: Any, v: Any, ids: Any, lse: Any, do: Any, di: Any
+    ):
         home, layout = _kernel_module("kernel"), _kernel_module("kernel").QKVLayout.HEAD_DIM_MINOR
         args = (q, k, v, ids, None, lse, do, di)
-        block_options = self._block_options(plan)
+        block_options = self._block_options(info)
         block_options |= {"q_layout": layout, "k_layout": layout, "v_layout": layout}
         # The backward kernels take the block sizes by themselves.
         for unknown in ("block_sizes", "residual_checkpoint_name"):
             del block_options[unknown]
-        block_options |= {"bq": plan.rows, "bkv": plan.cols}
+        block_options |= {"bq": info.rows, "bkv": info.cols}
         _, dk, dv = home._splash_attention_bwd_dkv(
             *args,
-            mask_info=plan.backward,
-            bkv_compute=plan.cols,
+            mask_info=info.backward,
+            bkv_compute=info.cols,
             use_fused_bwd_kernel=False,
             **block_options,
         )
-        return home._splash_attention_bwd_dq(*args, mask_info=plan.forward, **block_options), dk, dv
+        return home._splash_attention_bwd_dq(*args, mask_info=info.forward, **block_options), dk, dv
 
-    def _block_options(self, plan: "Plan") -> dict[str, Any]:
+    def _block_options(self, info: "SplashMaskInfo") -> dict[str, Any]:
         home = _kernel_module("kernel")
         return {
             "mask_value": home.DEFAULT_MASK_VALUE,
             "is_mqa": False,
-            "block_sizes": home.BlockSizes(plan.rows, plan.cols),
+            "block_sizes": home.BlockSizes(info.rows, info.cols),
             "residual_checkpoint_name": None,
-            "mask_function": plan.visible,
+            "mask_function": info.visible,
             "attn_logits_soft_cap": self.cap,
             "interpret": self.interpret,
         }
@@ -156,7 +158,7 @@ class Splash(NamedTuple):
         )
 
 
-class Plan(NamedTuple):
+class SplashMaskInfo(NamedTuple):
     """Splash attention's description of a static mask: blocks to run and their masks."""
 
     forward: Any
@@ -167,7 +169,7 @@ class Plan(NamedTuple):
 
 
 @cache
-def _plan(mask: Mask, sizes: Sizes) -> Plan:
+def _mask_info(mask: Mask, sizes: Sizes) -> SplashMaskInfo:
     T, S = (n + -n % LANES for n in (sizes.T, sizes.S))
     rows, cols = (next(b for b in BLOCKS if n % b == 0) for n in (T, S))
     masks, info = _kernel_module("mask"), _kernel_module("mask_info")
@@ -180,7 +182,7 @@ def _plan(mask: Mask, sizes: Sizes) -> Plan:
     heads = masks.MultiHeadMask([one] * sizes.N)
     forward, visible = info.process_mask(heads, (rows, cols))
     backward, _ = info.process_mask_dkv(heads, (rows, cols))
-    return Plan(forward, backward, visible, rows, cols)
+    return SplashMaskInfo(forward, backward, visible, rows, cols)
 
 
 class VisibleMask(NamedTuple):

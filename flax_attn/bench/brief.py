@@ -177,7 +177,7 @@ def compared(table: Table) -> Group:
     return Group(table.title, ("workload", "pass"), ("ratio", "old", "new"), shown)
 
 
-class Layout:
+class TextTable:
     """Lays out a group in lines of at most `width` columns, unless a name is longer than that.
 
     Args:
@@ -271,18 +271,18 @@ class BriefStream:
     def __init__(self, results: Results, say: Callable[[str], object], width: int):
         self.results, self.say, self.width = results, say, width
         self._shown: dict[str, int] = {}  # number of races by the title of their group
-        self._layouts: dict[str, Layout] = {}
+        self._tables: dict[str, TextTable] = {}
 
     def update(self) -> None:
         """Prints the races added since the last call."""
         for group in groups(self.results):
             new = group.races[self._shown.get(group.title, 0) :]
-            if new and group.title not in self._layouts:
-                self._layouts[group.title] = Layout(group, self.width)
-                self.say(self._layouts[group.title].title())
-                self.say(self._layouts[group.title].header())
+            if new and group.title not in self._tables:
+                self._tables[group.title] = TextTable(group, self.width)
+                self.say(self._tables[group.title].title())
+                self.say(self._tables[group.title].header())
             for race in new:
-                for line in self._layouts[group.title].lines(race):
+                for line in self._tables[group.title].lines(race):
                     self.say(line)
             self._shown[group.title] = len(group.races)
 
@@ -293,6 +293,6 @@ class BriefStream:
 
 def text_of(group: Group, width: int) -> list[str]:
     """The lines of a whole group: its title, the headings and all races."""
-    layout = Layout(group, width)
-    lines = [line for race in group.races for line in layout.lines(race)]
-    return [layout.title(), layout.header(), *lines]
+    table = TextTable(group, width)
+    lines = [line for race in group.races for line in table.lines(race)]
+    return [table.title(), table.header(), *lines]

@@ -38,13 +38,13 @@ def book() -> list[Competitor]:
 
 def _program(make: Make, w: Workload, which: str) -> JaxProgram:
     """Program of a JAX layer `run(weights by path, x)`."""
-    run, layout = make(w)
+    run, plan = make(w)
 
     def pack(arrays: Any) -> Any:
-        return layout.forward(arrays), arrays["x"]
+        return plan.forward(arrays), arrays["x"]
 
     def unpack(grads: Any) -> Any:
-        return {**layout.back(grads[0]), "x": grads[1]}
+        return {**plan.back(grads[0]), "x": grads[1]}
 
     return JaxProgram(lambda packed: run(*packed), pack, unpack, which)
 
@@ -63,13 +63,13 @@ def _module(build: Callable[[], nnx.Module], call: Callable = lambda layer, x: l
     return run
 
 
-def _book(name: str, layout: Callable[[Workload], Plan]) -> tuple[str, Make]:
+def _book(name: str, plan_for: Callable[[Workload], Plan]) -> tuple[str, Make]:
     """Returns the class name and the builder of a layer of the book."""
 
     def build(w: Workload) -> nnx.Module:
         return getattr(flax_layers, name)(**config(w), rngs=nnx.Rngs(0), param_dtype=w.dtype)
 
-    return name, lambda w: (_module(partial(build, w)), layout(w))
+    return name, lambda w: (_module(partial(build, w)), plan_for(w))
 
 
 def _wrapper(w: Workload) -> tuple[Run, Plan]:
@@ -167,10 +167,10 @@ def _other_jax() -> list[Competitor]:
 
 
 def _in_torch(
-    build: Callable[[Workload], Any], layout: Callable[[Workload], Plan], w: Workload, which: str
+    build: Callable[[Workload], Any], plan_for: Callable[[Workload], Plan], w: Workload, which: str
 ) -> Program:
     """Program of a torch module, rebuilt for each set of weights."""
-    plan = layout(w)
+    plan = plan_for(w)
 
     def pack(tensors: Any) -> Any:
         arrays = {name: np.asarray(x.float().cpu()) for name, x in tensors.items()}
@@ -189,11 +189,11 @@ def _in_torch(
 
 def _torch() -> list[Competitor]:
     competitors = []
-    for number, (name, family, build, layout, num_arrays) in enumerate(
+    for number, (name, family, build, plan_for, num_arrays) in enumerate(
         torch_layers.BOOK_LAYERS, start=1
     ):
         refusal = torch_layers.no_backward_of_flex if "FlexAttention" in name else always
-        program = partial(_in_torch, build, layout)
+        program = partial(_in_torch, build, plan_for)
         competitors.append(
             Competitor(f"{number}. {name}", family, program, refusal, quadratic=num_arrays)
         )

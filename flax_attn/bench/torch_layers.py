@@ -102,7 +102,7 @@ def _of_packed(w: Workload) -> Plan:
 
 
 EAGER, OWN = "torch.eager", "nn.MultiheadAttention"
-BOOK_LAYERS = (  # name, family, module, layout, `Competitor.quadratic`
+BOOK_LAYERS = (  # name, family, module, plan, `Competitor.quadratic`
     (
         "wrapper of causal heads",
         EAGER,

@@ -1,7 +1,7 @@
 """One set of weights in every layer's own layout, and every layer's gradients mapped back to it.
 
-The set is `query, key, value, out`, each with a `weight`, `(in, out)`, and a `bias`. A layout is a
-`Plan`: `forward` returns a layer's arrays by path, `back` returns arrays of the set by name.
+The set is `query, key, value, out`, each with a `weight`, `(in, out)`, and a `bias`. A `Plan`
+maps it: `forward` returns a layer's arrays by path, `back` returns arrays of the set by name.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ THREE = "{query,key,value}"
 NOTEBOOK = ("W_query", "W_key", "W_value", "out_proj")  # the book's names for the four projections
 
 
-def layout(*rules: Rule) -> Plan:
+def plan_of(*rules: Rule) -> Plan:
     """Builds a plan from rules; each applies to the names that the rules before it left over."""
     names = [f"{name}.{kind}" for name in PROJECTIONS for kind in ("weight", "bias")]
     moves = []
@@ -36,12 +36,12 @@ def paths(plan: Plan) -> list[str]:
 def separate(layers: Sequence[str], weight: str, transposed: bool) -> Plan:
     """Four separate projections, each with a weight, `(out, in)` if transposed, and a bias."""
     pairs = zip(PROJECTIONS, layers, strict=True)
-    return layout(*(rule for pair in pairs for rule in _linear(*pair, weight, transposed)))
+    return plan_of(*(rule for pair in pairs for rule in _linear(*pair, weight, transposed)))
 
 
 def combined(weight: str, bias: str, out: str, kernel: str, transposed: bool) -> Plan:
     """One qkv projection with its weight and bias at these paths, and `out`."""
-    return layout(
+    return plan_of(
         Rule(
             f"{THREE}.weight -> {weight}", f"c i o -> {'(c o) i' if transposed else 'i (c o)'}", c=3
         ),
@@ -53,7 +53,7 @@ def combined(weight: str, bias: str, out: str, kernel: str, transposed: bool) ->
 def einsum(out: str, kernel: str, transposed: bool) -> Plan:
     """`W_query` of shape `(out, in)`, `b_query` and so on, and `out`."""
     rest = Rule("*.weight -> W_*", "i o -> o i"), Rule("*.bias -> b_*")
-    return layout(*_linear("out", out, kernel, transposed), *rest)
+    return plan_of(*_linear("out", out, kernel, transposed), *rest)
 
 
 def wrapper(heads: int, first: str, out: str, kernel: str, transposed: bool) -> Plan:
@@ -62,7 +62,7 @@ def wrapper(heads: int, first: str, out: str, kernel: str, transposed: bool) -> 
         layers = [f"{first}.heads.0.W_{name}" for name in PROJECTIONS[:3]]
         return separate([*layers, out], kernel, transposed)
     head = f"{first}.heads.{{{','.join(map(str, range(heads)))}}}.W_*"
-    return layout(
+    return plan_of(
         *_linear("out", out, kernel, transposed),
         Rule(
             f"*.weight -> {head}.{kernel}",
@@ -75,7 +75,7 @@ def wrapper(heads: int, first: str, out: str, kernel: str, transposed: bool) -> 
 
 def by_heads(heads: int) -> Plan:
     """flax.nnx's layout: kernels `(in, heads, width)`, and `(heads, width, out)` for `out`."""
-    return layout(
+    return plan_of(
         Rule("out.weight -> out.kernel", "(n h) o -> n h o", n=heads),
         Rule("out.bias -> out.bias"),
         Rule("*.weight -> *.kernel", "i (n h) -> i n h", n=heads),

@@ -9,12 +9,12 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Int
 
 from .._internal.types import Sizes
-from ..layouts import partitioning
 from ..masks import Mask
 from ..masks.at_positions import at_positions, leaves_of
 from ..masks.ranges import reach_of
 from ..places import Positions, is_indexed_by_slot
 from ..scores import Score
+from ..token_layouts import partitioning
 from .memory import Memory
 from .paged import PagedCache
 from .rows import counted

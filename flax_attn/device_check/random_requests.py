@@ -28,7 +28,7 @@ SMALL = ((2, 48, 48, 4, 2, 16, 16), (1, 17, 40, 3, 1, 8, 12), (2, 1, 70, 4, 2, 1
 
 
 @dataclass(frozen=True)
-class Request:
+class DrawnRequest:
     """One call of `attend`.
 
     Attributes:
@@ -57,10 +57,10 @@ class Request:
         return {name: draw(shape).astype(jnp.dtype(self.dtype)) for name, shape in shapes.items()}
 
 
-def request(i: int, small: bool = False, seed: int = 0) -> Request:
+def draw_request(i: int, small: bool = False, seed: int = 0) -> DrawnRequest:
     """Returns the i-th request of a seed; the first ones use each mask once, without a score.
 
-    >>> print(request(1).words)
+    >>> print(draw_request(1).words)
     CAUSAL, float32, B 1, T 640, S 640, N 4, K 4, H 128, h 128
     """
     drawn = np.random.default_rng((seed, i))
@@ -80,7 +80,7 @@ def request(i: int, small: bool = False, seed: int = 0) -> Request:
     axes = zip("B T S N K H h".split(), sizes, strict=True)
     words = [mask_name, score_name, *options, dtype, *(f"{name} {n}" for name, n in axes)]
     mask = MASKS[mask_name](drawn, sizes)
-    return Request(", ".join(filter(None, words)), sizes, dtype, mask, score, options, i)
+    return DrawnRequest(", ".join(filter(None, words)), sizes, dtype, mask, score, options, i)
 
 
 def _segments(drawn: Random, sizes: tuple[int, ...]) -> Mask:

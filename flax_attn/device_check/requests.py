@@ -16,7 +16,7 @@ from ..bench.proof import Arrays, against
 from ..bench.workload import BOTH
 from ..parity.cases.workers import Failure, LastResult, Workers
 from .facts import processes
-from .random_requests import Request, request
+from .random_requests import DrawnRequest, draw_request
 from .task import Task
 
 COUNT, FEW = 60, 8
@@ -59,7 +59,7 @@ def _with_remaining(rows: list[Row], number: int, small: bool) -> list[Row]:
 
 def _checked(item: Item) -> list[Row] | LastResult:
     """Returns the rows of one request, up to a failing backend, which may break the device."""
-    drawn_request = request(item.number, item.small)
+    drawn_request = draw_request(item.number, item.small)
     arrays = drawn_request.arrays()
     with jax.enable_x64(True):
         wide = {name: x.astype(np.float64) for name, x in arrays.items()}
@@ -81,7 +81,7 @@ def _checked(item: Item) -> list[Row] | LastResult:
     return rows
 
 
-def _refusals(drawn_request: Request, arrays: Arrays) -> dict[str, str | None]:
+def _refusals(drawn_request: DrawnRequest, arrays: Arrays) -> dict[str, str | None]:
     """Returns, by backend, why it refuses the request, or None."""
     shape: Any = jax.ShapeDtypeStruct  # `explain` reads only shapes and dtypes
     q, k, v = (shape(arrays[x].shape, drawn_request.dtype) for x in "qkv")
@@ -89,13 +89,13 @@ def _refusals(drawn_request: Request, arrays: Arrays) -> dict[str, str | None]:
     return {verdict.backend: verdict.refusal for verdict in verdicts}
 
 
-def _options(drawn_request: Request, arrays: Any) -> dict[str, Any]:
+def _options(drawn_request: DrawnRequest, arrays: Any) -> dict[str, Any]:
     more = {"sinks": jnp.asarray(arrays["sinks"])} if "sinks" in arrays else {}
     return {"score": drawn_request.score, **drawn_request.options, **more}
 
 
 def _judged(
-    drawn_request: Request, arrays: Arrays, backend: str, plain: Arrays, truth: Arrays
+    drawn_request: DrawnRequest, arrays: Arrays, backend: str, plain: Arrays, truth: Arrays
 ) -> Row:
     try:
         results = plain if backend == "reference" else _computed(drawn_request, arrays, backend)
@@ -109,14 +109,14 @@ def _judged(
     return {"verdict": verdict, "share": share, **text}
 
 
-def _computed(drawn_request: Request, arrays: Arrays, backend: str) -> Arrays:
+def _computed(drawn_request: DrawnRequest, arrays: Arrays, backend: str) -> Arrays:
     """Output and gradients of q, k, v and sinks, computed by one backend."""
     inputs = {name: jnp.asarray(arrays[name]) for name in INPUTS if name in arrays}
     out, grads = jax.jit(_both(drawn_request, backend))(inputs, jnp.asarray(arrays["cotangent"]))
     return {"output": np.asarray(out), **{name: np.asarray(x) for name, x in grads.items()}}
 
 
-def _both(drawn_request: Request, backend: str) -> Callable[[Any, jax.Array], Any]:
+def _both(drawn_request: DrawnRequest, backend: str) -> Callable[[Any, jax.Array], Any]:
     def attention(inputs: dict[str, jax.Array]) -> jax.Array:
         q, k, v = (inputs[name] for name in "qkv")
         return attend(

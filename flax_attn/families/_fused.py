@@ -2,7 +2,7 @@
 
 import re
 
-from ..weights.layout import Size
+from ..weights.einops_layout import Size
 from ..weights.rule import Rule
 
 PARTS = "{q_proj,k_proj,v_proj}"

@@ -35,7 +35,7 @@ def latent(
 
 def deepseek_v3(config: Config, index: int, init: Mapping[str, Any]) -> LatentAttention:
     """DeepSeek-V2's, with a configurable layout of rotary pairs."""
-    return latent(layout_of(config))(config, index, init)
+    return latent(rotary_layout(config))(config, index, init)
 
 
 def arguments(
@@ -91,7 +91,7 @@ def _heads(config: Config) -> int:
     return n
 
 
-def layout_of(config: Config) -> Layout:
+def rotary_layout(config: Config) -> Layout:
     """Layout of the rotary pairs, by `rope_interleave`."""
     return "interleaved" if config.flag("rope_interleave") else "half"
 
@@ -153,7 +153,7 @@ def mistral4(config: Config, index: int, init: Mapping[str, Any]) -> LatentAtten
     rope = rope_of(config, TEMPERATURE_FIELDS)
     rope.pop(SHARE, None)
     _check_share(config)
-    parts = arguments(config, init, layout_of(config), rope)
+    parts = arguments(config, init, rotary_layout(config), rope)
     parts["rules"] = Rules(score=temperature(config, rope), scale=parts["rules"].scale)
     return LatentAttention(**parts)
 

@@ -9,10 +9,10 @@ from jaxtyping import Array, Bool, Float, Shaped
 
 from .._internal.checks import check_input, valid_tokens
 from .._internal.types import Sizes, is_frozen
-from ..layouts import names_in
 from ..masks import Dense, Mask, as_mask
 from ..reference import softmax
 from ..taps import tap
+from ..token_layouts import names_in
 
 
 def split_heads(x: Shaped[Array, "*B T D"], head_dim: int) -> Shaped[Array, "*B T N H"]:

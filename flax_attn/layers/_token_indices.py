@@ -24,7 +24,6 @@ from .._internal.checks import per_token, valid_tokens
 from ..cache import Cache, PagedCache
 from ..cache.attention import Stored
 from ..cache.rows import counted, next_places
-from ..layouts import positions_of
 from ..masks import Mask
 from ..masks.algebra import parts_of
 from ..masks.at_positions import at_positions_of, leaves_of
@@ -33,6 +32,7 @@ from ..places import Positions, check_reads, is_indexed_by_slot, with_end
 from ..positions import Rotary
 from ..positions.lengths import lengths_of
 from ..scores import AtPositions, Chain, Score
+from ..token_layouts import positions_of
 
 
 class RotaryInput(NamedTuple):

@@ -11,7 +11,7 @@ from .sides.calls import as_side, plain_call
 from .sides.flax.recorder import is_key
 from .sides.jax.original import JaxOriginal
 from .sides.leaves import leaves
-from .sides.run import Request, checked_constants
+from .sides.run import RunRequest, checked_constants
 from .sides.torch.live import Live
 
 Value = TypeVar("Value")
@@ -51,10 +51,11 @@ class CallSpec:
                     f"{library} array for {name}: numpy.asarray(...) is one."
                 )
 
-    def request(self) -> Request:
-        """Returns the `Request`, with defaults for open fields."""
+    def request(self) -> RunRequest:
+        """Returns the `RunRequest`, with defaults for open fields."""
         wanted = self.seed or 0, bool(self.train), self.grads, self.taps
-        return checked_constants(self.constants, Request(self.inputs, dict(self.kwargs), *wanted))
+        request = RunRequest(self.inputs, dict(self.kwargs), *wanted)
+        return checked_constants(self.constants, request)
 
     def side(self, module: Any) -> Live | JaxOriginal:
         """Returns the first side for a torch module, an nnx module or a JAX function."""

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from .._internal.arrays import iota, vmap_leading
 from .._internal.moved import RenamedAttribute
 from .._internal.types import frozen, wide
-from ..layouts import positions_of
+from ..token_layouts import positions_of
 from .axes import Axial, Sections
 from .scaling import Frequencies, Rates, Scaling, exponents, plain_rates
 
@@ -166,7 +166,7 @@ class Rotary:
         uses the largest position of a row plus one.
         """
         if positions is None and not isinstance(self.axes, Axial):
-            positions = self._layout_positions(x)
+            positions = self._token_positions(x)
         width, dtype = self._width(x.shape[-1]), wide(x.dtype)
         if lengths is None and self.needs_length:
             lengths = _lengths(positions, x.shape[:-2], self.axes)
@@ -193,7 +193,7 @@ class Rotary:
         arrays = np if isinstance(indices, np.ndarray) else jnp  # concrete values stay concrete
         return arrays.broadcast_to(indices, (self.axes.count, *indices.shape))
 
-    def _layout_positions(self, x: Array) -> Any:
+    def _token_positions(self, x: Array) -> Any:
         """Positions of tokens in a permuted layout; None if it is not permuted."""
         positions = positions_of(x, -3)
         return None if positions is None else self.positions_from_indices(positions)

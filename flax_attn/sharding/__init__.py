@@ -10,9 +10,9 @@ from .._internal.lazy import Lazy
 
 TYPE_CHECKING = False  # what type checkers take for true; typing itself is not imported
 if TYPE_CHECKING:
-    from ..layouts import place as place
-    from ..layouts import positions as positions
-    from ..layouts import unplace as unplace
+    from ..token_layouts import place as place
+    from ..token_layouts import positions as positions
+    from ..token_layouts import unplace as unplace
     from .context import context_parallel as context_parallel
     from .context import on as on
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "context_parallel": ".context",
     "on": ".context",
-    "place": "..layouts",
-    "positions": "..layouts",
-    "unplace": "..layouts",
+    "place": "..token_layouts",
+    "positions": "..token_layouts",
+    "unplace": "..token_layouts",
 }
 # Old public names, and what they are called now.
 _RENAMED: dict[str, str] = {}

@@ -23,10 +23,10 @@ from ..backends.hoist import hoist
 from ..backends.local import flat, mean_where_empty
 from ..backends.platform import platform_of
 from ..backends.protocol import zero_gradient
-from ..layouts import names_in
 from ..reference import Stats
 from ..request import Request, bind_rules
 from ..rules import Rules, sizes_of
+from ..token_layouts import names_in
 from .specs import Shards, numbers_of, part_of, places_of
 
 

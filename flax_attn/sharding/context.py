@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from .._internal.checks import check_choice
-from ..layouts import LAYOUTS, Axes, Context, Named, named, requested_context
+from ..token_layouts import TOKEN_LAYOUTS, Axes, Context, Named, named, requested_context
 
 STRATEGIES = ("all_gather", "ring", "ulysses")
 PAIRS = (("ring", "ulysses"), ("all_gather", "ulysses"))
@@ -64,7 +64,7 @@ def context_parallel(
             "strategy for all axes goes by its name alone."
         )
     strategy = pair[0] if len(pair) == 1 else pair
-    check_choice("layout", layout, *LAYOUTS)
+    check_choice("layout", layout, *TOKEN_LAYOUTS)
     return requested_context(Context(strategy, layout))
 
 

@@ -17,8 +17,8 @@ from jax.core import Tracer
 from jax.sharding import AxisType
 
 from ..backends.platform import mesh_of
-from ..layouts import named, named_for
 from ..request import Request
+from ..token_layouts import named, named_for
 
 Where = Literal["explicit", "auto", "mixed"]
 

@@ -11,10 +11,10 @@ from .. import taps
 from .._internal.types import leaf_axes, wide
 from ..backends.hoist import has_functions, hoist
 from ..backends.local import attend_locally, weights_locally
-from ..layouts import place
 from ..reference import Stats
 from ..request import Request, bind_rules
 from ..rules import Rules, sizes_of
+from ..token_layouts import place
 from . import strategies
 from .sequence import Sequence
 from .specs import Shards, check_spread, located, numbers_of, part_of, places_of

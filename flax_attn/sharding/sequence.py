@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from .._internal.types import Sizes
-from ..layouts import check_length, names_in, partitioning, requested_context, tokens_in
 from ..masks import Mask
 from ..masks.algebra import parts_of
 from ..masks.ranges import as_known_band, reach_of
@@ -19,6 +18,7 @@ from ..masks.shardable import shardable
 from ..places import Positions
 from ..request import Request
 from ..rules import Rules
+from ..token_layouts import check_length, names_in, partitioning, requested_context, tokens_in
 from .specs import Shards, check_spread, located, shards_in
 
 

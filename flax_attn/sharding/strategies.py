@@ -12,11 +12,11 @@ import jax.numpy as jnp
 
 from .._internal.types import leaf_axes
 from ..backends.local import mean_where_empty
-from ..layouts import place, unplace
 from ..places import Places
 from ..reference import Stats
 from ..request import bind_rules
 from ..rules import Rules
+from ..token_layouts import place, unplace
 from .ring import ring
 from .sequence import Sequence
 from .specs import check_spread, letters

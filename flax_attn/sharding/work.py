@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..layouts import tokens_in
 from ..masks.algebra import parts_of
 from ..masks.ranges import as_known_band
 from ..request import Request
+from ..token_layouts import tokens_in
 from .sequence import Sequence
 
 BLOCK = 128

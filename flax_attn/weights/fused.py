@@ -11,8 +11,8 @@ from math import gcd, prod
 from flax import nnx
 
 from .described import head_counts
+from .einops_layout import Size, axis_groups, sizes_of
 from .known_layers import get_path
-from .layout import Size, axis_groups, sizes_of
 
 # Layouts to try, the likeliest first, by whether torch's weights have outputs or inputs first.
 # h heads have k rows each, and k may be of unequal size per part; g groups have h heads per part.

@@ -12,6 +12,7 @@ from flax import nnx
 from .._internal.nearest import listed
 from ..taps import POINTS
 from .described import Source
+from .einops_layout import sizes_of
 from .known_layers import (
     LAYERS,
     NORMS,
@@ -28,7 +29,6 @@ from .known_layers import (
     refusal,
     unstacked,
 )
-from .layout import sizes_of
 from .move import Misfit, Move, Stack
 from .rule import Rule
 

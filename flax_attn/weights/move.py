@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from .layout import Size, backwards, lay_out, sizes_of
+from .einops_layout import Size, backwards, lay_out, sizes_of
 
 Shape = tuple[int, ...]
 

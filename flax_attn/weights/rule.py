@@ -10,7 +10,7 @@ from typing import Literal, cast
 import numpy as np
 
 from ..errors import ParityError
-from .layout import Size, axes_of
+from .einops_layout import Size, axes_of
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _TOKEN = re.compile(r"[()]|~?(?:\.\.\.|[^\W\d_]\w*|\b1\b)")

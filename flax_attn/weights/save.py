@@ -10,10 +10,10 @@ from flax import nnx
 
 from ..errors import CheckpointError
 from .dtypes import NAMES
+from .einops_layout import backwards, sizes_of
 from .entry import Entry
 from .fitting import fit
 from .known_layers import flax_state, get_path, roles_of
-from .layout import backwards, sizes_of
 from .manifest import manifest_path, write_manifest
 from .move import Move
 from .replacing import replacing

@@ -11,11 +11,11 @@ from itertools import product
 
 from flax import nnx
 
+from .einops_layout import Size
 from .fused import Roles, fits, heads_of, in_order, role
 from .gates import ORDER, Gates, gates, role_of, shared, side
 from .in_order import Likeness, defined, paired_in_order
 from .known_layers import LAYERS, NORMS, PAIRS, RECURRENT, flax_path, get_path, may_keep, place
-from .layout import Size
 from .mapping import Draft
 from .parametrized import not_removed
 from .rule import Rule

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 from string import ascii_lowercase
 
-from .layout import Size, axis_sizes, backwards, expand
+from .einops_layout import Size, axis_sizes, backwards, expand
 
 # Layouts to try, the likeliest first: torch's weights have outputs first; plain Parameters and
 # transformers' Conv1D have inputs first.

@@ -102,7 +102,7 @@ def test_circles_are_seen_through_packages_and_late_imports(tmp_path):
 FLOORS = """
 _internal
 < errors, taps, quantized
-< places, layouts
+< places, token_layouts
 < masks, positions, norms, normalisers, dropout
 < scores
 < rules
@@ -130,7 +130,7 @@ KNOW = {
 # The front of a folder that names, for its users, what stands above it.
 FRONTS = {("parity", "__init__"): "identify"}
 IN_ROOT = """
-attend by_weights reference request rules scores dropout normalisers norms places layouts
+attend by_weights reference request rules scores dropout normalisers norms places token_layouts
 quantized taps errors __init__ __main__"""
 
 

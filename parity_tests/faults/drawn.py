@@ -14,7 +14,7 @@ from flax import nnx
 
 from flax_attn.parity import draw
 from flax_attn.parity.sides.flax.side import Flax
-from flax_attn.parity.sides.run import Request, Run
+from flax_attn.parity.sides.run import Run, RunRequest
 from flax_attn.weights.known_layers import get_path
 from flax_attn.weights.plan import first_paths
 
@@ -91,7 +91,7 @@ def run(port: Port, seed: int = 0) -> Run:
     call = options.get("flax_call") or (lambda module, *args: module(*args))
     constants = frozenset(options.get("constants", ()))
     train = options.get("train", False)
-    request = Request(port.inputs(seed), {}, seed, train, True, True, constants)
+    request = RunRequest(port.inputs(seed), {}, seed, train, True, True, constants)
     with jax.numpy_rank_promotion("allow"):
         module = port.mine(rngs=nnx.Rngs(0))
         shapes = {path: get_path(module, path)[...].shape for path in first_paths(module)}

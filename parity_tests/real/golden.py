@@ -20,7 +20,7 @@ from flax_attn.parity.cases.golden import sketch
 from flax_attn.parity.rows.values import gradients
 from flax_attn.parity.sides.flax.side import Flax
 from flax_attn.parity.sides.pair import Names, canonical
-from flax_attn.parity.sides.run import Request, Run, rounded
+from flax_attn.parity.sides.run import Run, RunRequest, rounded
 from flax_attn.parity.torch_module import describe
 from flax_attn.parity.versions import versions
 from flax_attn.weights.described import Source
@@ -182,8 +182,8 @@ def dequantised(blocks: np.ndarray) -> np.ndarray:
     return (scale[..., None] * numbers + least[..., None]).reshape(len(blocks), -1)
 
 
-def _request(inputs: Arrays) -> Request:
-    return Request((), inputs, seed=0, train=False, grads=True, taps=False)
+def _request(inputs: Arrays) -> RunRequest:
+    return RunRequest((), inputs, seed=0, train=False, grads=True, taps=False)
 
 
 def _named(arrays: Arrays, start: str) -> dict[str, np.ndarray]:

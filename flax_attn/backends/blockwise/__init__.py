@@ -35,7 +35,7 @@ from ..sinks import add_sinks, gradient, output_share, zero_to_one
 from .block import leaves_of, record_dropout
 from .decode import forward_decode, untransposed
 from .online_softmax import backward_heads, forward_heads
-from .plan import Plan, PlanOptions, make_plan
+from .plan import BlockPlan, PlanOptions, make_plan
 
 Stored = Any  # an array B S K H, or Quantized as a cache stores it, B K S H
 # Queries times keys of a head, up to which the plain formula is as fast.
@@ -88,7 +88,7 @@ def attention(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan: Plan, q: jax.Array, k: Stored, v: Stored, rules: Rules) -> Any:
+def _attend(plan: BlockPlan, q: jax.Array, k: Stored, v: Stored, rules: Rules) -> Any:
     """Output and softmax statistics for a plan; keys and values may be quantised to eight bits."""
     return _forward(plan, q, k, v, rules)[0]
 
@@ -97,14 +97,14 @@ def _attend(plan: Plan, q: jax.Array, k: Stored, v: Stored, rules: Rules) -> Any
 run = jax.jit(_attend, static_argnums=0)
 
 
-def _forward(plan: Plan, q: jax.Array, k: Stored, v: Stored, rules: Rules) -> Any:
+def _forward(plan: BlockPlan, q: jax.Array, k: Stored, v: Stored, rules: Rules) -> Any:
     part = forward_pass(plan, q, k, v, rules)
     o, stats = with_sinks(rules.sinks, *part)
     # `o` is kept in float32 or wider: rounded to the dtype of q, delta would lose its digits.
     return (o.astype(q.dtype), stats), (q, k, v, rules, o, *part[1:])
 
 
-def forward_pass(plan: Plan, q: jax.Array, k: Stored, v: Stored, rules: Rules) -> Any:
+def forward_pass(plan: BlockPlan, q: jax.Array, k: Stored, v: Stored, rules: Rules) -> Any:
     """Output in float32 or wider, and m and l of each row, B N T, without the sinks."""
     return (forward_decode if plan.few else forward_heads)(plan, q, k, v, rules)
 
@@ -122,7 +122,7 @@ def with_sinks(sinks: Any, o: jax.Array, m: jax.Array, l: jax.Array) -> tuple[ja
     return o, Stats(jax.lax.stop_gradient(jnp.where(l == 0, 0, m)), l)
 
 
-def _backward(plan: Plan, residuals: tuple, cotangents: tuple) -> tuple:
+def _backward(plan: BlockPlan, residuals: tuple, cotangents: tuple) -> tuple:
     q, k, v, rules, *rows = residuals
     rows += [cotangents[0], cotangents[1].l]
     # The backward pass reads B S K H; gradients return in the layout that the keys came in.
@@ -138,7 +138,7 @@ def _backward(plan: Plan, residuals: tuple, cotangents: tuple) -> tuple:
     return dq.astype(q.dtype), *jax.tree.map(zero_gradient, (k, v)), drules
 
 
-def backward_pass(plan: Plan, q, k, v, rules: Rules, o, m, l, do, dl) -> tuple[Any, ...]:
+def backward_pass(plan: BlockPlan, q, k, v, rules: Rules, o, m, l, do, dl) -> tuple[Any, ...]:
     """Gradients of q, k, v and the rules.
 
     o, m and l are without the sinks; `dl` is the cotangent of the l that `with_sinks` returns.
@@ -162,7 +162,7 @@ def row_statistics(sinks: Any, o, m, l, do, dl) -> tuple[tuple[jax.Array, ...], 
     return (jnp.where(dead, jnp.inf, m), 1 / zero_to_one(l), jnp.where(dead, 0, delta)), dsinks
 
 
-def gradients(plan: Plan, q, k, v, rules: Rules, do, rows: tuple) -> tuple[Any, ...]:
+def gradients(plan: BlockPlan, q, k, v, rules: Rules, do, rows: tuple) -> tuple[Any, ...]:
     """Gradients of q, k, v and the rules except the sinks; zeros where none flow.
 
     `rows` may describe a softmax over more keys than `k` holds: gradients over several parts of the

@@ -57,7 +57,7 @@ ROWS_OF_HEADS = ((2,), (0,)), ((), ())  # a.b of G R C and C H
 Step = Callable[[Any, Block, jax.Array, jax.Array], Any]
 
 
-class Plan(NamedTuple):
+class ScanPlan(NamedTuple):
     """Static facts: sizes, block sizes, and the blocks of keys that a block of queries reads.
 
     Attributes:
@@ -88,7 +88,7 @@ def make_plan(
     platform: str,
     rows: int | None = None,
     cols: int | None = None,
-) -> Plan:
+) -> ScanPlan:
     """The plan for these sizes and bound rules; `rows` and `cols` override its choices."""
     G, (most_rows, most_cols) = sizes.N // key_heads, CPU_PAIRS if platform == "cpu" else PAIRS
     rows = min(rows or max(32, most_rows // G), sizes.T)
@@ -99,7 +99,7 @@ def make_plan(
     ]
     most = max(max(-(-hi // cols) - lo // cols, 1) for lo, hi in ranges)
     last = -(-sizes.S // cols) - most
-    return Plan(
+    return ScanPlan(
         sizes=sizes,
         groups=G,
         rows=rows,
@@ -134,7 +134,7 @@ def attention(
 
 
 @partial(jax.jit, static_argnums=0)
-def _run(plan: Plan, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
+def _run(plan: ScanPlan, q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Any:
     (B, N, T, _), kind = plan.sizes.shape, q.dtype
     # Gradients of many blocks are summed as wide as the logits.
     heads = tuple(_by_key_head(x.astype(wide(kind)), k.shape[2]) for x in (q, k, v))
@@ -158,13 +158,13 @@ def _by_key_head(x: Float[Array, "B L N W"], key_heads: int) -> Float[Array, "U 
     return jnp.moveaxis(x, 2, 1).reshape(-1, L, N // key_heads, W)
 
 
-def _sinks(plan: Plan, rules: Rules, kind: Any) -> Float[Array, "U G 1"]:
+def _sinks(plan: ScanPlan, rules: Rules, kind: Any) -> Float[Array, "U G 1"]:
     sinks = rules.sinks.astype(kind).reshape(-1, plan.groups, 1)
     return jnp.tile(sinks, (plan.sizes.B, 1, 1))
 
 
 def _maxima(
-    plan: Plan,
+    plan: ScanPlan,
     rules: Rules,
     q: Float[Array, "U T G H"],
     k: Float[Array, "U S 1 H"],
@@ -189,20 +189,20 @@ def _maxima(
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _sums(plan: Plan, *args: Any) -> tuple[Float[Array, "U G T"], Float[Array, "U G T h"]]:
+def _sums(plan: ScanPlan, *args: Any) -> tuple[Float[Array, "U G T"], Float[Array, "U G T h"]]:
     """Sums over keys: of exp(score - m), and of the same, after dropout, times v."""
     return _sums_of_blocks(plan, *args)
 
 
 @_sums.defjvp
-def _(plan: Plan, args: tuple, dargs: tuple) -> tuple:
+def _(plan: ScanPlan, args: tuple, dargs: tuple) -> tuple:
     # The derivative is JAX's own. The sums stand beside it, since JAX keeps everything of a
     # checkpointed function whose derivative is differentiated again, were they part of it.
     return _sums(plan, *args), jax.jvp(partial(_sums_of_blocks, plan), args, dargs)[1]
 
 
 def _sums_of_blocks(
-    plan: Plan,
+    plan: ScanPlan,
     rules: Rules,
     q: Float[Array, "U T G H"],
     k: Float[Array, "U S 1 H"],
@@ -230,7 +230,7 @@ def _sums_of_blocks(
 
 
 def _map_query_blocks(
-    plan: Plan, of_rows: Callable, q: jax.Array, k: jax.Array, v: jax.Array, *rest: jax.Array
+    plan: ScanPlan, of_rows: Callable, q: jax.Array, k: jax.Array, v: jax.Array, *rest: jax.Array
 ) -> Any:
     """`of_rows` of each block of queries of each key head; results G rows ... are joined, U G T ...
 
@@ -270,7 +270,7 @@ def _blocks(x: Float[Array, "L ..."], size: int) -> Float[Array, "C size ..."]:
 
 
 def _scan_keys(
-    plan: Plan, rules: Rules, at: Block, first: jax.Array, keys: Any, step: Step, carry: Any
+    plan: ScanPlan, rules: Rules, at: Block, first: jax.Array, keys: Any, step: Step, carry: Any
 ) -> Any:
     """Runs `carry = step(carry, block, k, v)` over the blocks of keys from `first` on.
 
@@ -298,7 +298,7 @@ def _scan_keys(
 
 
 def _scores(
-    plan: Plan,
+    plan: ScanPlan,
     rules: Rules,
     score: Any,
     at: Block,

@@ -12,7 +12,7 @@ from ...masks import Mask, Rows
 from ...masks.ranges import fully_visible_range, visible_range
 from . import lanes
 from .block import Block
-from .plan import Plan, static_fully_visible_range, static_visible_range
+from .plan import BlockPlan, static_fully_visible_range, static_visible_range
 
 # Edges of blocks without a mask are multiples of this: matrix products are faster then.
 BLOCK_ALIGNMENT = 64
@@ -53,7 +53,7 @@ def join(x: Float[Array, "U G T H"], B: int) -> Float[Array, "B T N H"]:
     return jnp.moveaxis(x.reshape(B, -1, T, H), 1, 2)
 
 
-def scan_heads(plan: Plan, batched: bool, step: Callable, carry: Any, heads: tuple) -> Any:
+def scan_heads(plan: BlockPlan, batched: bool, step: Callable, carry: Any, heads: tuple) -> Any:
     """Scans `carry, ys = step(carry, heads, block)` over all key heads; `ys` are stacked, U ...
 
     A step gets the part of each array of `heads`, B T N H or B N T, that belongs to one key head,
@@ -95,7 +95,7 @@ def _split_heads(x: jax.Array, groups: int) -> jax.Array:
     return x.reshape(-1, 1, *x.shape[2:])
 
 
-def scan_key_blocks(plan: Plan, mask: Mask, at: Block, step: Step, carry: Any) -> Any:
+def scan_key_blocks(plan: BlockPlan, mask: Mask, at: Block, step: Step, carry: Any) -> Any:
     """Runs `carry = step(carry, block, masked)` over the key blocks visible to `at`'s queries."""
     rows = Rows(at.q, at.rows, plan.sizes.T)
     # Unrolled blocks need static bounds; masks with arrays then count as visible everywhere, and
@@ -142,7 +142,7 @@ def _masked_pieces(
     return pieces
 
 
-def _loop_blocks(plan: Plan, ranges: tuple, at: Block, step: Step, carry: Any) -> Any:
+def _loop_blocks(plan: BlockPlan, ranges: tuple, at: Block, step: Step, carry: Any) -> Any:
     cols, S = plan.cols, plan.sizes.S
     # Three loops: blocks that need a mask, blocks that every query sees, and masked ones again.
     lo, hi, inner_lo, inner_hi = ranges
@@ -173,7 +173,7 @@ def _loop_blocks(plan: Plan, ranges: tuple, at: Block, step: Step, carry: Any) -
     return carry
 
 
-def scan_query_blocks(plan: Plan, at: Block, step: Callable, carry: Any) -> tuple[Any, Any]:
+def scan_query_blocks(plan: BlockPlan, at: Block, step: Callable, carry: Any) -> tuple[Any, Any]:
     """Scans `carry, ys = step(carry, block, new)` over query blocks; `ys`, G rows ..., are joined.
 
     Rows of a block before `new` were processed in an earlier block.

@@ -29,7 +29,7 @@ from ...quantized import Quantized
 from ...reference import at_most
 from ...rules import Rules
 from .block import Block, dropout_keep, local, modify_logits, visible_once
-from .plan import Plan, static_fully_visible_range
+from .plan import BlockPlan, static_fully_visible_range
 
 # All keys are one block if a key head has at most so many rows, and so large a share of the keys is
 # visible.
@@ -39,7 +39,9 @@ MIN_KEY_SHARE = 0.4
 Carry = tuple[jax.Array, jax.Array, jax.Array]  # m and l, B K R, and o, B K R h
 
 
-def untransposed(plan: Plan, k: jax.Array, v: jax.Array) -> tuple[Plan, jax.Array, jax.Array]:
+def untransposed(
+    plan: BlockPlan, k: jax.Array, v: jax.Array
+) -> tuple[BlockPlan, jax.Array, jax.Array]:
     """Removes a transpose of keys and values from `B K S H` that the caller has just made."""
     stored = [_transposed_from(x) for x in (k, v)]
     if any(x is None for x in stored):
@@ -72,7 +74,7 @@ def _producing_equation(x: Any) -> Any:
 
 
 def forward_decode(
-    plan: Plan,
+    plan: BlockPlan,
     q: Float[Array, "B T N H"],
     k: Any,
     v: Any,
@@ -95,7 +97,7 @@ def forward_decode(
     return jnp.moveaxis(o.reshape(B, N, T, -1), 1, 2), m.reshape(B, N, T), l.reshape(B, N, T)
 
 
-def _loop_keys(plan: Plan, q, k, v, rules: Rules) -> Carry:
+def _loop_keys(plan: BlockPlan, q, k, v, rules: Rules) -> Carry:
     B, S = plan.sizes.B, plan.sizes.S
     b = jnp.arange(B, dtype=jnp.int32)
     lo, hi = _visible_ranges(plan, rules.mask)
@@ -132,13 +134,13 @@ def _cond(condition: Any, yes: Any, no: Any) -> Carry:
     return yes() if condition is True else jax.lax.cond(condition, yes, no)
 
 
-def _single_block(plan: Plan, q, k, v, rules: Rules, b: jax.Array) -> Carry:
+def _single_block(plan: BlockPlan, q, k, v, rules: Rules, b: jax.Array) -> Carry:
     """Attention with all keys of all batch entries as one block."""
     plan = plan._replace(cols=plan.sizes.S, hides_keys=False)
     return _loop(plan, q, k, v, rules, b, 0, plan.sizes.S)
 
 
-def _visible_ranges(plan: Plan, mask: Mask) -> tuple[Any, Any]:
+def _visible_ranges(plan: BlockPlan, mask: Mask) -> tuple[Any, Any]:
     """Bounds of the keys that some query sees: numbers, or one for each batch entry, B."""
     rows = Rows(0, plan.sizes.T)
     if mask.is_static:
@@ -151,7 +153,7 @@ def _visible_ranges(plan: Plan, mask: Mask) -> tuple[Any, Any]:
     return jax.vmap(entry_range)(jnp.arange(plan.sizes.B, dtype=jnp.int32))
 
 
-def _per_entry(plan: Plan, q, k, v, rules: Rules, lo: Any, hi: Any) -> Carry:
+def _per_entry(plan: BlockPlan, q, k, v, rules: Rules, lo: Any, hi: Any) -> Carry:
     """One batch entry after the other, each within its own bounds."""
 
     def one(_: Any, b: jax.Array) -> tuple[Any, Carry]:
@@ -163,7 +165,7 @@ def _per_entry(plan: Plan, q, k, v, rules: Rules, lo: Any, hi: Any) -> Carry:
     return jax.lax.scan(one, (), jnp.arange(plan.sizes.B, dtype=jnp.int32))[1]
 
 
-def _loop(plan: Plan, q, k, v, rules: Rules, b: jax.Array, lo: Any, hi: Any) -> Carry:
+def _loop(plan: BlockPlan, q, k, v, rules: Rules, b: jax.Array, lo: Any, hi: Any) -> Carry:
     """Key blocks from `lo` to `hi` for the batch entries `b`, whose queries q holds."""
     S, cols, start = plan.sizes.S, plan.cols, _initial_carry(q, k, v, rules)
     # A single block needs neither a loop nor slices.
@@ -187,7 +189,7 @@ def _initial_carry(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> Ca
     return unify_varying(((m, l, jnp.zeros(o, kind)), q, k, v, rules))[0]
 
 
-def _cut(plan: Plan, x: Any, b: jax.Array, at: jax.Array) -> Any:
+def _cut(plan: BlockPlan, x: Any, b: jax.Array, at: jax.Array) -> Any:
     """The keys or values of a block, of all batch entries or, on a CPU, of the one in `b`.
 
     On a CPU the slice is inside a `cond` that is always taken, so that XLA copies whole rows of
@@ -218,7 +220,7 @@ def _cut(plan: Plan, x: Any, b: jax.Array, at: jax.Array) -> Any:
     return jnp.swapaxes(block.reshape(1, cols, -1, h), 1, 2)
 
 
-def _step(plan: Plan, q, kb, vb, rules: Rules, b: jax.Array, at: Block, carry: Carry) -> Carry:
+def _step(plan: BlockPlan, q, kb, vb, rules: Rules, b: jax.Array, at: Block, carry: Carry) -> Carry:
     """One step of the online softmax."""
     m, l, o = carry
     kind, shape = m.dtype, (b.shape[0], plan.sizes.N, plan.sizes.T, at.cols)
@@ -247,7 +249,7 @@ def _step(plan: Plan, q, kb, vb, rules: Rules, b: jax.Array, at: Block, carry: C
     return new, l, alpha[..., None] * o + pv
 
 
-def _all_visible(plan: Plan, mask: Mask) -> bool:
+def _all_visible(plan: BlockPlan, mask: Mask) -> bool:
     lo, hi = static_fully_visible_range(mask, Rows(0, plan.sizes.T), plan.sizes)
     return hi - lo == plan.sizes.S
 
@@ -268,7 +270,7 @@ def _dropout_keep(dropout: Drop, b: jax.Array, at: Block) -> jax.Array:
     return dropout.keep(b.reshape(-1, 1, 1, 1), n, q, k)
 
 
-def _logits(plan: Plan, q, kb, rules: Rules) -> Float[Array, "B K R C"]:
+def _logits(plan: BlockPlan, q, kb, rules: Rules) -> Float[Array, "B K R C"]:
     """`scale * q.k`; in float32 or wider the scale is applied to the queries, which are fewer."""
     kind = wide(q.dtype)
     scale = jnp.asarray(rules.scale, kind)
@@ -291,7 +293,7 @@ def _values_and_scale(x: Any, kind: Any) -> tuple[jax.Array, Any]:
     return x.astype(kind), None
 
 
-def _weighted_sum(plan: Plan, p, vb, factor: Any, shown: Any) -> Float[Array, "B K R h"]:
+def _weighted_sum(plan: BlockPlan, p, vb, factor: Any, shown: Any) -> Float[Array, "B K R h"]:
     """`p.v`, with zeros for masked values: a weight of 0 times NaN would be NaN.
 
     Zeroing copies the values, so on a CPU it is done only if the plain product is not finite.

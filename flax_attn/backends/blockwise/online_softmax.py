@@ -26,7 +26,7 @@ from .block import (
     zero_masked_keys,
 )
 from .block_loops import join, scan_heads, scan_key_blocks, scan_query_blocks
-from .plan import Plan
+from .plan import BlockPlan
 
 # Scores that do not end in a product are rounded the same everywhere: they need no `at_most`.
 ADDITIVE_SCORES = Identity | Additive | T5Bias
@@ -40,7 +40,7 @@ def dot(a: jax.Array, b: jax.Array, axes: Any, kind: Any) -> jax.Array:
 
 
 def forward_heads(
-    plan: Plan,
+    plan: BlockPlan,
     q: Float[Array, "B T N H"],
     k: Float[Array, "B S K H"],
     v: Float[Array, "B S K h"],
@@ -108,7 +108,7 @@ def _logits(q: Float[Array, "R H"], k: Float[Array, "cols H"], rules: Rules, at:
     return x.reshape(at.G, at.rows, at.cols)
 
 
-def backward_heads(plan: Plan, q, k, v, rules: Rules, do, m, inv_l, delta) -> tuple[Any, ...]:
+def backward_heads(plan: BlockPlan, q, k, v, rules: Rules, do, m, inv_l, delta) -> tuple[Any, ...]:
     """Gradients of q, k, v, of the scale if it is an array, and of the score's leaves.
 
     `inv_l` is 1 / l. Fully masked rows have m = inf here.

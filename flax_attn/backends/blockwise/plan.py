@@ -23,7 +23,7 @@ MAX_MASK_QUERIES = 256  # ranges of queries for which a static mask is evaluated
 LANE_SCORES = Identity | Additive | Alibi | Softcap  # scores whose intermediates `lanes` carries
 
 
-class Plan(NamedTuple):
+class BlockPlan(NamedTuple):
     """Static facts: sizes, block sizes, and how the blocks are iterated.
 
     Attributes:
@@ -57,7 +57,7 @@ class Plan(NamedTuple):
 
 
 class PlanOptions(TypedDict, total=False):
-    """Fields of a plan that a caller may set; see `Plan`."""
+    """Fields of a plan that a caller may set; see `BlockPlan`."""
 
     rows: int
     cols: int
@@ -69,7 +69,7 @@ class PlanOptions(TypedDict, total=False):
 
 def make_plan(
     sizes: Sizes, key_heads: int, rules: Rules, platform: str, **options: Unpack[PlanOptions]
-) -> Plan:
+) -> BlockPlan:
     """The plan for these sizes, of any batch axes, and bound rules; `options` override its choices.
 
     On a CPU one head after the other is fastest. Short sequences are unrolled, because small blocks
@@ -126,13 +126,13 @@ def _has_dynamic_ranges(mask: Mask) -> bool:
     return any(part.key_range is not Mask.key_range for part in parts)
 
 
-def _plan(sizes: Sizes, G: int, rules: Rules, options: PlanOptions) -> Plan:
+def _plan(sizes: Sizes, G: int, rules: Rules, options: PlanOptions) -> BlockPlan:
     most = 512 if sizes.T >= 2048 else 256
     band = _band(rules, sizes, min(128, sizes.T))
     if band is not None:
         most = 128 if band <= 512 else 256
     rows = min(options.get("rows") or max(128, most // G), sizes.T)
-    return Plan(
+    return BlockPlan(
         sizes=sizes,
         groups=G,
         rows=rows,

@@ -33,7 +33,7 @@ from ..rows.values import gradients, same_structure, structure
 from ..sides.flax.side import Flax
 from ..sides.match import hidden
 from ..sides.pair import Names, Pair, canonical, matches
-from ..sides.run import Request, Run, is_floating, rounded
+from ..sides.run import Run, RunRequest, is_floating, rounded
 from ..sides.steps import FlaxSteps, decoded, joined, output_of
 from ..sides.torch.live import Live
 from ..versions import versions
@@ -292,10 +292,10 @@ def _damaged(what: str, error: Exception, command: str) -> str:
     return f"{what} is damaged ({why}): run {command}."
 
 
-def _request(case: Recorded, dtype: str) -> Request:
+def _request(case: Recorded, dtype: str) -> RunRequest:
     inputs = {name: rounded(x, dtype) for name, x in case.arrays().items()}
     constants = frozenset(case.constants)
-    return Request((), inputs, case.seed, case.train, True, dtype == "float64", constants)
+    return RunRequest((), inputs, case.seed, case.train, True, dtype == "float64", constants)
 
 
 def _record_case(case: Recorded) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -19,11 +19,11 @@ from ..search.target import Target
 from ..sides.match import hidden
 from ..sides.run import Run
 from ..sides.tape import Tape
-from .places import Local, Span
+from .places import FaultSpan, Local
 
 
 def cause_of(
-    local: Local, row: Row, span: Span | None = None, got: np.ndarray | None = None
+    local: Local, row: Row, span: FaultSpan | None = None, got: np.ndarray | None = None
 ) -> Outcome | None:
     """What the search for a wrong value gave; None where there is nothing to search in.
 
@@ -59,7 +59,9 @@ def cause_of_state(local: Local, path: str) -> Outcome | None:
     return None
 
 
-def _marked(local: Local, row: Row, span: Span | None) -> tuple[str, np.ndarray, np.ndarray] | None:
+def _marked(
+    local: Local, row: Row, span: FaultSpan | None
+) -> tuple[str, np.ndarray, np.ndarray] | None:
     """The name of a value on the tape, Flax's array and torch's."""
     name = local.torch_names.get(row.name if span is None else span.step)
     if span is not None and name is not None:

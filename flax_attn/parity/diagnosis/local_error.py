@@ -27,9 +27,10 @@ from .decoding import with_steps
 from .hints import attempt, backward_hint, fully_masked, likely, result_hint, state_hint
 from .hints.indices import arrived_wrong, other_indices
 from .hints.settings import explained_settings, other_settings, padding_row, state_settings
-from .places import Local, Span, between, equivalent_taps, harmless_taps, local_fault
+from .places import FaultSpan, Local, between, equivalent_taps, harmless_taps, local_fault
 
 Runs = Mapping[tuple[str, str], tuple[Run, Run, Run]]
+Places = list[tuple[FaultSpan | None, Divergence]]
 
 
 def diagnosed(
@@ -102,13 +103,13 @@ def _placed(pair: Pair, report: Report, failed: list[Row], runs: Runs) -> Report
     )
 
 
-def _values(local: Local, wrong: list[Row], plain: Run) -> list[tuple[Span | None, Divergence]]:
+def _values(local: Local, wrong: list[Row], plain: Run) -> Places:
     """Places for wrong rows: steps whose inputs agree, and faults between taps.
 
     A value that is the input of several steps is reported once, before the first of them. A mistake
     that makes torch return exactly Flax's outputs is reported alone.
     """
-    places: list[tuple[Span | None, Divergence]] = []
+    places: Places = []
     earlier: list[np.ndarray] = []
     for row in wrong:
         if arrived_wrong(local, row):
@@ -127,7 +128,7 @@ def _values(local: Local, wrong: list[Row], plain: Run) -> list[tuple[Span | Non
     return (_behind(local, wrong, plain) if explained else []) or places
 
 
-def _behind(local: Local, wrong: list[Row], plain: Run) -> list[tuple[Span | None, Divergence]]:
+def _behind(local: Local, wrong: list[Row], plain: Run) -> Places:
     """The one place behind a tap that Flax computes in another way, if its cause explains all.
 
     A port may tap a value before the activation that torch's submodule ends with: at the tap the
@@ -178,7 +179,7 @@ def _first_of(local: Local, row: Row, steps: Sequence[Callable[[Local, Row], str
     return ""
 
 
-def _at_span(local: Local, row: Row, span: Span) -> Divergence:
+def _at_span(local: Local, row: Row, span: FaultSpan) -> Divergence:
     """The place between two taps, with its cause."""
     outcome = attempt("search", lambda: cause_of(local, row, span), None)
     text = _sentence(outcome)
@@ -189,9 +190,7 @@ def _at_span(local: Local, row: Row, span: Span) -> Divergence:
     return replace(place, search=outcome, note=note, advice=advice)
 
 
-def _with_places(
-    local: Local, other: set[str], places: list[tuple[Span | None, Divergence]]
-) -> Iterator[Row]:
+def _with_places(local: Local, other: set[str], places: Places) -> Iterator[Row]:
     """The local rows, with rows for places between taps before the following step."""
     span = {between.step: between.row for between, _ in places if between is not None}
     for row in local.rows:

@@ -16,7 +16,7 @@ from ..rows.values import taps
 from ..search.span import Budget
 from ..sides.flax.flow import feeds
 from ..sides.flax.side import Force
-from ..sides.match import SCALED_POINTS, hidden, layouts, match_value, matching_taps
+from ..sides.match import SCALED_POINTS, array_layouts, hidden, match_value, matching_taps
 from ..sides.pair import Names, Pair
 from ..sides.run import Run, is_floating
 from ..sides.tape import Tape
@@ -229,7 +229,7 @@ def _one_per_cluster(clusters: list[list[str]]) -> Iterator[set[str]]:
 
 
 @dataclass(frozen=True)
-class Span:
+class FaultSpan:
     """A fault between two taps.
 
     Attributes:
@@ -250,7 +250,7 @@ class Span:
     advice: str
 
 
-def between(local: Local, row: Row) -> Span | None:
+def between(local: Local, row: Row) -> FaultSpan | None:
     """The fault before a step, if its input is already wrong; None if the input is right."""
     torch_name = local.torch_names.get(row.name)
     if row.name in local.truth.outputs:
@@ -286,7 +286,7 @@ def local_fault(local: Local, row: Row) -> tuple[Row, np.ndarray] | None:
     if not alone or force is None:
         return None
     faults = []
-    for layout in islice(layouts("", inputs[0].shape, wants[0].shape), MAX_LAYOUTS):
+    for layout in islice(array_layouts("", inputs[0].shape, wants[0].shape), MAX_LAYOUTS):
         out = pair.layer_alone(row.name.partition("#")[0], layout.value(wants[0]))
         verdict = judge.same_function(out, force.value)
         if not verdict.differs:
@@ -295,7 +295,7 @@ def local_fault(local: Local, row: Row) -> tuple[Row, np.ndarray] | None:
     return min(faults, key=lambda one: one[0].verdict.error, default=None)
 
 
-def _before_output(local: Local, row: Row) -> Span | None:
+def _before_output(local: Local, row: Row) -> FaultSpan | None:
     """The fault before an output that torch has as a tap and Flax has not."""
     alone = _torch_only_taps(local, row.name, "")
     want = local.truth.outputs[row.name]
@@ -311,12 +311,12 @@ def _make_between(
     want: np.ndarray,
     alone: tuple[str, ...],
     argument: str,
-) -> Span:
+) -> FaultSpan:
     first = _before(local, row.name) or "the input"
     verdict = judge.same_function(got, want)
     row = replace(row, name=f"between {first} and {row.name}", verdict=verdict)
     step = row.name.removeprefix(f"between {first} and ")
-    return Span(row, step, got, want, argument, alone, _advice(local.pair, step, alone))
+    return FaultSpan(row, step, got, want, argument, alone, _advice(local.pair, step, alone))
 
 
 def _before(local: Local, step: str) -> str | None:

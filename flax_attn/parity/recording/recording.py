@@ -21,7 +21,7 @@ from ..call_spec import CallSpec
 from ..decode import Cut
 from ..options import Options
 from ..sides.original import Arrays, Original, Part, Stepped
-from ..sides.run import OUTPUT, Request, Run, is_floating
+from ..sides.run import OUTPUT, Run, RunRequest, is_floating
 from ..sides.steps import Steps
 from .store import Reader
 
@@ -142,13 +142,13 @@ class Recording:
         args, kwargs = self._arguments(with_call)
         flags = with_call.grads and known.grads, with_call.taps and known.taps
         facts = known.seed, known.train, *flags, known.constants
-        other.request = Request(args, kwargs, *facts)
+        other.request = RunRequest(args, kwargs, *facts)
         return other
 
     def _arguments(self, call_spec: CallSpec) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """Returns the recorded arguments, or the given ones after checking that they are equal."""
         known = self.request
-        arrays = Request(call_spec.inputs, call_spec.kwargs, 0, False, False, False).arrays()
+        arrays = RunRequest(call_spec.inputs, call_spec.kwargs, 0, False, False, False).arrays()
         has = {k: self.reader.tensor(x) for k, x in self.facts["request"]["arrays"].items()}
         if not call_spec.inputs and not call_spec.kwargs:
             if self.facts["request"]["call"] is None:
@@ -316,11 +316,11 @@ def _training(facts: Mapping[str, Any], reader: Reader) -> tuple[Any, int]:
     return (name, reader.value(settings)), len(facts["steps"])
 
 
-def _request(facts: Mapping[str, Any], reader: Reader) -> Request:
-    """Builds the recorded `Request`; without arguments if they were not serializable."""
+def _request(facts: Mapping[str, Any], reader: Reader) -> RunRequest:
+    """Builds the recorded `RunRequest`; without arguments if they were not serializable."""
     args, kwargs = reader.value(facts["call"]) if facts["call"] is not None else ((), {})
     flags = {key: facts[key] for key in ("seed", "train", "grads", "taps")}
-    return Request(args, kwargs, constants=frozenset(facts["constants"]), **flags)
+    return RunRequest(args, kwargs, constants=frozenset(facts["constants"]), **flags)
 
 
 def _largest_move(run: Run, noisy: Sequence[Run]) -> Run:

@@ -47,7 +47,7 @@ KINDS = (
     Kind("another part", generic.slices, True),
     Kind("another axis", generic.axes, True),
     Kind("a transposed operand", generic.turned, True),
-    Kind("axes in another order", generic.layout, True),
+    Kind("axes in another order", generic.permuted_axes, True),
     Kind("neighbours in the other order", generic.neighbours, True),
     Kind("parts of a linear layer", heads.linear),
     Kind("another temperature", temperatures),

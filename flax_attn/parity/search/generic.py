@@ -103,7 +103,7 @@ def slices(op: Operation) -> Changed:
                 yield text, with_arguments({2: other})
 
 
-def layout(op: Operation) -> Changed:
+def permuted_axes(op: Operation) -> Changed:
     """Another order of axes, where torch permutes them or reshapes."""
     x, rank = op.args[0], op.args[0].ndim
     plain = tuple(range(rank))

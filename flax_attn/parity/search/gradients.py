@@ -14,7 +14,7 @@ from ..torch_module import to_numpy, to_torch
 from .fit import short_numbers
 from .inside import attempted, inside
 from .operation import VIEWS, Changed, Operation, computed, number_text
-from .replay import Change, Changes, Replay, in_one_thread, span
+from .replay import Change, Changes, Replay, ancestors, in_one_thread
 from .sites import subsets
 from .span import Budget, Cause, Outcome
 
@@ -72,7 +72,7 @@ def explained_gradients(
     """
     budget.start()
     outputs = [v for k, v in tape.marks.items() if k.startswith(OUTPUT)]
-    nodes = span(tape, outputs, frozenset())
+    nodes = ancestors(tape, outputs, frozenset())
     tried, cause = 0, None
 
     def of(changes: Changes) -> Gradients | None:

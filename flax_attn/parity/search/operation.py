@@ -19,9 +19,9 @@ VIEWS = frozenset(
      "contiguous", "copy", "diagonal", "unfold", "view_as_real", "view_as_complex", "movedim")
 )  # fmt: skip
 # Of these, operations whose result has all elements of their operand.
-LAYOUTS = VIEWS - {"select", "slice", "as_strided", "unbind", "split", "split_with_sizes",
-                   "unsafe_split", "chunk", "as_strided_scatter", "copy", "diagonal", "unfold",
-                   "view_as_real", "view_as_complex", "lift_fresh"}  # fmt: skip
+LAYOUT_OPS = VIEWS - {"select", "slice", "as_strided", "unbind", "split", "split_with_sizes",
+                      "unsafe_split", "chunk", "as_strided_scatter", "copy", "diagonal", "unfold",
+                      "view_as_real", "view_as_complex", "lift_fresh"}  # fmt: skip
 PARTS = ("split", "unsafe_split", "split_with_sizes", "unsafe_split_with_sizes", "chunk", "unbind")
 # Folder of torch's formulas of operations, whose lines say nothing to a reader.
 DECOMPOSED = os.path.join("torch", "_")
@@ -122,7 +122,7 @@ class Operation:
 def sources(tape: Tape, value: int) -> Iterator[int]:
     """A value, and those that it is only laid out from, such as a kernel of its transpose."""
     yield value
-    while tape.producers[value] >= 0 and tape.nodes[tape.producers[value]].name in LAYOUTS:
+    while tape.producers[value] >= 0 and tape.nodes[tape.producers[value]].name in LAYOUT_OPS:
         value = tape.nodes[tape.producers[value]].operands[0]
         yield value
 

@@ -212,7 +212,7 @@ def _arguments(
     return tuple(args), {k: mapped(x, fill) for k, x in node.kwargs.items()}
 
 
-def span(tape: Tape, targets: Iterable[int], bounds: frozenset[int]) -> list[Node]:
+def ancestors(tape: Tape, targets: Iterable[int], bounds: frozenset[int]) -> list[Node]:
     """The operations that values depend on, up to the bounds, in order."""
     numbers: set[int] = set()
     left = [x for x in targets]

@@ -10,7 +10,7 @@ from typing import Any
 from ..report import plural
 from ..sides.tape import INPUT, Node, Tape
 from .operation import VIEWS, Operation, sources
-from .replay import Change, Changes, Replay, evaluated, span
+from .replay import Change, Changes, Replay, ancestors, evaluated
 from .sites import subsets
 from .target import Target
 
@@ -108,7 +108,7 @@ class Span:
     tried: int = 0
 
     def __post_init__(self) -> None:
-        self.nodes = span(self.tape, [self.target.number], self.bounds)
+        self.nodes = ancestors(self.tape, [self.target.number], self.bounds)
         self.computing = [node for node in self.nodes if node.name not in VIEWS]
         self.sites = [*subsets(self.nodes, self.labels)]
         made = {number for node in self.nodes for number in node.outs}

@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import judge
 from ..groups import groups
-from ..sides.match import hidden, layouts
+from ..sides.match import array_layouts, hidden
 
 MAX_LAYOUTS = 6  # number of layouts in which torch's value is compared with Flax's
 FEW = 64  # number of elements that are compared first
@@ -42,7 +42,7 @@ class Target:
     def orders(self) -> list[np.ndarray]:
         """For each layout, where Flax's elements stand in torch's array."""
         plain = np.arange(self.want.size).reshape(self.want.shape)
-        ways = islice(layouts(self.point, self.got.shape, self.want.shape), 24)
+        ways = islice(array_layouts(self.point, self.got.shape, self.want.shape), 24)
         whole = (x for way in ways if (x := way.value(plain)).shape == self.got.shape)
         unique = {x.tobytes(): x for x in whole if len(np.unique(x)) == x.size}
         return list(unique.values())[:MAX_LAYOUTS]

@@ -22,12 +22,12 @@ SCALED_POINTS = ("query", "key")
 MIN_LOG_WEIGHT = np.log(np.finfo(np.float64).smallest_subnormal) - 1
 # Number of layouts tried for one array.
 MAX_LAYOUTS = 24
-# Marks, in `Layout.way`, a layout that drops an attention sink.
+# Marks, in `ArrayLayout.way`, a layout that drops an attention sink.
 SINK = "without the column of a sink"
 Shape = tuple[int, ...]
 
 
-class Layout(NamedTuple):
+class ArrayLayout(NamedTuple):
     """Converts torch's values, and their cotangents, to Flax's shape.
 
     Two layouts of the same shapes are equal if their `way` is.
@@ -38,7 +38,7 @@ class Layout(NamedTuple):
     way: tuple[Any, ...] = ()
 
     @classmethod
-    def plain(cls, fn: Callable[[np.ndarray], np.ndarray], *way: Any) -> "Layout":
+    def plain(cls, fn: Callable[[np.ndarray], np.ndarray], *way: Any) -> "ArrayLayout":
         """A layout that neither drops nor repeats elements."""
         return cls(fn, fn, way)
 
@@ -49,7 +49,7 @@ class Match(NamedTuple):
     The value of scores includes Flax's constant per row, to which softmax is invariant.
     """
 
-    layout: Layout
+    layout: ArrayLayout
     factor: float
     value: np.ndarray
     got: np.ndarray
@@ -64,28 +64,28 @@ def point_of(tap: str) -> str:
     return tap.rpartition(".")[2].partition("#")[0]
 
 
-def layouts(tap: str, shape: Shape, want: Shape) -> Iterator[Layout]:
+def array_layouts(tap: str, shape: Shape, want: Shape) -> Iterator[ArrayLayout]:
     """Yields layouts from torch's shape `want` to Flax's `shape`, the simplest first."""
     if shape == want:
-        yield Layout.plain(lambda x: x)
+        yield ArrayLayout.plain(lambda x: x)
     if point_of(tap) in TRANSPOSED_POINTS and len(shape) >= 3:
         yield from _from_merged_batch(shape, want)
     if shape != want:
         for fine, order in ways(shape, want):
-            yield Layout.plain(partial(_lay_out, shape, fine, order), fine, order)
+            yield ArrayLayout.plain(partial(_lay_out, shape, fine, order), fine, order)
     if point_of(tap) in ("scores", "weights") and shape and want[-1:] == (shape[-1] + 1,):
         yield from _less_a_column(tap, shape, want)
 
 
-def _less_a_column(tap: str, shape: Shape, want: Shape) -> Iterator[Layout]:
+def _less_a_column(tap: str, shape: Shape, want: Shape) -> Iterator[ArrayLayout]:
     """Yields layouts that drop torch's attention sink, an extra first or last column."""
     for column, columns in ((0, slice(1, None)), (want[-1] - 1, slice(None, -1))):
-        for layout in layouts(tap, shape, (*want[:-1], want[-1] - 1)):
+        for layout in array_layouts(tap, shape, (*want[:-1], want[-1] - 1)):
 
             def cut(x: np.ndarray, fn: Any = layout.value, columns: slice = columns) -> np.ndarray:
                 return fn(x[..., columns])
 
-            yield Layout.plain(cut, SINK, column, *layout.way)
+            yield ArrayLayout.plain(cut, SINK, column, *layout.way)
 
 
 def _lay_out(shape: Shape, fine: Shape, order: Shape, x: np.ndarray) -> np.ndarray:
@@ -156,7 +156,7 @@ def _joined(fine: Shape, order: Shape) -> tuple[Shape, Shape]:
     return sizes, tuple(ranked.index(run) for run in runs)
 
 
-def _from_merged_batch(shape: Shape, want: Shape) -> Iterator[Layout]:
+def _from_merged_batch(shape: Shape, want: Shape) -> Iterator[ArrayLayout]:
     """Yields the layout from torch's `(B N) T H` to `*B T N H`; keys repeated per query once."""
     *batch, length, heads, width = shape
     rows = int(np.prod(batch)) * length * width
@@ -171,7 +171,7 @@ def _from_merged_batch(shape: Shape, want: Shape) -> Iterator[Layout]:
         def split(x: np.ndarray) -> np.ndarray:
             return x.reshape(*batch, heads, group, length, width)
 
-        yield Layout(
+        yield ArrayLayout(
             lambda x: np.swapaxes(split(x)[..., 0, :, :], -3, -2),
             lambda x: np.swapaxes(split(x).sum(axis=-3), -3, -2),
             ("heads after positions",),
@@ -199,7 +199,7 @@ def match_value(
     want: np.ndarray,
     shift: bool = False,
     nearest: bool = False,
-    only: Sequence[Layout] | None = None,
+    only: Sequence[ArrayLayout] | None = None,
 ) -> Match | None:
     """Matches torch's value `want` to Flax's value `got`; layouts that make them equal win.
 
@@ -216,7 +216,7 @@ def match_value(
     if point_of(tap) == "scores":
         got, want = hidden(got), hidden(want)
     candidates: list[tuple[float, Match]] = []
-    for layout in layouts(tap, got.shape, want.shape) if only is None else only:
+    for layout in array_layouts(tap, got.shape, want.shape) if only is None else only:
         laid_out = layout.value(want)
         for factor in factors(tap, want.shape[-1] if want.ndim else 1):
             match = Match(layout, factor, laid_out if factor == 1.0 else laid_out * factor, got)
@@ -271,7 +271,7 @@ def _fit(
     flax_name: str,
     name: str,
     nearest: bool = False,
-    only: Sequence[Layout] | None = None,
+    only: Sequence[ArrayLayout] | None = None,
 ) -> Match | None:
     """Matches the value of torch's tap `name` to that of Flax's tap `flax_name`."""
     point = truth.point(name) or got.point(flax_name)

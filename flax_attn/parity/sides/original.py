@@ -8,7 +8,7 @@ import numpy as np
 
 from ...weights.described import Source
 from ...weights.plan import Plan
-from .run import Request, Run
+from .run import Run, RunRequest
 from .tape import Tape
 
 Arrays = dict[str, np.ndarray]
@@ -75,7 +75,7 @@ class Original(Protocol):
     @property
     def keeps(self) -> Sequence[np.ndarray] | None: ...
     @property
-    def request(self) -> Request: ...
+    def request(self) -> RunRequest: ...
     @property
     def dtypes(self) -> Sequence[str]: ...
     @property

@@ -20,7 +20,7 @@ from .jax.evaluate import Evaluation, lifted_in
 from .mask_axes import MaskAxes, misplaced, outputs_agree
 from .match import Match, agreed
 from .original import Original
-from .run import MaskMismatch, Request, Run, narrowed
+from .run import MaskMismatch, Run, RunRequest, narrowed
 
 
 class Names:
@@ -115,7 +115,7 @@ class Pair:
     original: Original
     flax_module: nnx.Module
     call: Callable[..., Any]
-    request: Request
+    request: RunRequest
     plan: Plan | None
     names: Names
     watch: Watch

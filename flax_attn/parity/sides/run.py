@@ -113,7 +113,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Request:
+class RunRequest:
     """What both sides run.
 
     Attributes:
@@ -150,7 +150,7 @@ class Request:
         args = tuple(filled(str(i), arg) for i, arg in enumerate(self.args))
         return args, {name: filled(name, value) for name, value in self.kwargs.items()}
 
-    def in_dtype(self, dtype: str) -> "Request":
+    def in_dtype(self, dtype: str) -> "RunRequest":
         """Returns the request with its inputs rounded to `dtype`."""
         args, kwargs = self.fill(narrowed(self.arrays(), dtype))
         return replace(self, args=args, kwargs=kwargs)
@@ -165,7 +165,7 @@ class Request:
         return draw.like(self.seed, f"cotangent/{name}", like.shape, "complex" in str(like.dtype))
 
 
-def checked_constants(names: Iterable[str], request: Request) -> Request:
+def checked_constants(names: Iterable[str], request: RunRequest) -> RunRequest:
     """Returns the request with `names` as its constants.
 
     Raises:

@@ -19,7 +19,7 @@ from .flax.recorder import is_array
 from .flax.side import Flax
 from .leaves import leaves
 from .pair import Pair
-from .run import Request, Run, is_floating, rounded
+from .run import Run, RunRequest, is_floating, rounded
 from .torch.float64 import lifted
 from .torch.side import preserve_rng, ready
 
@@ -131,7 +131,7 @@ def jnp_array(x: np.ndarray, side: Flax) -> Any:
 
 
 def check_decode(
-    decode: Decode | None, module: nnx.Module, call: Callable[..., Any], request: Request
+    decode: Decode | None, module: nnx.Module, call: Callable[..., Any], request: RunRequest
 ) -> None:
     """Checks, before any run, that the comparison can be run step by step.
 
@@ -214,7 +214,7 @@ class TorchSteps:
     """
 
     module: Any
-    request: Request
+    request: RunRequest
     weights: dict[str, np.ndarray]
     decode: Decode
 

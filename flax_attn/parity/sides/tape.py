@@ -195,7 +195,7 @@ class Tape:
             base = self._base(key)
             if base is None:
                 return self._new(tensor, -1)
-            refs = (Ref(base), *key[1:4], tuple(self._layout(base)))
+            refs = (Ref(base), *key[1:4], tuple(self._strides(base)))
             self._add(viewed, "as_strided", refs, {}, tensor)
         return self._current[key]
 
@@ -321,7 +321,7 @@ class Tape:
         same = whole is not None and whole[4] == key[4] and not any(key[6:])
         return self._current[whole] if whole is not None and same else None
 
-    def _layout(self, number: int) -> tuple[int, ...]:
+    def _strides(self, number: int) -> tuple[int, ...]:
         return tuple(self.values[number].stride())
 
 

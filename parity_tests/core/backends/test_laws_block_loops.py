@@ -18,7 +18,7 @@ from flax_attn.backends.blockwise.block_loops import (
     scan_query_blocks,
 )
 from flax_attn.backends.blockwise.plan import (
-    Plan,
+    BlockPlan,
     make_plan,
     static_fully_visible_range,
     static_visible_range,
@@ -53,7 +53,7 @@ class Visit(NamedTuple):
         return list(range(first, self.at.k + self.at.cols))
 
 
-def plan(sizes: Sizes, rows: int, cols: int, **how: Any) -> Plan:
+def plan(sizes: Sizes, rows: int, cols: int, **how: Any) -> BlockPlan:
     given = {
         "band": None,
         "hides_keys": True,
@@ -61,10 +61,10 @@ def plan(sizes: Sizes, rows: int, cols: int, **how: Any) -> Plan:
         "batched": False,
         "precision": None,
     }
-    return Plan(sizes, 1, rows, cols, **{**given, **how})
+    return BlockPlan(sizes, 1, rows, cols, **{**given, **how})
 
 
-def visits(plan: Plan, mask: Mask, at: Block) -> list[Visit]:
+def visits(plan: BlockPlan, mask: Mask, at: Block) -> list[Visit]:
     """The blocks of keys for one of queries, in the order in which one program takes them."""
 
     def step(carry, at, masked):

@@ -10,7 +10,7 @@ import numpy as np
 from flax_attn import reference
 from flax_attn._internal.types import Sizes
 from flax_attn.backends import blockwise
-from flax_attn.backends.blockwise.plan import Plan, make_plan
+from flax_attn.backends.blockwise.plan import BlockPlan, make_plan
 from flax_attn.masks import CAUSAL, MaskFn
 from flax_attn.parity import judge
 from flax_attn.quantized import Int8
@@ -26,11 +26,11 @@ def turned(x: Any) -> jax.Array:
     return jnp.swapaxes(x, 1, 2)
 
 
-def planned(call: Any, *given: Any) -> tuple[Plan, tuple[int, ...]]:
+def planned(call: Any, *given: Any) -> tuple[BlockPlan, tuple[int, ...]]:
     """The plan that a traced request runs with, and the shape of the keys that it is given."""
     heard = []
 
-    def run(plan: Plan, q: Any, k: Any, v: Any, rules: Rules) -> Any:
+    def run(plan: BlockPlan, q: Any, k: Any, v: Any, rules: Rules) -> Any:
         heard.append((plan, k.shape))
         return v, reference.Stats(q, q)
 

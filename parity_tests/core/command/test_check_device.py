@@ -16,7 +16,7 @@ from flax_attn.bench.result import Results, Row
 from flax_attn.bench.workload import FORWARD, Workload
 from flax_attn.command import check_device_command as command
 from flax_attn.device_check import page, replay, requests, speed
-from flax_attn.device_check.random_requests import MASKS, SCORES, request
+from flax_attn.device_check.random_requests import MASKS, SCORES, draw_request
 from flax_attn.device_check.task import Task, file_of, rows_of
 from flax_attn.parity.cases.collect import Listed
 from flax_attn.parity.cases.workers import Failure, LastResult, Workers
@@ -127,12 +127,12 @@ def test_a_check_that_tried_too_little_is_no_success(
 
 
 def test_requests_of_a_seed_are_the_same_and_of_every_kind():
-    some = [request(i) for i in range(requests.COUNT)]
-    assert [x.words for x in some] == [request(i).words for i in range(requests.COUNT)]
+    some = [draw_request(i) for i in range(requests.COUNT)]
+    assert [x.words for x in some] == [draw_request(i).words for i in range(requests.COUNT)]
     assert all(any(name in x.words for x in some) for name in (*MASKS, *SCORES, "sinks", "dropout"))
     assert {x.dtype for x in some} == {"bfloat16", "float16", "float32"}
     for i in (0, 7):
-        first, again = request(i).arrays(), request(i).arrays()
+        first, again = draw_request(i).arrays(), draw_request(i).arrays()
         assert all(np.array_equal(first[name], again[name]) for name in first)
 
 

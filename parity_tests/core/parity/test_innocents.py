@@ -177,11 +177,13 @@ def test_what_cannot_be_laid_out_is_listed_with_both_shapes():
 def test_ways_to_lay_out_axes():
     x = np.arange(2 * 3 * 5 * 4).reshape(6, 5, 4)  # (B N) T H
     want = x.reshape(2, 3, 5, 4).transpose(0, 2, 1, 3).reshape(2, 5, 12)
-    assert any(np.array_equal(w.value(x), want) for w in match.layouts("q", (2, 5, 12), x.shape))
+    assert any(
+        np.array_equal(w.value(x), want) for w in match.array_layouts("q", (2, 5, 12), x.shape)
+    )
     grouped = x.reshape(2, 3, 1, 5, 4).transpose(0, 3, 1, 2, 4)  # B T K G H
-    found = match.layouts("q", grouped.shape, x.shape)
+    found = match.array_layouts("q", grouped.shape, x.shape)
     assert any(np.array_equal(w.value(x), grouped) for w in found)
-    assert not list(match.layouts("q", (2, 5, 11), x.shape))
+    assert not list(match.array_layouts("q", (2, 5, 11), x.shape))
     assert match.ways((0, 2), (2, 0)) == () and len(match.ways((2, 3), (3, 2))) == 1
 
 

@@ -13,7 +13,7 @@ from flax import nnx, struct
 from flax_attn.parity import ParityError, assert_parity, compare, judge
 from flax_attn.parity.compare import make_pair
 from flax_attn.parity.options import Options
-from flax_attn.parity.sides.run import Request
+from flax_attn.parity.sides.run import RunRequest
 from flax_attn.parity.sides.torch.live import Live
 from parity_tests.tables import with_nightly
 
@@ -43,7 +43,7 @@ def test_inputs_of_submodules_are_recorded_on_both_sides():
         def __call__(self, x):
             return self.up(self.up(x + 1)[..., np.array([0, 1, 2, 3, 0, 1])])
 
-    request = Request((X,), {}, seed=0, train=False, grads=True, taps=True)
+    request = RunRequest((X,), {}, seed=0, train=False, grads=True, taps=True)
     original = Live(Twice(), call, request)
     pair = make_pair(original, Port(), Options(flax_call=call))
     for mode, (got, _, truth) in pair.run("float64", ["eager", "jit"]):

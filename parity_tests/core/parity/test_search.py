@@ -10,7 +10,7 @@ from flax_attn.parity import judge
 from flax_attn.parity.search.engine import explained
 from flax_attn.parity.search.replay import Change, Replay, in_float64
 from flax_attn.parity.search.target import Target
-from flax_attn.parity.sides.run import Request
+from flax_attn.parity.sides.run import RunRequest
 from flax_attn.parity.sides.tape import Ref, Tape
 
 torch = pytest.importorskip("torch", reason="the search changes torch's program")
@@ -85,7 +85,7 @@ X = np.random.RandomState(0).standard_normal((3, 5, 6))
 
 def recorded(module, *inputs, train=False):
     """The tape of a float64 run, and the run."""
-    tape, request = Tape(), Request(inputs, {}, 0, train, True, True)
+    tape, request = Tape(), RunRequest(inputs, {}, 0, train, True, True)
     weights = {k: p.detach().double().numpy() for k, p in module.named_parameters()}
     run = sides.run_torch(module, lambda m, *xs: m(*xs), request, weights, "float64", tape=tape)
     return tape, run, request

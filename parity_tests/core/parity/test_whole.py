@@ -13,7 +13,7 @@ from flax import nnx
 from flax_attn.parity import ParityError, Rule, compare, plan, port
 from flax_attn.parity.options import Options
 from flax_attn.parity.sides.calls import plain_call
-from flax_attn.parity.sides.run import Request
+from flax_attn.parity.sides.run import RunRequest
 from flax_attn.parity.sides.torch.live import Live
 from flax_attn.weights.in_order import defined, paired_in_order
 
@@ -185,7 +185,7 @@ def test_a_large_comparison_tells_what_it_is_at_and_a_small_one_is_silent(capsys
 
 
 def test_what_torch_records_is_no_second_copy_of_its_weights():
-    request = Request((IDS,), {}, 0, False, True, True)
+    request = RunRequest((IDS,), {}, 0, False, True, True)
     original = Live(Model(), plain_call, request).with_weights("random", None)
     _, truth = original.run("float64", ())
     for name, call in truth.calls.items():
@@ -321,7 +321,7 @@ def test_the_advised_tap_halves_what_lies_between():
 
 @pytest.mark.nightly
 def test_a_run_is_let_go_before_the_next_is_made():
-    request = Request((X,), {}, 0, False, True, True)
+    request = RunRequest((X,), {}, 0, False, True, True)
     original = Live(Block(), plain_call, request)
     pair = whole.make_pair(original, Port(nnx.Rngs(0)), Options(rules=NAMED))
     made, told = [], []

@@ -14,8 +14,8 @@ from flax_attn.parity import ParityError, Rule, draw, judge, plan, port
 from flax_attn.parity.port import flax_values
 from flax_attn.parity.torch_module import describe, read
 from flax_attn.weights.described import Source
+from flax_attn.weights.einops_layout import axis_sizes
 from flax_attn.weights.known_layers import flax_params, flax_path, flax_state
-from flax_attn.weights.layout import axis_sizes
 from flax_attn.weights.move import Move
 from flax_attn.weights.plan import make_plan
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flax_attn.parity import ParityError, Rule, judge, plan, port
-from flax_attn.weights.layout import sizes_of
+from flax_attn.weights.einops_layout import sizes_of
 from flax_attn.weights.move import Move
 
 IN, HEADS, GROUPS, WIDTH = 18, 6, 2, 4

@@ -19,7 +19,7 @@ from ..calls import ITSELF, name_of
 from ..jax import precision
 from ..jax.evaluate import Evaluation, wide_requests
 from ..leaves import refuse_unknown, split_leaves
-from ..run import Request, Run, is_floating, rounded
+from ..run import Run, RunRequest, is_floating, rounded
 from .dtypes import clear_dtypes, pinned_dtypes
 from .float64 import attention_lifted
 from .recorder import Force, fold_draw, is_array, is_key, recording
@@ -51,7 +51,7 @@ class Flax:
         self,
         module: nnx.Module,
         call: Callable[..., Any],
-        request: Request,
+        request: RunRequest,
         dtype: str,
         jit: bool,
         force: Mapping[str, Force] | None = None,
@@ -383,7 +383,7 @@ def random_state(module: nnx.Module) -> dict[str, nnx.Variable]:
     }
 
 
-def _with_gradients(forward: Callable[..., Any], request: Request, dtype: str) -> Callable:
+def _with_gradients(forward: Callable[..., Any], request: RunRequest, dtype: str) -> Callable:
     """Adds to `forward` the gradients of its arguments for the request's cotangents."""
 
     def run(params, floats, probes, rest):

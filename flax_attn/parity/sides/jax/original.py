@@ -18,7 +18,7 @@ from ...side_names import worded
 from ..calls import Function, errors_of, name_of
 from ..flax.side import Flax, NotWide
 from ..original import Arrays, Part, Stepped
-from ..run import Call, Request, Run, fit_mask, is_floating, narrowed
+from ..run import Call, Run, RunRequest, fit_mask, is_floating, narrowed
 from ..tape import Tape
 from ..torch.noise import RUNS as NOISY
 from .evaluate import NARROW, SINGLE, Evaluation, lifted_in
@@ -39,7 +39,7 @@ class JaxOriginal:
 
     module: nnx.Module
     call: Callable[..., Any]
-    request: Request
+    request: RunRequest
     values: Arrays = field(default_factory=dict)
     keeps: None = None
     dtypes: tuple[str, ...] = ("float64", "float32")

@@ -21,7 +21,7 @@ UNROLLED = 4000  # up to this many operations a loop is recorded step by step
 # Functions of one array by JAX's names, and torch's where that is another one.
 NAMED = ("silu", "relu", "relu6", "softplus", "elu", "leaky_relu", "selu", "celu", "log_softmax")
 RENAMED = {"hard_swish": "hardswish", "soft_sign": "softsign", "log_sigmoid": "logsigmoid"}
-LAYOUTS = ("broadcast_in_dim", "reshape", "stop_gradient", "max")
+SAME_VALUES = ("broadcast_in_dim", "reshape", "stop_gradient", "max")
 GATES = ("tanh", "erf", "erfc", "logistic")
 STEPS = 4  # operations between such a function and the product that ends a formula of GELU
 
@@ -180,7 +180,7 @@ class TorchEvaluation:
     def _source(self, x: Any) -> Made:
         """How a value was computed, before it was laid out or bounded by a number."""
         made = self.made.get(id(x), Made("", {}, (), x))
-        while made.name in LAYOUTS:
+        while made.name in SAME_VALUES:
             x = next((y for y in made.values[::-1] if is_tensor(y)), None)
             made = self.made.get(id(x), Made("", {}, (), x))
         return made

@@ -13,7 +13,7 @@ from ...torch_module import describe, part_of, read, to_numpy, to_torch
 from ..calls import ITSELF, errors_of
 from ..libraries import libraries
 from ..original import Arrays, Part, Stepped
-from ..run import Request, Run, narrowed
+from ..run import Run, RunRequest, narrowed
 from ..steps import TorchSteps
 from ..tape import Tape
 from .noise import RUNS as NOISY
@@ -36,7 +36,7 @@ class Live:
 
     module: Any
     call: Callable[..., Any]
-    request: Request
+    request: RunRequest
     values: Arrays = field(default_factory=dict)
     unrounded: Arrays = field(default_factory=dict)
     keeps: None = None

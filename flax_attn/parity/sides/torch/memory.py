@@ -51,7 +51,7 @@ def copied(tensor: Any) -> Any:
     return made.copy_(tensor) if 0 not in tensor.stride() else tensor.clone()
 
 
-def _in_layout(x: Any, strides: Sequence[int]) -> Any:
+def _with_strides(x: Any, strides: Sequence[int]) -> Any:
     import torch
 
     return torch.empty_strided(tuple(x.shape), tuple(strides), dtype=x.dtype).copy_(x)
@@ -59,14 +59,14 @@ def _in_layout(x: Any, strides: Sequence[int]) -> Any:
 
 def viewed(x: Any, size: Any, stride: Any, offset: int, strides: Any) -> Any:
     """The part of a tensor that a view of its memory shows."""
-    return _in_layout(x, strides).as_strided(size, stride, offset)
+    return _with_strides(x, strides).as_strided(size, stride, offset)
 
 
 def scattered(x: Any, part: Any, size: Any, stride: Any, offset: int, strides: Any) -> Any:
     """Writes a view into a copy of the whole, by the places of its elements in memory."""
     import torch
 
-    flat = _in_layout(x, strides).as_strided((x.numel(),), (1,), 0)
+    flat = _with_strides(x, strides).as_strided((x.numel(),), (1,), 0)
     places = torch.arange(x.numel()).as_strided(size, stride, offset).reshape(-1)
     made = flat.scatter(0, places, part.to(x.dtype).reshape(-1))
     return made.as_strided(tuple(x.shape), tuple(strides), 0)

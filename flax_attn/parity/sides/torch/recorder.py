@@ -11,7 +11,7 @@ from ....weights.known_layers import a
 from ... import draw
 from ...torch_module import to_numpy, to_torch
 from ..leaves import counted, leaves, name_of_leaf, rebuilt, split_leaves
-from ..run import Call, MaskMismatch, Request, Run, Step, bessel_excess, fit_mask, rounded
+from ..run import Call, MaskMismatch, Run, RunRequest, Step, bessel_excess, fit_mask, rounded
 from ..tape import Tape
 from .dispatch import dispatch_mode
 from .float64 import lifted
@@ -50,7 +50,7 @@ class Recorder:
         self,
         module: Any,
         keeps: Sequence[np.ndarray] | None,
-        request: Request,
+        request: RunRequest,
         dtype: str,
         weights: Mapping[str, np.ndarray],
         tape: Tape | None = None,

@@ -12,7 +12,7 @@ from ....errors import ParityError
 from ... import judge
 from ...torch_module import to_numpy, to_torch, write
 from ..leaves import leaves, refuse_unknown, split_leaves
-from ..run import Request, Run, complex_dtype, rounded
+from ..run import Run, RunRequest, complex_dtype, rounded
 from ..tape import Tape
 from .noise import RoundingMove
 from .recorder import Recorder, is_inexact, state_of, trained_parameters
@@ -21,7 +21,7 @@ from .recorder import Recorder, is_inexact, state_of, trained_parameters
 def run_torch(
     module: Any,
     call: Callable[..., Any],
-    request: Request,
+    request: RunRequest,
     weights: Mapping[str, np.ndarray],
     dtype: str,
     keeps: Sequence[np.ndarray] | None = (),
@@ -69,7 +69,7 @@ def run_torch(
     return _finished(recorder, outputs, before)
 
 
-def ready(module: Any, request: Request, weights: Mapping[str, np.ndarray], dtype: str) -> Any:
+def ready(module: Any, request: RunRequest, weights: Mapping[str, np.ndarray], dtype: str) -> Any:
     """Returns a copy of the module in this dtype and the request's mode, with these weights."""
     module = _in_dtype(copy.deepcopy(module).cpu(), dtype)
     module.train(request.train)  # not chained: some modules override it without returning self
@@ -175,7 +175,7 @@ def _check_unchanged(before: Mapping[str, Any], after: Mapping[str, Any]) -> Non
             )
 
 
-def _gradients(named: dict, wanted: dict, request: Request, dtype: str) -> dict:
+def _gradients(named: dict, wanted: dict, request: RunRequest, dtype: str) -> dict:
     import torch
 
     outputs = {name: x for name, x in named.items() if is_inexact(x) and x.requires_grad}

@@ -20,7 +20,7 @@ from jax.sharding import AxisType
 
 from ._internal.checks import check_choice, check_positive
 
-LAYOUTS = ("contiguous", "zigzag", "striped")
+TOKEN_LAYOUTS = ("contiguous", "zigzag", "striped")
 
 
 class Context(NamedTuple):
@@ -189,7 +189,7 @@ def check_length(name: str, length: int, shards: int, layout: str) -> None:
 
 
 def _split_of(x: Any, shards: int, layout: str, axis: int) -> tuple[Any, int]:
-    check_choice("layout", layout, *LAYOUTS)
+    check_choice("layout", layout, *TOKEN_LAYOUTS)
     check_positive(shards=shards)
     x = x if isinstance(x, jax.Array) else np.asarray(x)
     if not -x.ndim <= axis < x.ndim:
