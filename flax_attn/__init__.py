@@ -3,7 +3,6 @@
 import sys
 
 from ._internal.lazy import Lazy
-from ._internal.moved import MovedModules
 
 TYPE_CHECKING = False  # what type checkers take for true; typing itself is not imported
 if TYPE_CHECKING:
@@ -253,4 +252,3 @@ _RENAMED = {
 __all__ = [name for name in _HOMES if name != "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 sys.modules[__name__].__class__ = Lazy
-sys.meta_path.append(MovedModules())

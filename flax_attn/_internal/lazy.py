@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-from .moved import warn_renamed
+from .moved import MOVED, old_module, warn_renamed
 
 
 class Lazy(type(sys)):  # ModuleType, without importing `types`
@@ -30,11 +30,11 @@ class Lazy(type(sys)):  # ModuleType, without importing `types`
             module = import_module(f".{name}" if whole else home, self.__name__)
             value = self.__dict__[name] = module if whole else getattr(module, name)
             return value
+        full = f"{self.__name__}.{name}"
+        if full in MOVED or name.startswith("_"):  # a private name is an error, else
+            return old_module(self.__name__, name, stacklevel=3)
         from importlib.util import find_spec
 
-        full = f"{self.__name__}.{name}"
-        if name.startswith("_"):
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         if find_spec(full) is not None:
             return import_module(full)
         from .known_elsewhere import instead_of

@@ -1,38 +1,24 @@
-"""Old import paths and attributes, which work for one release with a DeprecationWarning."""
+"""Old names of modules and attributes, which work for one release with a DeprecationWarning."""
 
 from importlib import import_module
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
-
+# Of `flax_attn` itself: modules that are in one folder now.
+INTERNAL = "arrays checks devices exported lazy markdown nearest progress types".split()
+COMMAND = "cli explain_command family_table proving record_command".split()
 MOVED = {
-    "flax_attn._arrays": "flax_attn._internal.arrays",
-    "flax_attn._checks": "flax_attn._internal.checks",
-    "flax_attn._devices": "flax_attn._internal.devices",
-    "flax_attn._exported": "flax_attn._internal.exported",
-    "flax_attn._lazy": "flax_attn._internal.lazy",
-    "flax_attn._markdown": "flax_attn._internal.markdown",
-    "flax_attn._nearest": "flax_attn._internal.nearest",
+    **{f"flax_attn._{name}": f"flax_attn._internal.{name}" for name in INTERNAL},
+    **{f"flax_attn.{name}": f"flax_attn.command.{name}" for name in COMMAND},
     "flax_attn._options": "flax_attn.command.options",
-    "flax_attn._progress": "flax_attn._internal.progress",
     "flax_attn._pytest": "flax_attn.command.pytest_plugin",
-    "flax_attn._types": "flax_attn._internal.types",
     "flax_attn.bench.command": "flax_attn.command.bench_command",
     "flax_attn.bench.contender": "flax_attn.bench.competitor",
     "flax_attn.cache.asked": "flax_attn.cache.checks",
-    "flax_attn.cli": "flax_attn.command.cli",
     "flax_attn.device_check.command": "flax_attn.command.check_device_command",
-    "flax_attn.explain_command": "flax_attn.command.explain_command",
-    "flax_attn.family_table": "flax_attn.command.family_table",
     "flax_attn.flax_drop_in": "flax_attn.drop_in.flax_nnx",
     "flax_attn.masks.answers": "flax_attn.masks.ranges",
     "flax_attn.masks.cut": "flax_attn.masks.shardable",
     "flax_attn.parity.asked": "flax_attn.parity.call_spec",
     "flax_attn.parity.cases.asked": "flax_attn.parity.cases.selection",
-    "flax_attn.proving": "flax_attn.command.proving",
-    "flax_attn.record_command": "flax_attn.command.record_command",
     "flax_attn.stored": "flax_attn.cache.stored",
 }
 
@@ -75,25 +61,10 @@ class RenamedAttribute:
         return getattr(instance, self.new)
 
 
-class MovedModules:
-    """Finder, last in `sys.meta_path`, and loader of modules under their old names."""
-
-    def find_spec(
-        self, fullname: str, path: object = None, target: object = None, /
-    ) -> "ModuleSpec | None":
-        if fullname not in MOVED:
-            return None
-        from importlib.machinery import ModuleSpec
-
-        return ModuleSpec(fullname, self)  # pyright: ignore[reportArgumentType]
-
-    def create_module(self, spec: "ModuleSpec") -> "ModuleType":
-        warn_renamed(spec.name, MOVED[spec.name], stacklevel=2)
-        module = import_module(MOVED[spec.name])
-        spec.loader_state = module.__spec__
-        return module
-
-    def exec_module(self, module: "ModuleType") -> None:
-        # The import system replaced the module's spec by that of the old name.
-        assert module.__spec__ is not None
-        module.__spec__ = module.__spec__.loader_state
+def old_module(package: str, name: str, stacklevel: int = 2) -> object:
+    """The submodule that `package` once had under `name`, with a warning; or AttributeError."""
+    old = f"{package}.{name}"
+    if old not in MOVED:
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+    warn_renamed(old, MOVED[old], stacklevel)
+    return import_module(MOVED[old])

@@ -99,7 +99,8 @@ def test_a_function_is_never_the_submodule_of_its_name():
 
 
 def test_importing_brings_nothing():
-    code = "import sys; before = {*sys.modules}; import flax_attn, flax_attn.parity; "
+    code = "import sys; before, hooks = {*sys.modules}, [*sys.meta_path]; "
+    code += "import flax_attn, flax_attn.parity; assert sys.meta_path == hooks; "
     code += "print(*sorted({*sys.modules} - before))"
     run = fresh(code)
     assert run.returncode == 0, run.stderr
