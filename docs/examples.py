@@ -27,9 +27,6 @@ from flax_attn import CAUSAL, FULL, Rules
 LAYERS = {name for _, names in reference.FAMILIES.values() for name in names.split()}
 # Lines from a prompt on, up to the next blank one.
 EXAMPLE = re.compile(r"^>>> .*(?:\n(?!\s*$).*)*", re.MULTILINE)
-# Methods of layers that users call.
-CALLED = ("__init__", "__call__", "init_cache", "remember", "step", "initial_state", "recurrent")
-CALLED += ("keys_and_values_of", "values", "position_bias")
 # Methods of other classes that only this library calls.
 INSIDE = "bind at at_positions grid as_band as_runs as_segments key_range seen_range static reach "
 INSIDE += "next_places holds_beside by_slot join_documents advance"
@@ -70,7 +67,7 @@ def _as_called(cls: Class) -> None:
     layer = getattr(import_module(cls.module.path), cls.name)
     written = {**cls.members}
     cls.members.clear()
-    for name in CALLED:
+    for name in ("__init__", *reference.CALLED):
         function = getattr(layer, name, None)
         if inspect.isfunction(function):
             cls.set_member(name, _function(name, function, written.get(name)))

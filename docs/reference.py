@@ -81,6 +81,9 @@ MODULES = {
     "parity/porting": ("parity", "identify Identified port plan suggest Plan Rule"),
     **{name: (name, "") for name in ("weights", "families", "sharding", "recurrence", "taps")},
 }
+# Methods of layers that users call.
+CALLED = ("__call__", "init_cache", "remember", "step", "initial_state", "recurrent")
+CALLED += ("with_keys_and_values", "keys_and_values_of", "values", "position_bias")
 INHERITED = {"Mask": "draw", "Score": "draw"}  # methods that are shown though a base has them
 
 

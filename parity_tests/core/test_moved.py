@@ -59,13 +59,6 @@ def test_a_name_that_no_module_had_is_an_error(package):
         exec(f"from {package} import missing")
 
 
-@each("name", ["", ".families", ".parity", ".recurrence", ".sharding", ".taps", ".weights"])
-def test_what_a_public_module_shows_is_public(name):
-    module = importlib.import_module(f"flax_attn{name}")
-    assert dir(module) == sorted(module.__all__)
-    assert all(hasattr(module, shown) and shown[0] != "_" for shown in dir(module))
-
-
 def test_the_root_has_a_version():
     from importlib.metadata import version
 
