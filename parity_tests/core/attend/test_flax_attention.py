@@ -150,8 +150,6 @@ def test_the_signature_takes_all_that_flax_passes():
     for theirs in (nnx.dot_product_attention, linen.dot_product_attention):
         names = [*inspect.signature(theirs).parameters]
         assert names[:12] == mine[:12] and {*names} <= {*mine}
-    kinds = {p.name: p.kind for p in inspect.signature(flax_attention).parameters.values()}
-    assert all(kinds[name] is inspect.Parameter.KEYWORD_ONLY for name in mine[12:])
 
 
 @pytest.mark.nightly
