@@ -29,7 +29,7 @@ LAYERS = {name for _, names in reference.FAMILIES.values() for name in names.spl
 EXAMPLE = re.compile(r"^>>> .*(?:\n(?!\s*$).*)*", re.MULTILINE)
 # Methods of other classes that only this library calls.
 INSIDE = "bind at at_positions grid as_band as_runs as_segments key_range seen_range static reach "
-INSIDE += "next_places holds_beside by_slot join_documents advance"
+INSIDE += "next_positions holds_beside by_slot join_documents advance"
 # Defaults that have shorter names.
 WRITTEN = {"Rules()": Rules(), "CAUSAL": CAUSAL, "FULL": FULL}
 KINDS = {

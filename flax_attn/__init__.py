@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from .attend import attention_weights as attention_weights
     from .attend import explain as explain
     from .attend import use_backend as use_backend
-    from .backends.platform import assume_platform as assume_platform
     from .by_weights import attend_by_weights as attend_by_weights
     from .cache import Cache as Cache
     from .cache import Memory as Memory
@@ -120,6 +119,7 @@ if TYPE_CHECKING:
     from .scores import ScoreFn as ScoreFn
     from .scores import Softcap as Softcap
     from .scores import T5Bias as T5Bias
+    from .where import assume_platform as assume_platform
 
 # The module that defines each public name; "." for a submodule itself. Imported on first use.
 _HOMES = {
@@ -131,7 +131,7 @@ _HOMES = {
     "attention_weights": ".attend",
     "explain": ".attend",
     "use_backend": ".attend",
-    "assume_platform": ".backends.platform",
+    "assume_platform": ".where",
     "attend_by_weights": ".by_weights",
     "dot_product_attention": ".drop_in",
     "Dropout": ".dropout",

@@ -15,16 +15,13 @@ from ._internal.silent import look_at_arrays
 from .backends import BACKENDS
 from .backends.choice import KERNELS, Explanation, Verdict, warn_if_slow
 from .backends.local import attend_locally, no_row_is_empty, weights_locally
-from .backends.platform import platform_of
 from .dropout import Drop
 from .masks import FULL, Mask
 from .places import Places
 from .reference import Stats
-from .request import Request, bind_rules, rules_of
-from .rules import Rules, nan_beyond
+from .rules import Request, Rules, bind_rules, nan_beyond, rules_of
 from .scores import IDENTITY, Score
 from .sharding import auto, explicit
-from .sharding.entry import is_known, kind_of_axes
 from .sharding.sequence import Sequence, prepared
 from .sharding.work import work_of
 
@@ -198,8 +195,8 @@ def dispatch(request: Request, backend: str, empty: Empty) -> tuple[jax.Array, S
     Raises:
       ValueError, TypeError, NotImplementedError: as `attend` does.
     """
-    where, sequence = kind_of_axes(request), None
-    if where == "explicit":
+    axes, sequence = request.where.axes, None
+    if axes == "explicit":
         sequence, request = prepared(request)
     rules = bind_rules(request.q, request.k, request.rules, request.places)
     name = _choose(backend, request, rules, sequence)
@@ -212,21 +209,36 @@ def dispatch(request: Request, backend: str, empty: Empty) -> tuple[jax.Array, S
     if empty == "mean" and no_row_is_empty(rules, request.sizes):
         empty = "zero"
     try:
-        if where == "explicit":
+        if axes == "explicit":
             return explicit.attend(request, sequence, name, attention, empty)
-        if where == "mixed" and name != "reference":
+        if axes == "mixed" and name != "reference":
             raise NotImplementedError(MIXED_DTYPES)
-        if where == "auto" and name == "blockwise" and is_known(request):
+        if axes == "auto" and name == "blockwise" and _is_known(request):
             return auto.attend(request, empty)
         return attend_locally(attention, request.q, request.k, request.v, rules, empty)
-    except TypeError as error:
-        if name in DIFFERENTIATED_BY_JAX or "custom_vjp" not in str(error):
+    except (TypeError, NotImplementedError) as error:
+        instead = without_rule(error)
+        if instead is None or name in DIFFERENTIATED_BY_JAX:
             raise
-        raise TypeError(FORWARD_MODE) from error
-    except NotImplementedError as error:
-        if "custom_partitioning" not in str(error):
-            raise
-        raise NotImplementedError(SEVERAL_DEVICES) from error
+        raise instead from error
+
+
+def _is_known(request: Request) -> bool:
+    """Whether all sizes are positive integers; `jax.export` may leave some symbolic."""
+    arrays = request.q, request.k, request.v
+    return all(isinstance(n, int) and n for x in arrays for n in x.shape)
+
+
+def without_rule(error: Exception) -> Exception | None:
+    """The error to raise for a derivative that one of our custom rules lacks, or None for another.
+
+    JAX has no type for it, and raises a bare TypeError or NotImplementedError: its words tell.
+    """
+    if isinstance(error, TypeError) and "custom_vjp" in str(error):
+        return TypeError(FORWARD_MODE)
+    if isinstance(error, NotImplementedError) and "custom_partitioning" in str(error):
+        return NotImplementedError(SEVERAL_DEVICES)
+    return None
 
 
 @checked_arguments
@@ -268,7 +280,7 @@ def attention_weights(
 
 
 def _weights(request: Request) -> jax.Array:
-    if kind_of_axes(request) != "explicit":
+    if request.where.axes != "explicit":
         return weights_locally(
             request.q, request.k, bind_rules(request.q, request.k, request.rules)
         )
@@ -373,56 +385,49 @@ def requested_backend(name: str) -> str:
 
 def _choose(name: str, request: Request, rules: Rules, sequence: Sequence | None) -> str:
     """The requested backend, or for "auto" the first that accepts and is not passed over."""
-    name = requested_backend(name)
+    name = _requested.value if name == "auto" else name
     if name != "auto":
         _check_backend(name)
-        reason = _refusal(name, request, rules, sequence)
+        reason = _verdict(name, request, rules, sequence).refusal
         if reason is not None:
             raise NotImplementedError(f"backend {name!r} cannot serve this request: {reason}.")
         return name
-    platform = platform_of(request.q)
+    platform = request.where.platform
     homes = {name: backend.platforms for name, backend in BACKENDS.items()}
     names = [name for name, known in homes.items() if known is None or platform in known]
-    verdicts = [_verdict(name, request, rules, sequence) for name in names]
+    verdicts = (_verdict(name, request, rules, sequence) for name in names)
     if platform in KERNELS:
-        warn_if_slow(request.q, request.k, Explanation(verdicts))
+        verdicts = [*verdicts]
+        warn_if_slow(request, Explanation(verdicts))
     fit = (x.backend for x in verdicts if x.refusal is None and x.passed_over is None)
     return next(fit, "reference")  # which supports every request
 
 
-def _refusal(name: str, request: Request, rules: Rules, sequence: Sequence | None) -> str | None:
-    """Why a backend cannot serve a request, or None. "reference" serves all requests."""
-    by_sequence = None if sequence is None else sequence.refusal(name)
-    if by_sequence is not None or name == "reference":
-        return by_sequence
-    if not all(isinstance(x.shape[-3], int) for x in (request.q, request.k)):
-        return "needs lengths that are known when it is compiled"
-    refusal = BACKENDS[name].refusal
-    return None if refusal is None else refusal(request.q, request.k, request.v, rules)
-
-
 def _verdict(name: str, request: Request, rules: Rules, sequence: Sequence | None) -> Verdict:
-    """One backend's verdict on a request, for backend "auto"."""
-    refusal = _refusal(name, request, rules, sequence)
+    """One backend's verdict on a request, for backend "auto". "reference" serves all requests."""
+    backend = BACKENDS[name]
+    reason = None if sequence is None else sequence.refusal(name)
+    if reason is None and name != "reference":
+        if not all(isinstance(x.shape[-3], int) for x in (request.q, request.k)):
+            reason = "needs lengths that are known when it is compiled"
+        elif backend.refusal is not None:
+            reason = backend.refusal(request, rules)
     has_others = sequence is None or sequence.refusal("reference") is None
-    if refusal is not None or not has_others:
-        return Verdict(name, refusal)
-    ask = BACKENDS[name].passed_over
-    return Verdict(name, None, ask and ask(request.q, request.k, request.v, rules))
+    if reason is not None or not has_others or backend.passed_over is None:
+        return Verdict(name, reason)
+    return Verdict(name, None, backend.passed_over(request))
 
 
 def _verdicts(request: Request, rules: Rules, sequence: Sequence | None) -> Explanation:
     wanted = _requested.value
-    if wanted == "auto":
-        verdicts = [_verdict(name, request, rules, sequence) for name in BACKENDS]
-        return Explanation(verdicts, sequence)
-    _check_backend(wanted)
-    refusals = {name: _refusal(name, request, rules, sequence) for name in BACKENDS}
-    passed_over = f"{wanted} is asked for"
-    return Explanation(
-        [Verdict(x, why, None if x == wanted else passed_over) for x, why in refusals.items()],
-        sequence,
-    )
+    verdicts = [_verdict(name, request, rules, sequence) for name in BACKENDS]
+    if wanted != "auto":
+        _check_backend(wanted)
+        reason = f"{wanted} is asked for"
+        verdicts = [
+            x._replace(passed_over=None if x.backend == wanted else reason) for x in verdicts
+        ]
+    return Explanation(verdicts, sequence)
 
 
 def _check_backend(name: str) -> None:

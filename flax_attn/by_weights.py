@@ -12,14 +12,12 @@ from jaxtyping import Array, Bool, Float
 from ._internal.checks import checked_arguments
 from ._internal.types import Sizes, frozen
 from .backends.local import flat
-from .backends.platform import mesh_of
 from .dropout import Drop, DropoutMask
 from .masks import FULL, Dense, Mask
 from .masks.ranges import block_starts
 from .normalisers import Normaliser
 from .reference import modify_logits, scaled_logits, softmax, weighted_sum, zero_masked
-from .request import Request, bind_rules, rules_of
-from .rules import Rules, sizes_of
+from .rules import Request, Rules, bind_rules, rules_of, sizes_of
 from .scores import IDENTITY, Score
 from .taps import listening, tap
 
@@ -81,7 +79,7 @@ def attend_by_weights(
         _by_weights, normalise=normalise, mix_scores=mix_scores, mix_weights=mix_weights
     )
     by_rows = mix_scores is None and mix_weights is None and not listening()
-    if by_rows and isinstance(sizes.T, int) and sizes.T > ROWS and mesh_of(q).size <= 1:
+    if by_rows and isinstance(sizes.T, int) and sizes.T > ROWS and request.where.mesh.size <= 1:
         o = in_blocks(lambda q, at: whole(q, k, v, _of_queries(rules, sizes, at)), q)
     else:
         o = tap("context", whole(q, k, v, rules))  # B T N h

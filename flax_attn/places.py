@@ -6,7 +6,7 @@ A cache holds its keys in slots. Masks, scores and dropout are evaluated at `Pos
 and keys instead of slots, so that they mean the same in every cache.
 """
 
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import jax
@@ -22,7 +22,7 @@ from ._internal.arrays import (
     saturate,
 )
 from ._internal.checks import check_choice
-from ._internal.types import Sizes, frozen, is_frozen, leaf_axes
+from ._internal.types import Sizes, frozen, leaf_axes
 
 
 @frozen
@@ -114,8 +114,9 @@ class Positions:
     AXES: ClassVar = {"q": "bq", "k": "bk"}
 
     def __post_init__(self):
-        lists_to_arrays(self, "q", "k")
-        check_integers("attend", q_positions=self.q, kv_positions=self.k)
+        if not self.is_bound:
+            lists_to_arrays(self, "q", "k")
+            check_integers("attend", q_positions=self.q, kv_positions=self.k)
 
     def bind(self, sizes: Sizes) -> "Positions":
         """One position for each query and each key."""
@@ -185,5 +186,5 @@ def refuse_end(node: Any) -> None:
             f'{name}(offset="end") counts from the last slot, and q_positions and kv_positions '
             f"replace slots; use {instead}."
         )
-    for part in vars(node).values() if is_dataclass(node) and is_frozen(type(node)) else ():
+    for part in vars(node).values() if "_is_frozen" in vars(type(node)) else ():
         refuse_end(part)

@@ -112,7 +112,10 @@ def weights_and_stats(
 ) -> tuple[Float[Array, "B N T S"], Stats]:
     """The weights before dropout and their statistics; head n uses key head n // G."""
     sizes = sizes_of(q, k)
-    visible = None if isinstance(rules.mask, Full) else rules.mask.grid(sizes)
+    visible, static = None, static_visible(rules.mask, sizes)
+    if not isinstance(rules.mask, Full):
+        is_grid = static is not None and static[0] is not None
+        visible = static[0][None, None] if is_grid else rules.mask.grid(sizes)
     scores = modify_logits(rules.score, scaled_logits(q, k, rules.scale), visible, sizes)
     if listening():
         scores = tap("scores", scores if visible is None else jnp.where(visible, scores, -jnp.inf))
@@ -129,7 +132,7 @@ def scaled_logits(
     groups = (k.shape[2], sizes.N // k.shape[2])  # K, G
     q = q.reshape(*q.shape[:2], *groups, q.shape[3])  # B T K G H
     logits = jnp.einsum("btkgh,bskh->bkgts", q, k, preferred_element_type=kind)
-    return logits.reshape(sizes.B, sizes.N, sizes.T, sizes.S) * jnp.asarray(scale, kind)
+    return logits.reshape(q.shape[0], sizes.N, sizes.T, sizes.S) * jnp.asarray(scale, kind)
 
 
 def modify_logits(score: Score, logits: jax.Array, visible: Any, sizes: Sizes) -> jax.Array:
@@ -137,7 +140,9 @@ def modify_logits(score: Score, logits: jax.Array, visible: Any, sizes: Sizes) -
 
     Scores with derivative one need no special handling for this.
     """
-    if visible is None or isinstance(score, Identity | Additive | Alibi | T5Bias):
+    if isinstance(score, Identity):
+        return logits
+    if visible is None or isinstance(score, Additive | Alibi | T5Bias):
         return score.grid(logits, sizes)
     hidden = jax.lax.stop_gradient(zero_nonfinite_where_masked(False, logits))
     return _finite_where_hidden(score, visible).grid(jnp.where(visible, logits, hidden), sizes)
@@ -202,14 +207,15 @@ def zero_masked(
 
     NaN and Inf in them then reach neither outputs nor gradients.
     """
-    sizes, masked = sizes_of(q, k), None
+    sizes = sizes_of(q, k)
     if isinstance(rules.mask, Full):
         return q, k, v
-    if rules.mask.is_static and all(isinstance(n, int) for n in sizes[1:]):
-        masked = static_visible_rows_and_keys(rules.mask, sizes._replace(batch=(), N=1))
-    if masked is not None:
-        sees, keys = masked
-        return _known(q, sees), _known(k, keys), _known(v, keys)
+    static = static_visible(rules.mask, sizes)
+    if static is not None:
+        sees, keys = (None if x is None else x[None, :, None, None] for x in static[1:])
+        q = q if sees is None else jnp.where(sees, q, 0)
+        k, v = (x if keys is None else jnp.where(keys, x, 0) for x in (k, v))
+        return q, k, v
     visible = jnp.asarray(rules.mask.grid(sizes))
     visible = visible.reshape((1,) * (4 - visible.ndim) + visible.shape)  # B|1 N|1 T|1 S|1
     sees = jnp.swapaxes(visible.any(axis=3), 1, 2)[..., None]  # B T N 1
@@ -221,23 +227,27 @@ def zero_masked(
     return jnp.where(sees, q, 0), jnp.where(keys, k, 0), jnp.where(keys, v, 0)
 
 
-def _known(x: Float[Array, "B L M W"], visible: np.ndarray) -> Float[Array, "B L M W"]:
-    return x if visible.all() else jnp.where(visible[None, :, None, None], x, 0)
+def static_visible(mask: Mask, sizes: Sizes) -> tuple[Any, Any, Any] | None:
+    """A static mask, T S; queries that are not fully masked, T; and keys that are not, S.
+
+    In numpy. None for another mask, and for large or open sizes; None instead of the mask for more
+    than 2**16 pairs, and instead of queries and keys if none is fully masked.
+    """
+    if not mask.is_static or not all(isinstance(n, int) for n in sizes[1:]):
+        return None
+    return _evaluated(mask, sizes.T, sizes.S) if sizes.T * sizes.S <= 2**26 else None
 
 
 @lru_cache(maxsize=64)
-def static_visible_rows_and_keys(mask: Mask, sizes: Sizes) -> tuple[np.ndarray, np.ndarray] | None:
-    """Queries that are not fully masked, T, and keys that are not, S; None for large T x S.
-
-    Computed in numpy, since XLA would take seconds to constant-fold a mask of T x S.
-    """
-    if sizes.T * sizes.S > 2**26:
-        return None
-    sees, keys = np.zeros(sizes.T, bool), np.zeros(sizes.S, bool)
-    for start in range(0, sizes.T, 256):
-        q = np.arange(start, min(start + 256, sizes.T), dtype=np.int32)[:, None]
+def _evaluated(mask: Mask, T: int, S: int) -> tuple[Any, Any, Any]:
+    """Computed in numpy, since XLA would take seconds to constant-fold a mask of T x S."""
+    sees, keys, blocks = np.zeros(T, bool), np.zeros(S, bool), []
+    for start in range(0, T, 256):
+        q = np.arange(start, min(start + 256, T), dtype=np.int32)[:, None]
         with jax.ensure_compile_time_eval():  # a user's class may compute in jax.numpy
-            visible = np.asarray(mask(0, 0, q, np.arange(sizes.S, dtype=np.int32)[None]))
-        visible = np.broadcast_to(visible, (len(q), sizes.S))
+            visible = np.asarray(mask(0, 0, q, np.arange(S, dtype=np.int32)[None]))
+        visible = np.broadcast_to(visible, (len(q), S))
         sees[start : start + 256], keys = visible.any(1), keys | visible.any(0)
-    return sees, keys
+        blocks += [visible] if T * S <= 2**16 else []
+    grid = np.concatenate(blocks) if blocks else None
+    return grid, None if sees.all() else sees, None if keys.all() else keys

@@ -64,7 +64,7 @@ class Score(DrawnScore):
 
     def bind(self, sizes: Sizes) -> "Score":
         """This score for these sizes: checks shapes, flattens batch axes, resolves `"end"`."""
-        is_users = is_frozen(type(self)) and not hasattr(self, "AXES")
+        is_users = not hasattr(self, "AXES") and is_frozen(type(self))
         return jax.tree.map(jnp.asarray, self) if is_users else self
 
     def at(self, places: Places) -> "Score":

@@ -282,6 +282,11 @@ def bound_offset(who: str, offset: Any, sizes: Sizes, lowest: int = -INT32_MAX) 
     return per_entry(f"{who}.offset", saturate(offset, lowest), sizes)
 
 
+def zero_to_one(x: jax.Array) -> jax.Array:
+    """`x` with 1 for 0, as a divisor: of a softmax's sum, which is 0 in fully masked rows."""
+    return jnp.where(x == 0, 1, x)
+
+
 def is_float(x: Any) -> bool:
     """Whether x is a floating array, which may have a gradient; False for None."""
     return x is not None and jnp.issubdtype(x.dtype, jnp.floating)

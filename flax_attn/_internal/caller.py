@@ -8,7 +8,7 @@ from types import FrameType
 # First parts of the names of modules that stand between a user's line and a warning.
 BETWEEN = ("flax_attn", "flax", "jax", "contextlib", "functools")
 # Modules between a call of `attend` and the check of its arrays.
-OF_ATTEND = ("flax_attn.attend", "flax_attn.request")
+OF_ATTEND = ("flax_attn.attend", "flax_attn.rules")
 OF_ATTEND += tuple(f"flax_attn._internal.{name}" for name in ("caller", "checks", "silent"))
 
 

@@ -1,6 +1,7 @@
 """Validation of the arguments of layers."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache, wraps
 from inspect import Parameter, signature
 from typing import Any, ParamSpec, TypeVar
@@ -109,7 +110,14 @@ def valid_tokens(name: str, valid: Any, shape: tuple[int, ...]) -> jax.Array:
         raise TypeError(
             f"{name} must be boolean, True for non-padding tokens; got {is_valid.dtype}."
         )
-    return per_token(name, is_valid, shape)
+    # A mask that is known stays so while a program is traced: its gaps decide what is compiled.
+    with jax.ensure_compile_time_eval() if is_known(valid) else nullcontext():
+        return per_token(name, is_valid, shape)
+
+
+def is_known(x: Any) -> bool:
+    """Whether an array's values are concrete and readable during tracing."""
+    return not isinstance(x, Tracer) and getattr(x, "is_fully_addressable", True)
 
 
 def per_token(name: str, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:

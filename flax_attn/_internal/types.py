@@ -105,7 +105,7 @@ def is_frozen(cls: type) -> bool:
 
 def _checked(self: Any, checks: Any) -> None:
     for name, value in vars(self).items():
-        was_checked = is_frozen(type(value)) and "_children" not in vars(value)
+        was_checked = "_is_frozen" in vars(type(value)) and "_children" not in vars(value)
         if was_checked or isinstance(value, _PLAIN):
             continue
         parts = jax.tree.leaves(value, is_leaf=lambda x: isinstance(x, nnx.Variable))
@@ -122,13 +122,19 @@ def _checked(self: Any, checks: Any) -> None:
 
 
 def _same_value(self: Any, other: Any) -> bool:
-    return type(self) is type(other) and _value(self) == _value(other)
+    if type(self) is not type(other):
+        return False
+    (arrays, plain), (others, others_plain) = _flatten(self), _flatten(other)
+    if not arrays and not others:
+        return plain == others_plain
+    return _value(self) == _value(other)
 
 
 def _hash(self: Any) -> int:
     known = vars(self).get("_hash")
     if known is None:
-        known = hash(_value(self))
+        arrays, plain = _flatten(self)
+        known = hash(_value(self) if arrays else (type(self), plain))
         object.__setattr__(self, "_hash", known)
     return known
 
@@ -145,7 +151,7 @@ def leaf_axes(node: Any) -> list[str]:
     "k" for the keys and "." for another axis, such as the rows of a table. Leaves not named there
     have none of these axes.
     """
-    if not is_frozen(type(node)):
+    if "_is_frozen" not in vars(type(node)):
         return [""] * len(jax.tree.leaves(node))
     declared, axes = getattr(node, "AXES", {}), []
     for key, value in _flatten(node)[0]:

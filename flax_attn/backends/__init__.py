@@ -1,32 +1,33 @@
 """Backends: implementations of attention, in the order in which "auto" tries them."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 
 from .. import reference
-from ..rules import Rules
+from ..rules import Request, Rules
 from . import blockwise, cudnn, pallas, protocol, splash, tokamax
 from .blockwise import autodiff
 
 Attention = Callable[[jax.Array, jax.Array, jax.Array, Rules], tuple[jax.Array, reference.Stats]]
-Refusal = Callable[[jax.Array, jax.Array, jax.Array, Rules], str | None]
 
 
 class Backend(NamedTuple):
     """`attention(q, k, v, rules) -> (o, stats)` on B T N H arrays and bound rules.
 
-    `refusal` returns, from static facts alone, why it cannot serve a request of static lengths, or
-    None. `passed_over` returns why "auto" skips it although it could serve, or None. Without either
-    function there is never a reason. If `platforms` are named, "auto" considers the backend only on
-    these.
+    `refusal(request, rules)`, where `rules` are the request's bound to its sizes, returns, from
+    static facts alone, why it cannot serve a request of static lengths, or None.
+    `passed_over(request)` returns why "auto" skips it although it could serve, or None. Without
+    either function there is never a reason. If `platforms` are named, "auto" considers the backend
+    only on these.
     """
 
     attention: Attention
-    refusal: Refusal | None = None
-    passed_over: Refusal | None = None
+    refusal: Callable[[Request, Rules], str | None] | None = None
+    passed_over: Callable[[Request], str | None] | None = None
     platforms: tuple[str, ...] | None = None
 
 
@@ -59,7 +60,9 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType(
             pallas.passed_over,
             ("gpu",) if pallas.CAPABILITIES else (),
         ),
-        "blockwise": Backend(blockwise.attention, None, blockwise.passed_over),
+        "blockwise": Backend(
+            blockwise.attention, passed_over=partial(protocol.passed_over, by_blocks=True)
+        ),
         "autodiff": Backend(autodiff.attention, None, lambda *_: BY_NAME),
         "reference": Backend(reference.attention),
     }

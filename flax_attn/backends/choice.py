@@ -3,10 +3,8 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import jax
-
 from .._internal.caller import warn_once
-from .platform import platform_of
+from ..rules import Request
 from .protocol import MAX_REFERENCE_PAIRS
 
 KERNELS = {"gpu": ("cudnn", "tokamax"), "tpu": ("splash",)}  # fast backends by platform
@@ -97,12 +95,12 @@ the mask is not static); backend='plain' asks for it without this warning."
     )
 
 
-def warn_if_slow(q: jax.Array, k: jax.Array, verdicts: Explanation) -> None:
-    """Warns, once for each reason, if "auto" has only a slow backend for these B T N H arrays."""
-    pairs = q.shape[-3] * k.shape[-3]
+def warn_if_slow(request: Request, verdicts: Explanation) -> None:
+    """Warns, once for each reason, if "auto" has only a slow backend for a request."""
+    pairs = request.sizes.T * request.sizes.S
     known = isinstance(pairs, int)  # else `jax.export` left a length symbolic
     sentence = slow_path_message(
-        platform_of(q), verdicts, pairs if known else MAX_REFERENCE_PAIRS + 1
+        request.where.platform, verdicts, pairs if known else MAX_REFERENCE_PAIRS + 1
     )
     if sentence is not None:
         warn_once(sentence)

@@ -21,9 +21,8 @@ from .._internal.arrays import saturate
 from ..masks import Band
 from ..masks.algebra import parts_of
 from ..masks.ranges import as_known_band
-from ..rules import Rules, sizes_of
+from ..rules import Request, Rules, sizes_of
 from ..scores import Identity
-from .platform import capability_of, platform_of
 from .protocol import (
     NO_POSITIONS,
     Grads,
@@ -113,11 +112,11 @@ class Cudnn(NamedTuple):
         )
 
 
-def refusal(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
+def refusal(request: Request, rules: Rules) -> str | None:
     """Why cuDNN cannot serve a request, or None; platform and dtype are checked first."""
-    capability = capability_of(q)
+    q, k, v, capability = request.q, request.k, request.v, request.where.capability
     if capability is None:
-        return f"needs an NVIDIA GPU; the platform is {platform_of(q)}"
+        return f"needs an NVIDIA GPU; the platform is {request.where.platform}"
     if capability < (8, 0):
         at = ".".join(map(str, capability))
         return f"needs an NVIDIA GPU of compute capability 8.0 or later; this one has {at}"

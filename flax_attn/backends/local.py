@@ -13,7 +13,7 @@ from .._internal.types import Sizes, wide
 from ..masks import FULL
 from ..masks.at_positions import presence_in
 from ..masks.ranges import as_known_band
-from ..reference import Stats, static_visible_rows_and_keys, weights_and_stats, zero_masked
+from ..reference import Stats, static_visible, weights_and_stats, zero_masked
 from ..rules import Rules, sizes_of
 from ..scores import IDENTITY, Alibi, Chain, Identity, Score, Softcap
 from ..taps import listen, listening, tap
@@ -30,12 +30,15 @@ def attend_locally(
 ) -> tuple[jax.Array, Stats]:
     """Output `*B T N h` and statistics `*B N T` of a backend's `attention`, for bound rules."""
     sizes = sizes_of(q, k)
-    q, k, v = flat(sizes, q, k, v)
+    if len(sizes.batch) != 1:
+        q, k, v = flat(sizes, q, k, v)
     q, k, v = tap("query", q), tap("key", k), tap("value", v)
     o, stats = attention(q, k, v, rules)
     if empty == "mean":
         o = mean_where_empty(attention, q, k, v, rules, o, stats)
     o = tap("context", o)
+    if len(sizes.batch) == 1:
+        return o, stats
     parts = (x.reshape(*sizes.batch, *x.shape[1:]) for x in stats)
     return o.reshape(*sizes.batch, *o.shape[1:]), Stats(*parts)
 
@@ -86,9 +89,9 @@ def no_row_is_empty(rules: Rules, sizes: Sizes) -> bool:
     band, sees = as_known_band(rules.mask), None
     if band is not None and all(x is None or isinstance(x, int) for x in (band.rows, band.kv)):
         sees = visible_in_band(band, sizes)[0]
-    elif rules.mask.is_static:
-        masked = static_visible_rows_and_keys(rules.mask, sizes._replace(batch=(), N=1))
-        sees = None if masked is None else masked[0]
+    else:
+        static = static_visible(rules.mask, sizes)
+        sees = None if static is None else static[1] is None or static[1]
     return sees is not None and bool(np.all(sees))
 
 

@@ -24,51 +24,47 @@ from .._internal.types import Sizes
 from ..masks import Band, Mask
 from ..masks.ranges import as_known_band, runs_of
 from ..reference import Stats
-from ..rules import Rules, sizes_of
+from ..rules import Request, Rules, sizes_of
 from ..token_layouts import named_for
-from .platform import mesh_of
 from .sinks import add_sinks, gradient, output_share
 
-MAX_REFERENCE_PAIRS = 256 * 256  # queries times keys of a head, up to which no kernel is faster
-MAX_COPIED_BYTES = 2**20  # of keys and values a query, up to which the plain formula may copy them
+# Queries times keys of a head, up to which the plain formula is as fast as a kernel, and as blocks.
+MAX_REFERENCE_PAIRS, MAX_PAIRS_BEFORE_BLOCKS = 256 * 256, 128 * 128 - 1
+# Bytes of keys and values a query, up to which it may copy them, also where blocks would not.
+MAX_COPIED_BYTES, MAX_DECODE_COPIED_BYTES = 2**20, 2**16
 MAX_DECODE_ROWS = 64  # queries of all heads that share a key head, in decoding
 MASK_ROWS = 256  # queries for which a mask is evaluated at once
 NO_POSITIONS = "takes no q_positions and kv_positions; blockwise and reference do"
 Grads = tuple[jax.Array, jax.Array, jax.Array]
 
 
-def passed_over(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    rules: Rules,
-    pairs: int = MAX_REFERENCE_PAIRS,
-    copied: int = MAX_COPIED_BYTES,
-) -> str | None:
+def passed_over(request: Request, by_blocks: bool = False) -> str | None:
     """Why "auto" prefers the plain formula although a backend could serve, or None.
 
-    The plain formula is as fast up to `pairs` weights a head, unless it would copy more than
-    `copied` bytes of keys and values a query; and only it has weights that `listen` can record.
+    Up to some weights a head the plain formula is as fast as a kernel, and up to fewer as blocks in
+    plain JAX, unless it would copy too many bytes of keys and values a query: blocks read a cache
+    in place while decoding on a CPU. And only it has weights that `listen` can record.
     """
     if taps.listening():
         return "listen() needs the weights"
-    if q.shape[-3] * k.shape[-3] <= pairs and not is_long_cache(q, k, v, copied):
-        return f"the plain formula is as fast for {q.shape[-3]} x {k.shape[-3]} weights"
+    T, S, copied = request.q.shape[-3], request.k.shape[-3], bytes_of(request.k, request.v)
+    few = by_blocks and copied > MAX_DECODE_COPIED_BYTES * T and request.where.platform == "cpu"
+    if few and is_decode_step(request.sizes, request.k.shape[-2]):
+        return None
+    pairs = MAX_PAIRS_BEFORE_BLOCKS if by_blocks else MAX_REFERENCE_PAIRS
+    if T * S <= pairs and copied <= MAX_COPIED_BYTES * T:
+        return f"the plain formula is as fast for {T} x {S} weights"
     return None
 
 
-def is_long_cache(q: jax.Array, k: jax.Array, v: jax.Array, copied: int = MAX_COPIED_BYTES) -> bool:
-    """Whether copying keys and values would dominate the cost: few queries, a long cache.
+def bytes_of(*arrays: Any) -> int:
+    """Bytes of arrays, without the axes that `jax.export` has left symbolic.
 
-    >>> cache, queries = (jax.ShapeDtypeStruct((1, n, 8, 64), "float32") for n in (4096, 1))
-    >>> is_long_cache(queries, cache, cache), is_long_cache(cache, cache, cache)
-    (True, False)
+    >>> bytes_of(jnp.ones((3, 5)), jnp.ones(2, jnp.int8))
+    62
     """
-    counts = (
-        [n for n in x.shape if isinstance(n, int)] for x in (k, v)
-    )  # jax.export may leave sizes symbolic
-    size = sum(math.prod(n) * x.dtype.itemsize for n, x in zip(counts, (k, v), strict=True))
-    return size > copied * q.shape[-3]
+    counts = ([n for n in x.shape if isinstance(n, int)] for x in arrays)
+    return sum(math.prod(n) * x.dtype.itemsize for n, x in zip(counts, arrays, strict=True))
 
 
 def is_decode_step(sizes: Sizes, key_heads: int) -> bool:
@@ -81,12 +77,12 @@ def is_number(x: Any) -> bool:
     return isinstance(x, int | float | np.number)
 
 
-def of_mesh(x: jax.Array) -> str | None:
-    """Why a Pallas kernel cannot run on the devices of `x`, or None.
+def of_mesh(request: Request) -> str | None:
+    """Why a Pallas kernel cannot run on the devices of a request, or None.
 
     A Pallas call declares no varying axes for its output, and XLA cannot partition it.
     """
-    mesh = mesh_of(x)
+    x, mesh = request.q, request.where.mesh
     if mesh.size > 1 and jax.sharding.AxisType.Auto in mesh.axis_types and named_for(x) is None:
         return (
             "cannot be cut along mesh axes of type Auto; give the mesh Explicit axes, which is "

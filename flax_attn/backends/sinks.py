@@ -9,13 +9,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from .._internal.arrays import zero_to_one
 from ..reference import Stats
 
 
-def add_sinks(stats: Stats, sinks: Float[Array, " N"] | None) -> Stats:
-    """m' and l' of each row, `B N T`, with its head's sink; unchanged without sinks."""
-    if sinks is None:
-        return stats
+def add_sinks(stats: Stats, sinks: Float[Array, " N"]) -> Stats:
+    """m' and l' of each row, `B N T`, with its head's sink."""
     sinks = broadcast_to_rows(sinks, stats)
     m = jnp.maximum(stats.m, sinks)
     m = jnp.where(m == -jnp.inf, 0, m)  # a sink of -inf in a fully masked row
@@ -36,8 +35,3 @@ def gradient(sinks: Float[Array, " N"], after: Stats, delta: jax.Array) -> Float
 def broadcast_to_rows(sinks: Float[Array, " N"], stats: Stats) -> Float[Array, "B N T"]:
     """Each row's sink, in the dtype of its m."""
     return jnp.broadcast_to(sinks.astype(stats.m.dtype)[None, :, None], stats.m.shape)
-
-
-def zero_to_one(l: jax.Array) -> jax.Array:
-    """`l` with 1 in fully masked rows, as a divisor."""
-    return jnp.where(l == 0, 1, l)

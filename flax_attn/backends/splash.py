@@ -19,9 +19,8 @@ from .._internal.types import Sizes
 from ..masks import FULL, Full, Mask
 from ..masks.algebra import parts_of
 from ..masks.ranges import as_known_band, segments_of
-from ..rules import Rules, sizes_of
+from ..rules import Request, Rules, sizes_of
 from ..scores import Identity, Score, Softcap
-from .platform import platform_of
 from .protocol import (
     NO_POSITIONS,
     is_number,
@@ -287,16 +286,16 @@ def _cap(score: Score) -> float | None:
     return float(score.cap) if isinstance(score, Softcap) else None
 
 
-def refusal(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
+def refusal(request: Request, rules: Rules) -> str | None:
     """Why splash attention cannot serve a request, or None; the platform is checked first."""
-    platform = platform_of(q)
-    if platform != "tpu":
-        return f"needs a TPU; the platform is {platform}"
-    return unsupported_reason(q, k, v, rules)
+    if request.where.platform != "tpu":
+        return f"needs a TPU; the platform is {request.where.platform}"
+    q, k, v = request.q, request.k, request.v
+    return unsupported_reason(q, k, v, rules) or of_mesh(request) or _of_version()
 
 
 def unsupported_reason(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
-    """Why it cannot serve a request on any platform, or None."""
+    """Why it cannot serve a request on any platform and mesh, or None."""
     if q.dtype not in DTYPES:
         return f"needs float32 or bfloat16; q is {q.dtype}"
     if rules.positions is not None:
@@ -307,7 +306,7 @@ def unsupported_reason(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -
         return f"takes only Softcap as a score; got {type(rules.score).__name__}"
     if isinstance(rules.score, Softcap) and not is_number(rules.score.cap):
         return "needs the cap of Softcap as a number, not as an array"
-    return _of_mask(rules.mask, sizes_of(q, k)) or of_mesh(q) or _of_version()
+    return _of_mask(rules.mask, sizes_of(q, k))
 
 
 def _of_mask(mask: Mask, sizes: Sizes) -> str | None:

@@ -22,9 +22,8 @@ from .._internal.types import Sizes
 from ..masks import Mask
 from ..masks.algebra import parts_of
 from ..masks.ranges import runs_of
-from ..rules import Rules, sizes_of
+from ..rules import Request, Rules, sizes_of
 from ..scores import IDENTITY, Additive, Chain, Identity, Score, Softcap
-from .platform import capability_of, platform_of
 from .protocol import NO_POSITIONS, Stats, is_number, of_mesh, serve, with_dlse, zero_gradient
 
 MODULE = "tokamax._src.ops.attention."
@@ -146,19 +145,20 @@ def _bias_and_cap(score: Score) -> tuple[jax.Array | None, float | None] | None:
 # Refusals.
 
 
-def refusal(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
+def refusal(request: Request, rules: Rules) -> str | None:
     """Why Tokamax cannot serve a request, or None; whether it is installed is checked first."""
     if importlib.util.find_spec("tokamax") is None:
         return "tokamax is not installed: pip install flax-attn[tokamax]"
-    capability = capability_of(q)
+    q, k, v, where = request.q, request.k, request.v, request.where
+    capability = where.capability
     if capability is None:
-        return f"needs an NVIDIA GPU; the platform is {platform_of(q)}"
+        return f"needs an NVIDIA GPU; the platform is {where.platform}"
     if capability[0] not in (9, 10):
         at = ".".join(map(str, capability))
         return f"needs an NVIDIA GPU of compute capability 9 or 10; this one has {at}"
     if q.dtype not in DTYPES:
         return f"needs float16 or bfloat16, since it would round {q.dtype}"
-    return unsupported_reason(q, k, v, rules) or of_mesh(q) or _of_version()
+    return unsupported_reason(q, k, v, rules) or of_mesh(request) or _of_version()
 
 
 def unsupported_reason(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:

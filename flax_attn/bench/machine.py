@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..backends.platform import cores
+from ..where import cores
 from .workload import platform
 
 # Dense bfloat16 FLOP/s and memory bytes/s by part of the name, as NVIDIA publishes for SXM cards.

@@ -10,20 +10,17 @@ from jaxtyping import Array, Bool, Float, Int
 from .._internal.checks import checked_arguments, valid_tokens
 from .._internal.types import frozen
 from ..attend import dispatch, requested_backend
-from ..backends.blockwise import passed_over
-from ..backends.platform import mesh_of, platform_of
-from ..backends.protocol import is_decode_step
+from ..backends.protocol import is_decode_step, passed_over
 from ..dropout import Drop
-from ..masks import CAUSAL, FULL, Mask, as_mask
+from ..masks import CAUSAL, FULL, Mask
 from ..places import Positions
 from ..quantized import Quantized
-from ..request import Request, rules_of
-from ..rules import Rules, sizes_of
+from ..rules import Request, Rules, check_arrays, rules_of, sizes_of
 from ..scores import IDENTITY, Score
-from ..sharding.entry import kind_of_axes
 from ..taps import listening
+from ..where import mesh_of
 from . import stored
-from .checks import check_kind, check_mask, shows_unstored
+from .checks import check_kind, check_rules, shows_unstored
 from .memory import Memory
 from .paged import PagedCache
 from .slots import Cache
@@ -57,7 +54,7 @@ def attend_cached(
 
     Args:
       q, k, v: of the new tokens. Rotary embeddings are applied before, at the positions
-        `cache.next_places(T, valid)`. v is None for a latent cache.
+        `cache.next_positions(T, valid)`. v is None for a latent cache.
       cache: a `Cache` or a `PagedCache`.
       mask: as of `attend`; None is FULL. A mask with an axis of S, such as a boolean array, is
         indexed by slot and needs a static cache. `Lengths` and `Prefix` count tokens.
@@ -92,11 +89,24 @@ def attend_cached(
     v = None if v is None else jnp.asarray(v)
     if q.shape[:-2] != k.shape[:-2]:
         raise ValueError(f"q and k must be of the same new tokens; got q {q.shape}, k {k.shape}.")
-    mask = FULL if mask is None else as_mask(mask)
-    check_mask(cache, mask, IDENTITY if score is None else score, dropout)
-    rules = {"mask": mask, "score": score, "scale": scale, "sinks": sinks, "dropout": dropout}
+    check_arrays(q=q, k=k, v=k if v is None else v)
+    rules = rules_of(mask=mask, score=score, scale=scale, sinks=sinks, dropout=dropout)
+    return attend_cached_by_rules(q, k, v, cache, rules, valid, backend)
+
+
+def attend_cached_by_rules(
+    q: Float[Array, "*B T N H"],
+    k: Float[Array, "*B T K H"],
+    v: Float[Array, "*B T K h"] | None,
+    cache: C,
+    rules: Rules,
+    valid: Bool[Array, "*#B T"] | None,
+    backend: str = "auto",
+) -> tuple[Float[Array, "*B T N h"], C]:
+    """`attend_cached` for layers, which have checked their mask and score."""
+    check_rules(cache, rules)
     stored = store(k, v, cache, valid)
-    return attend_stored(q, stored, backend=backend, **rules), stored.cache
+    return attend_stored(q, stored, rules, backend), stored.cache
 
 
 @frozen
@@ -107,23 +117,22 @@ class Stored:
       keys, values: `*B K S H` and `*B K S h`, or `Quantized`. For a ring they end with the call's
         tokens, since some of these may replace tokens that others of them see.
       positions: `*B S`, of the keys, -1 where there is none.
-      places: `*B T`, the positions of the call's tokens, -1 for padding.
+      q_positions: `*B T`, the positions of the call's tokens, -1 for padding.
       cache: with the call's tokens.
     """
 
     keys: Any
     values: Any
     positions: Any
-    places: Any
+    q_positions: Any
     cache: Any
 
-    def next_places(self, T: int, valid: Bool[Array, "*#B T"] | None = None) -> Array:
+    def next_positions(self, T: int, valid: Bool[Array, "*#B T"] | None = None) -> Array:
         """Positions of the T tokens of the call, -1 for its padding and where not `valid`."""
-        if self.places.shape[-1] != T:
-            raise ValueError(
-                f"keys_and_values are of a call with {self.places.shape[-1]} tokens; x has {T}."
-            )
-        return jnp.where(valid_tokens("valid", valid, self.places.shape), self.places, -1)
+        tokens = self.q_positions.shape[-1]
+        if tokens != T:
+            raise ValueError(f"keys_and_values are of a call with {tokens} tokens; x has {T}.")
+        return jnp.where(valid_tokens("valid", valid, self.q_positions.shape), self.q_positions, -1)
 
 
 def store(
@@ -135,35 +144,25 @@ def store(
     """Stores the keys and values of T tokens; arguments and errors as of `attend_cached`."""
     _check_fit(k, v, cache)
     T = k.shape[-3]
-    places = cache.next_places(T, valid)
-    written = cache.append(k, v, places)
+    q_positions = cache.next_positions(T, valid)
+    written = cache.append(k, v, q_positions)
     if cache.holds_beside(T):
         keys, values, positions = written.read()
     else:
-        keys, values, positions = _concat_ring(cache, k, v, places)
-    return Stored(keys, values, positions, places, written)
+        keys, values, positions = _concat_ring(cache, k, v, q_positions)
+    return Stored(keys, values, positions, q_positions, written)
 
 
 def attend_stored(
-    q: Float[Array, "*B T N H"],
-    stored: Stored,
-    *,
-    mask: Mask | Array | None,
-    score: Score | None,
-    scale: float | Array | None,
-    sinks: Float[Array, " N"] | None,
-    dropout: Drop | None,
-    backend: str = "auto",
+    q: Float[Array, "*B T N H"], stored: Stored, rules: Rules, backend: str = "auto"
 ) -> Float[Array, "*B T N h"]:
-    """Attention of a call's queries over `stored`; arguments and errors as of `attend_cached`."""
-    mask = FULL if mask is None else as_mask(mask)
-    score = IDENTITY if score is None else score
-    cache, places = stored.cache, stored.places
-    check_mask(cache, mask, score, dropout)  # of a layer that shares what another has stored
-    rules = rules_of(mask=mask, score=score, scale=scale, sinks=sinks, dropout=dropout)
-    at = Positions(places, stored.positions, in_order=cache.by_slot)
+    """Attention of a call's queries over `stored`, whose cache can serve the rules."""
+    cache, q_positions = stored.cache, stored.q_positions
+    # With one batch axis they are what `Positions.bind` makes.
+    is_bound = q_positions.ndim == 2
+    at = Positions(q_positions, stored.positions, cache.by_slot, is_bound=is_bound)
     o = _attended(q, stored.keys, stored.values, backend, replace(rules, positions=at))
-    unknown = cache.overflowed | shows_unstored(mask, q.shape[-2], places, cache)
+    unknown = cache.overflowed | shows_unstored(rules.mask, q.shape[-2], q_positions, cache)
     return jnp.where(unknown[..., None, None, None], jnp.nan, o)
 
 
@@ -200,7 +199,10 @@ def attend_memory(
     """
     rules = rules_of(mask=mask, score=score, scale=scale, dropout=dropout)
     rules = replace(rules, positions=Positions(q_positions, memory.positions))
-    return _attended(jnp.asarray(q), memory.keys, memory.values, backend, rules)
+    q, stored = jnp.asarray(q), (memory.keys, memory.values)
+    k, v = (_Shape((*x.shape[:-3], *x.shape[-2:-4:-1], x.shape[-1]), q.dtype) for x in stored)
+    check_arrays(q=q, k=k, v=v)
+    return _attended(q, *stored, backend, rules)
 
 
 def _attended(
@@ -210,24 +212,26 @@ def _attended(
 
     That is for eight-bit storage, and in decoding where the blockwise backend is best.
     """
-    in_blocks = requested_backend(backend) in ("auto", "blockwise") and not listening()
     if isinstance(keys, Quantized):
+        in_blocks = requested_backend(backend) in ("auto", "blockwise") and not listening()
         if in_blocks and mesh_of(q).size <= 1:
             return stored.attention(q, keys, values, rules)[0]
         keys, values = (x.dequantized(q.dtype) for x in (keys, values))
     k, v = (
         _Shape((*x.shape[:-3], *x.shape[-2:-4:-1], x.shape[-1]), x.dtype) for x in (keys, values)
     )
+    where, request = Request(q, keys, values, rules).where, Request(q, k, v, rules)
     same_dtypes = q.dtype == k.dtype == v.dtype and isinstance(k.shape[-3], int)
-    few = same_dtypes and is_decode_step(sizes_of(q, k), k.shape[-2]) and platform_of(q) == "cpu"
-    on_one = few and kind_of_axes(Request(q, keys, values, rules)) is None
-    if in_blocks and on_one and passed_over(q, k, v, rules) is None:
-        return stored.attention(q, keys, values, rules)[0]
+    on_one = same_dtypes and where.axes is None and where.platform == "cpu"
+    if on_one and passed_over(request, by_blocks=True) is None:
+        in_blocks = requested_backend(backend) in ("auto", "blockwise")
+        if in_blocks and is_decode_step(sizes_of(q, k), k.shape[-2]):
+            return stored.attention(q, keys, values, rules)[0]
     keys, values = (jnp.swapaxes(x, -3, -2) for x in (keys, values))  # *B S K H
-    return dispatch(Request.of(q, keys, values, rules), backend, "zero")[0]
+    return dispatch(Request(q, keys, values, rules), backend, "zero")[0]
 
 
-def _concat_ring(cache: Any, k: Any, v: Any, places: jax.Array) -> tuple[Any, Any, jax.Array]:
+def _concat_ring(cache: Any, k: Any, v: Any, q_positions: jax.Array) -> tuple[Any, Any, jax.Array]:
     """A ring's contents followed by new tokens, some of which would overwrite visible ones."""
     *old, positions = cache.read()
     new = [k] if v is None else [k, v]
@@ -237,7 +241,7 @@ def _concat_ring(cache: Any, k: Any, v: Any, places: jax.Array) -> tuple[Any, An
         jnp.concatenate([_plain(a, k.dtype), jnp.swapaxes(_plain(b, k.dtype), -3, -2)], axis=-2)
         for a, b in zip(old, new, strict=False)
     ]
-    return current[0], current[-1], jnp.concatenate([positions, places], axis=-1)
+    return current[0], current[-1], jnp.concatenate([positions, q_positions], axis=-1)
 
 
 def _plain(x: Any, dtype: Any) -> jax.Array:
@@ -247,7 +251,8 @@ def _plain(x: Any, dtype: Any) -> jax.Array:
 def _check_fit(k: Any, v: Any, cache: Any) -> None:
     if v is not None and k.shape[:-2] != v.shape[:-2]:
         raise ValueError(f"k and v must be of the same new tokens; got k {k.shape}, v {v.shape}.")
-    keys, values, _ = jax.eval_shape(lambda c: c.read(), cache)
+    is_paged = isinstance(cache, PagedCache)  # which gathers what it reads
+    keys, values, _ = jax.eval_shape(PagedCache.read, cache) if is_paged else cache.read()
     if cache.latent != (v is None):
         raise ValueError(
             "A latent cache stores keys alone, and any other one values too; got "

@@ -13,6 +13,7 @@ from ..masks import Mask
 from ..masks.at_positions import at_positions, leaves_of
 from ..masks.ranges import reach_of
 from ..places import Positions, is_indexed_by_slot
+from ..rules import Rules
 from ..scores import Score
 from ..token_layouts import partitioning
 from .memory import Memory
@@ -81,7 +82,7 @@ def refuse_later(mask: Mask) -> NoReturn:
 
 
 def shows_unstored(
-    mask: Mask, heads: int, places: Int[Array, "*B T"], written: Cache | PagedCache
+    mask: Mask, heads: int, q_positions: Int[Array, "*B T"], written: Cache | PagedCache
 ) -> Bool[Array, "*#B"]:
     """Rows in which the mask shows a token of a call keys that are stored after the call.
 
@@ -90,21 +91,23 @@ def shows_unstored(
 
     Args:
       heads: of the queries, N.
-      places: the positions of the call's tokens, -1 for padding.
+      q_positions: the positions of the call's tokens, -1 for padding.
       written: the cache with these tokens.
 
     Raises:
       ValueError: outside jit, if there are such rows.
     """
-    by_slot = any(is_indexed_by_slot(part) for part in leaves_of(mask))
-    if mask.shows_later is not None or by_slot or 0 in places.shape:
+    known = mask.shows_later is not None or 0 in q_positions.shape
+    if known or any(is_indexed_by_slot(part) for part in leaves_of(mask)):
         return jnp.zeros((1,) * written.length.ndim, bool)
-    *batch, T = places.shape
+    *batch, T = q_positions.shape
     next_ones = written.length[..., None] + counted(written.slots, len(batch))
     if written.window is None:  # no row is ever longer
         next_ones = jnp.where(next_ones < written.slots, next_ones, -1)
     sizes = Sizes(tuple(batch), heads, T, written.slots)
-    shown = at_positions(mask, Positions(places, next_ones).bind(sizes)).bind(sizes).grid(sizes)
+    shown = (
+        at_positions(mask, Positions(q_positions, next_ones).bind(sizes)).bind(sizes).grid(sizes)
+    )
     rows = jnp.broadcast_to(shown, (sizes.B, heads, T, written.slots)).any(axis=(1, 2, 3))
     if not isinstance(rows, Tracer) and rows.any():
         raise ValueError(
@@ -123,9 +126,10 @@ def check_no_mean(empty: str) -> None:
         )
 
 
-def check_mask(cache: Any, mask: Mask, score: Score, dropout: Any) -> None:
+def check_rules(cache: Any, rules: Rules) -> None:
     """Raises ValueError for a mask, score or dropout that this cache cannot serve."""
-    for part in (*_parts(mask), *_parts(score), dropout):
+    mask = rules.mask
+    for part in (*_parts(mask), *_parts(rules.score), rules.dropout):
         if isinstance(getattr(part, "offset", None), str):
             raise ValueError(
                 'offset="end" beside a cache would count slots, not tokens; use CAUSAL or '

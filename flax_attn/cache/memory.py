@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from .._internal.types import frozen
-from .rows import inserted, next_places, rows_to_reset, taken
+from .rows import inserted, next_positions, rows_to_reset, taken
 
 
 @frozen
@@ -52,7 +52,7 @@ class Memory:
           ValueError: if it does not broadcast to `*B S`.
         """
         *batch, S, _, _ = k.shape
-        positions = next_places(jnp.zeros(batch, jnp.int32), S, valid)
+        positions = next_positions(jnp.zeros(batch, jnp.int32), S, valid)
         return Memory(jnp.swapaxes(k, -3, -2), jnp.swapaxes(v, -3, -2), positions)
 
     def take(self, rows: Int[Array, " R"]) -> "Memory":

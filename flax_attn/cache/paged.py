@@ -13,6 +13,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
 from .._internal.checks import check_positive
+from .._internal.moved import RenamedAttribute
 from .._internal.types import frozen
 from ..quantized import Float8, Int8
 from .memory import Memory
@@ -22,7 +23,7 @@ from .rows import (
     check_row,
     counted,
     first_row,
-    next_places,
+    next_positions,
     rows_to_reset,
     rows_to_take,
     truncated_lengths,
@@ -150,9 +151,13 @@ class PagedCache:
         """False: masks with an axis of S are refused, since pages decide a row's slots."""
         return False
 
-    def next_places(self, T: int, valid: Bool[Array, "*#B T"] | None = None) -> Int[Array, "*B T"]:
+    next_places = RenamedAttribute("next_positions")
+
+    def next_positions(
+        self, T: int, valid: Bool[Array, "*#B T"] | None = None
+    ) -> Int[Array, "*B T"]:
         """Positions of the next T tokens, -1 for padding."""
-        return next_places(self.length, T, valid)
+        return next_positions(self.length, T, valid)
 
     def holds_beside(self, T: int) -> bool:
         """True: T tokens can always be written before attending."""
@@ -162,26 +167,26 @@ class PagedCache:
         self,
         k: Float[Array, "*B T K H"],
         v: Float[Array, "*B T K h"] | None,
-        places: Int[Array, "*B T"],
+        positions: Int[Array, "*B T"],
     ) -> "PagedCache":
-        """Appends T tokens at the positions that `next_places` returned.
+        """Appends T tokens at the positions that `next_positions` returned.
 
         Raises:
           ValueError: outside jit, if a row has no page for one of them, or would write over a token
             of a row that shares the page; nothing is written then.
         """
-        return self._appended(k, v, places, self)
+        return self._appended(k, v, positions, self)
 
     def _occupancy(self) -> Int[Array, " P"]:
         """How many slots of each page the rows hold, from its first on."""
         return occupancy_of(self.table, self.length, self.page, self.pages)
 
     def _appended(
-        self, k: jax.Array, v: Any, places: jax.Array, whole: "PagedCache", row: Any = None
+        self, k: jax.Array, v: Any, positions: jax.Array, whole: "PagedCache", row: Any = None
     ) -> "PagedCache":
         """`append`, where `whole` has all rows of the pool, of which these may be one `row`."""
-        new = jnp.maximum(self.length, jnp.max(places, axis=-1, initial=-1) + 1)
-        missing_page = (places >= 0) & (self._pages_of(places) < 0)
+        new = jnp.maximum(self.length, jnp.max(positions, axis=-1, initial=-1) + 1)
+        missing_page = (positions >= 0) & (self._pages_of(positions) < 0)
         lacking = missing_page.any(axis=-1)
         if not isinstance(lacking, Tracer) and lacking.any():
             row = first_row(lacking)
@@ -189,8 +194,8 @@ class PagedCache:
                 f"Row {row} would need pages of {self.page} for {int(new[row])} tokens, and its "
                 "table has none for some of them. Give it pages: replace(cache, table=...)."
             )
-        pages = jnp.where((self.overflowed | lacking)[..., None], -1, self._pages_of(places))
-        slots, pools = places % self.page, (self.pool_keys, self.pool_values)
+        pages = jnp.where((self.overflowed | lacking)[..., None], -1, self._pages_of(positions))
+        slots, pools = positions % self.page, (self.pool_keys, self.pool_values)
         tokens = (k, v) if self.store is None else jax.tree.map(self.store.quantize, (k, v))
         writes, refused = tokens_to_write(pools, tokens, pages, slots, whole._occupancy())
         whole._refuse_change(refused, pages, row)
@@ -199,7 +204,7 @@ class PagedCache:
         pages, slots = jnp.where(writes, pages, self.pages).reshape(-1), slots.reshape(-1)
 
         def write(stored: jax.Array, new: jax.Array) -> jax.Array:
-            new = new.reshape(-1, *new.shape[places.ndim :]).astype(stored.dtype)
+            new = new.reshape(-1, *new.shape[positions.ndim :]).astype(stored.dtype)
             return stored.at[pages, :, slots].set(new, mode="drop")
 
         keys, values = jax.tree.map(write, pools, tokens)
@@ -219,10 +224,10 @@ class PagedCache:
             "page), or let rows part by take(rows, pages=)."
         )
 
-    def _pages_of(self, places: jax.Array) -> jax.Array:
+    def _pages_of(self, positions: jax.Array) -> jax.Array:
         """Pool page of each token, -1 where the row has none."""
-        at = places // self.page
-        inside = (places >= 0) & (at < self.table.shape[-1])
+        at = positions // self.page
+        inside = (positions >= 0) & (at < self.table.shape[-1])
         pages = jnp.take_along_axis(self.table, jnp.where(inside, at, 0), axis=-1)
         return jnp.where(inside & (pages < self.pages), pages, -1)
 

@@ -30,12 +30,12 @@ def batch_axes(batch: int | tuple[int, ...], layers: int | None) -> tuple[int, .
     return (layers, *axes)
 
 
-def next_places(
+def next_positions(
     length: Int[Array, "*B"], T: int, valid: Bool[Array, "*#B T"] | None
 ) -> Int[Array, "*B T"]:
     """Positions of T tokens after `length` others, -1 for those that are not valid.
 
-    >>> next_places(jnp.asarray([3]), 3, jnp.asarray([[False, True, True]])).tolist()
+    >>> next_positions(jnp.asarray([3]), 3, jnp.asarray([[False, True, True]])).tolist()
     [[-1, 3, 4]]
     """
     shape = (*length.shape, T)

@@ -14,6 +14,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
 from .._internal.checks import check_positive
+from .._internal.moved import RenamedAttribute
 from .._internal.types import frozen
 from ..quantized import Float8, Int8
 from .rows import (
@@ -22,7 +23,7 @@ from .rows import (
     check_room,
     first_row,
     inserted,
-    next_places,
+    next_positions,
     put,
     rows_to_reset,
     taken,
@@ -152,9 +153,13 @@ class Cache:
         """Whether token p is in slot p, so that masks with an axis of S apply."""
         return self.window is None
 
-    def next_places(self, T: int, valid: Bool[Array, "*#B T"] | None = None) -> Int[Array, "*B T"]:
+    next_places = RenamedAttribute("next_positions")
+
+    def next_positions(
+        self, T: int, valid: Bool[Array, "*#B T"] | None = None
+    ) -> Int[Array, "*B T"]:
         """Positions of the next T tokens, -1 for padding."""
-        return next_places(self.length, T, valid)
+        return next_positions(self.length, T, valid)
 
     def holds_beside(self, T: int) -> bool:
         """Whether T tokens can be written before attending, without overwriting visible tokens."""
@@ -164,41 +169,41 @@ class Cache:
         self,
         k: Float[Array, "*B T K H"],
         v: Float[Array, "*B T K h"] | None,
-        places: Int[Array, "*B T"],
+        positions: Int[Array, "*B T"],
     ) -> "Cache":
-        """Appends T tokens at the positions that `next_places` returned.
+        """Appends T tokens at the positions that `next_positions` returned.
 
         Raises:
           ValueError: outside jit, if a row has no room for them; nothing is written then.
         """
         # Padding has position -1, so the new length is one more than the largest position.
-        new = jnp.maximum(self.length, jnp.max(places, axis=-1, initial=-1) + 1)
+        new = jnp.maximum(self.length, jnp.max(positions, axis=-1, initial=-1) + 1)
         over = self.overflowed
         if self.window is None:
             check_room(self.slots, new)
             over = over | (new > self.slots)
-        slots = self._slots_of(jnp.where(over[..., None], -1, places), new)
+        slots = self._slots_of(jnp.where(over[..., None], -1, positions), new)
         values = None if v is None else self._put(self.values, v, slots)
         return replace(
             self,
             keys=self._put(self.keys, k, slots),
             values=values,
-            positions=put(self.positions, slots, places, heads=False),
+            positions=put(self.positions, slots, positions, heads=False),
             length=jnp.where(over, self.length, new),
             overflowed=over,
         )
 
-    def _slots_of(self, places: jax.Array, new: jax.Array) -> jax.Array:
+    def _slots_of(self, positions: jax.Array, new: jax.Array) -> jax.Array:
         """Slot of each token; past the end, where writes are dropped, for tokens without one."""
-        slots = places
+        slots = positions
         if self.window is not None:
             first, round_ = self.keep_first, self.slots - self.keep_first
-            slots = jnp.where(places < first, places, first + (places - first) % round_)
+            slots = jnp.where(positions < first, positions, first + (positions - first) % round_)
             # Scatter order is undefined, so a token that a later one in the same call would replace
             # is not written at all.
-            gone = (places >= first) & (places < new[..., None] - round_)
+            gone = (positions >= first) & (positions < new[..., None] - round_)
             slots = jnp.where(gone, self.slots, slots)
-        return jnp.where(places < 0, self.slots, slots)
+        return jnp.where(positions < 0, self.slots, slots)
 
     def _put(self, stored: Any, x: jax.Array, slots: jax.Array) -> Any:
         new = x if self.store is None else self.store.quantize(x)

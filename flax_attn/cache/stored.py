@@ -17,13 +17,12 @@ from ..backends import blockwise
 from ..backends.blockwise.plan import make_plan
 from ..backends.hoist import hoist
 from ..backends.local import flat
-from ..backends.platform import platform_of
 from ..backends.protocol import is_decode_step
 from ..places import Places
 from ..quantized import Quantized
 from ..reference import Stats
-from ..request import bind_rules
-from ..rules import Rules, sizes_of
+from ..rules import Rules, bind_rules, sizes_of
+from ..where import platform_of
 
 Stored = Any  # Quantized, or an array
 

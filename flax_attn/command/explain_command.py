@@ -16,10 +16,10 @@ from .. import masks
 from .._internal.checks import check_positive
 from .._internal.nearest import did_you_mean
 from ..attend import explain
-from ..backends.platform import assume_platform
 from ..dropout import Dropout
 from ..masks import Mask
 from ..sharding import context_parallel
+from ..where import assume_platform
 
 OPERATORS = {ast.BitAnd: operator.and_, ast.BitOr: operator.or_}
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from ..backends.platform import cores
 from ..bench.machine import machine
+from ..where import cores
 from .task import Task, rows_of
 
 PROCESSES = 8  # maximum: each takes some hundred MiB of a GPU's memory

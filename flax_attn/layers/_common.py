@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Shaped
 
-from .._internal.checks import check_input, valid_tokens
+from .._internal.checks import valid_tokens
 from .._internal.types import Sizes, is_frozen
-from ..masks import Dense, Mask, as_mask
+from ..masks import Mask, as_mask
 from ..reference import softmax
 from ..taps import tap
 from ..token_layouts import names_in
@@ -121,27 +121,6 @@ def check_tokens(name: str, valid: Any, x: Float[Array, "*B T D"]) -> Bool[Array
     [True, True]
     """
     return valid_tokens(name, valid, x.shape[:-1])
-
-
-def mask_padding(
-    x: Float[Array, "*B T D"],
-    visible: Mask,
-    valid: Bool[Array, "*#B T"] | None,
-    width: int,
-    mask_keys: bool = True,
-) -> tuple[Float[Array, "*B T D"], Mask]:
-    """Returns x with zeros at padding, and the mask, with `mask_keys` without padding keys.
-
-    Raises:
-      TypeError: if x is not floating, or valid not boolean.
-      ValueError: if their shapes do not fit.
-    """
-    x = check_input("x", x, width)
-    if valid is None:
-        return x, visible
-    is_valid = check_tokens("valid", valid, x)  # *B T
-    x = jnp.where(is_valid[..., None], x, 0)
-    return x, visible & Dense(is_valid[..., None, None, :]) if mask_keys else visible
 
 
 def visible_states(

@@ -9,6 +9,7 @@ y                  = the output projection; zeros at padding
 
 from typing import Any, Unpack
 
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
@@ -29,9 +30,9 @@ from ._cached import (
     with_cache,
 )
 from ._common import merge_heads, split_heads
-from ._grouped import NormFn
 from ._inputs import tokens, zero_padding
 from ._layer import Layer
+from ._self_attention import NormFn
 
 
 class CrossForward(Layer):
@@ -80,7 +81,8 @@ class CrossForward(Layer):
         }
         attend_kwargs |= {"valid": valid, "order": indices.order, "empty": empty}
         o, cache = cross_attend(q, memory, self.keys_and_values, cache, **attend_kwargs)  # *B T N H
-        o = o if indices.unknown is None else indices.outputs(o)  # *B T N H
+        if indices.unknown is not None:
+            o = jnp.where(indices.unknown[..., None, None, None], jnp.nan, o)
         return with_cache(zero_padding(out_proj(merge_heads(o)), valid), cache)  # *B T D
 
     def keys_and_values(

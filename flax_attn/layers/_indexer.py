@@ -15,7 +15,7 @@ from .._internal.types import wide
 from ..norms import LayerNorm
 from ..sharding.rows import may_be_sharded
 from ._common import split_heads
-from ._forward import RotaryFn
+from ._self_attention import RotaryFn
 from ._token_indices import RotaryPositions, rotate_by
 
 

@@ -8,10 +8,10 @@ from jaxtyping import Array, Bool, Float, Int
 from .._internal.checks import check_input
 from ..cache import Cache, Memory, PagedCache
 from ..cache.checks import check_kind
-from ..masks import Mask, as_mask
+from ..masks import Dense, Mask, as_mask
 from ..scores import IDENTITY, Score
-from ._common import check_tokens, mask_padding
-from ._token_indices import TokenIndices, one_per_token, token_indices
+from ._common import check_tokens
+from ._token_indices import TokenIndices, indices_in_cache, indices_of, one_per_token
 
 
 def tokens(
@@ -49,24 +49,29 @@ def tokens(
     True
     """
     visible = layer_mask if mask is None else as_mask(mask)
-    x, shown = mask_padding(
-        x, visible, valid, widths[0], mask_keys=memory is None and cache is None
-    )
+    x, real = check_input("x", x, widths[0]), None
+    if valid is not None:
+        real = check_tokens("valid", valid, x)
+        x = jnp.where(real[..., None], x, 0)
     positions = one_per_token(x, positions, None)
     if memory is not None:
         _check_no_cache(cache)
         memory = check_input("memory", memory, widths[1])
-        indices = token_indices(x, valid, positions, keys=memory.shape[-2])
-        return x, memory, indices.mask(shown), indices
+        indices = indices_of(x, real, positions, keys=memory.shape[-2])
+        return x, memory, indices.mask(visible), indices
     if widths[0] != widths[1] and not isinstance(cache, Memory):
         raise ValueError(
             f"The layer attends to a memory of width {widths[1]}, and x has width {widths[0]}; "
             "pass it a Memory."
         )
+    if cache is None:
+        indices = indices_of(x, real, positions)
+        shown = visible if real is None else visible & Dense(real[..., None, None, :])
+        return x, x, indices.mask(shown), indices
     if isinstance(cache, Cache | PagedCache):
         check_kind(cache, x)
-    indices = token_indices(x, valid, positions, cache=cache, readers=(visible, score))
-    return x, x, indices.mask(shown), indices
+    indices = indices_in_cache(cache, x, real, positions, (visible, score))
+    return x, x, indices.mask(visible), indices
 
 
 def _check_no_cache(cache: Any) -> None:

@@ -16,9 +16,9 @@ from ..masks import CAUSAL, Mask
 from ..norms import RMSNorm
 from ..rules import Rules
 from ._common import split_heads
-from ._forward import Heads, RotaryFn
 from ._init import LayerInit, LayerInitKeywords, keywords_of, layer_init_signature
-from ._token_indices import RotaryPositions
+from ._self_attention import Heads, RotaryFn, Tokens
+from ._token_indices import RotaryPositions, rotate_by
 
 
 class Latent(LayerInitKeywords, total=False):
@@ -38,8 +38,6 @@ class LatentHeads(Heads):
 
     Arguments are those of `LatentAttention`.
     """
-
-    stores_latent = True  # a cache stores only latents, in the absorbed form
 
     @layer_init_signature
     def __init__(
@@ -78,17 +76,28 @@ class LatentHeads(Heads):
         self.dropout = init.attention_dropout()
 
     def project(
-        self, x: Float[Array, "*B T D"], positions: RotaryPositions, cached: bool = False
-    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K h"], Any]:
-        """Queries, keys and values, absorbed if cached, and `combine`."""
-        absorbed = self.absorbed or cached
-        q = self.queries(self.q_latent(x), positions)  # *B T N M, *B T N P
-        kv = self.kv_latent(x, positions)  # *B T L, *B T 1 P
-        return *self.heads(q, kv, absorbed), partial(self.combine, absorbed)
+        self, tokens: Tokens
+    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Any, bool]:
+        """Queries, keys and values, and whether they are absorbed, as beside a cache.
 
-    def combine(self, absorbed: bool, o: Float[Array, "*B T N L"], v: Array) -> Array:
-        """Maps attention output to head values; in the absorbed form o holds latents."""
-        return self.from_latent(o, absorbed)  # *B T N h
+        A cache stores keys alone, which contain the values.
+        """
+        cached = tokens.cache is not None
+        absorbed = self.absorbed or cached
+        q = self.queries(self.q_latent(tokens.x), tokens.positions)  # *B T N M, *B T N P
+        kv = self.kv_latent(tokens.x, tokens.positions)  # *B T L, *B T 1 P
+        q, k, v = self.heads(q, kv, absorbed)
+        return q, k, None if cached else v, absorbed
+
+    def combine(self, o: Float[Array, "*B T N L"], v: Any, rest: bool) -> Float[Array, "*B T N h"]:
+        """Maps o to value heads; in the absorbed form `sum a (W c) = W sum a c`.
+
+        Components after the first L, which a cache stores with the latent, are dropped.
+        """
+        if not rest:
+            return o
+        o, to_value = self._with_kernel(o, slice(self.nope_dim, None))
+        return jnp.einsum("...nl,lnh->...nh", o[..., : to_value.shape[0]], to_value)
 
     def q_latent(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T R"]:
         """Input of the queries: x itself, or its normalised projection to q_rank."""
@@ -101,7 +110,7 @@ class LatentHeads(Heads):
         project = self.q_b_proj if self.low_rank_queries else self.q_proj
         q = split_heads(project(latent), self.nope_dim + self.rotary_dim)  # *B T N (M P)
         plain, rest = jnp.split(q, [self.nope_dim], axis=-1)
-        return plain, self.rotate(rest, positions)
+        return plain, rotate_by(self.rotary, rest, positions)
 
     def kv_latent(
         self, x: Float[Array, "*B T D"], positions: RotaryPositions
@@ -109,7 +118,7 @@ class LatentHeads(Heads):
         """The normalised latent, and the rotated key that all heads share."""
         both = self.kv_a_proj_with_mqa(x)  # *B T (L P)
         latent, shared = jnp.split(both, [both.shape[-1] - self.rotary_dim], axis=-1)
-        return self.kv_a_layernorm(latent), self.rotate(shared[..., None, :], positions)
+        return self.kv_a_layernorm(latent), rotate_by(self.rotary, shared[..., None, :], positions)
 
     def heads(
         self,
@@ -147,21 +156,10 @@ class LatentHeads(Heads):
         x, kernel = promote_dtype((x, self.kv_b_proj.kernel[...]), dtype=self.kv_b_proj.dtype)
         return x, kernel.reshape(kernel.shape[0], x.shape[-2], -1)[..., part]
 
-    def attend_kwargs(self, deterministic: bool | None) -> dict[str, Any]:
-        """Keyword arguments of `attend`, except heads and mask."""
-        scale = (self.nope_dim + self.rotary_dim) ** -0.5  # in both forms
-        scale = scale if self.rules.scale is None else self.rules.scale
-        return {**super().attend_kwargs(deterministic), "scale": scale}
-
-    def from_latent(self, o: Float[Array, "*B T N L"], absorbed: bool) -> Float[Array, "*B T N h"]:
-        """Maps o to value heads; in the absorbed form `sum a (W c) = W sum a c`.
-
-        Components after the first L, which a cache stores with the latent, are dropped.
-        """
-        if not absorbed:
-            return o
-        o, to_value = self._with_kernel(o, slice(self.nope_dim, None))
-        return jnp.einsum("...nl,lnh->...nh", o[..., : to_value.shape[0]], to_value)
+    @property
+    def default_scale(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The scale of both forms."""
+        return (self.nope_dim + self.rotary_dim) ** -0.5
 
 
 # For constructors with `**latent`, so that `help` and `inspect` show all keywords.

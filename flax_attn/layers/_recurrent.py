@@ -163,7 +163,8 @@ def documents_of_recurrence(
     """
     parts = [] if mask is None else parts_of(as_mask(mask))
     before = None if cache is None else cache.length
-    both = [ids for part in parts if (ids := segment_ids(part, x, valid, before)) is not None]
+    real = None if valid is None else check_tokens("valid", valid, x)
+    both = [ids for part in parts if (ids := segment_ids(part, x, real, before)) is not None]
     ids = [q_ids for q_ids, kv_ids in both if q_ids is kv_ids]
     causal = [part for part in parts if part == CAUSAL]
     if parts and (not causal or len(ids) + len(causal) < len(parts) or len(ids) > 1):

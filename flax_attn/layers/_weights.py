@@ -5,8 +5,7 @@ from typing import Any
 from jaxtyping import Array, Bool, Float, Int
 
 from ..masks import Dense, Mask, as_mask
-from ._common import check_tokens
-from ._grouped import GroupedHeads, NormFn
+from ._self_attention import GroupedHeads, NormFn
 from ._token_indices import documents_of
 
 
@@ -33,16 +32,18 @@ class WeightsAttention(GroupedHeads):
         deterministic: bool | None = None,
     ) -> Float[Array, "*B T D"]:
         """Attention of x over itself; arguments as in `GroupedQueryAttention`."""
-        x, visible, score, at, _ = self.tokens(x, mask, valid, positions)  # *B T D
-        if valid is not None:  # padding queries must not affect other weights
-            visible = visible & Dense(check_tokens("valid", valid, x)[..., None, :, None])
-        attend_kwargs = {"mask": visible, "score": score, **self.attend_kwargs(deterministic)}
-        del attend_kwargs["sinks"]
+        call: dict[str, Any] = {"mask": mask, "positions": positions, "valid": valid}
+        tokens = self.tokens(x, deterministic=deterministic, **call)  # *B T D
+        q, k, v, _ = self.project(tokens)  # *B T N H, *B T K H, *B T K H
+        rules, visible = tokens.rules, tokens.rules.mask
+        if tokens.real is not None:  # padding queries must not affect other weights
+            visible = visible & Dense(tokens.real[..., None, :, None])
+        attend_kwargs: dict[str, Any] = {"mask": visible, "score": rules.score}
+        attend_kwargs |= {"scale": rules.scale, "dropout": rules.dropout}
         if self.reads_documents:
-            attend_kwargs["documents"] = documents_of(
-                x, valid, self.mask if mask is None else as_mask(mask)
-            )
-        return self.output(self.read(*self.heads(x, at), **attend_kwargs), valid)  # *B T D
+            documents = self.mask if mask is None else as_mask(mask)
+            attend_kwargs["documents"] = documents_of(tokens.x, tokens.real, documents)
+        return self.output(self.read(q, k, v, **attend_kwargs), tokens)  # *B T D
 
     def read(
         self,

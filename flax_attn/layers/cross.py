@@ -10,8 +10,8 @@ from ..masks import FULL, Mask, as_mask
 from ._cached import CrossCall, M
 from ._common import as_module_data
 from ._cross_attention import CrossForward
-from ._grouped import NormFn
 from ._init import LayerInit, LayerInitKeywords, keywords_of, layer_init_signature
+from ._self_attention import NormFn
 
 
 class CrossAttention(CrossForward):

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any, Unpack, overload
 
 import jax.numpy as jnp
@@ -15,11 +14,9 @@ from ..cache.attention import Stored
 from ..cache.checks import check_kind
 from ..cache.rows import first_row
 from ._cached import AnyCache, C, Call
-from ._common import check_tokens
-from ._forward import Forward
-from ._grouped import DecodingHeads, NormFn
+from ._common import split_heads
 from ._init import keywords_of
-from ._token_indices import RotaryPositions
+from ._self_attention import DecodingHeads, NormFn, SelfAttention
 
 
 @frozen
@@ -28,14 +25,14 @@ class KeysAndValues:
 
     Attributes:
       k, v: `*B T K H`.
-      places: `*B T`, the positions in the cache beside which they were made, -1 for padding; None
+      positions: `*B T`, those in the cache beside which they were made, -1 for padding; None
         without a cache.
       stored: all that the layer attended over in its call with a cache; None without one.
     """
 
     k: Any
     v: Any
-    places: Any = None
+    positions: Any = None
     stored: Stored | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -45,7 +42,7 @@ class KeysAndValues:
 Pair = tuple[Float[Array, "*B T K H"], Float[Array, "*B T K H"]] | KeysAndValues
 
 
-class CrossLayerAttention(DecodingHeads, Forward):
+class CrossLayerAttention(DecodingHeads):
     """`o_proj(attend(rotary(q_norm(q_proj(x))), k, v))`, k and v computed by an earlier layer.
 
     Also called: cross-layer attention (CLA), shared KV cache, KV sharing between layers.
@@ -101,22 +98,28 @@ class CrossLayerAttention(DecodingHeads, Forward):
     def __call__(
         self, x: Float[Array, "*B T D"], *, keys_and_values: Pair, cache: C, **call: Unpack[Call]
     ) -> tuple[Float[Array, "*B T D"], C]: ...
-    @keywords_of(Forward.forward)
+    @keywords_of(SelfAttention.__call__)
     def __call__(self, x: Float[Array, "*B T D"], *, keys_and_values: Pair, **call: Any) -> Any:
         """Attention of x over an earlier layer's `keys_and_values` of the same tokens.
 
         The other arguments are as in `GroupedQueryAttention`. A cache is needed only where the
-        earlier layer has none: it stores keys and values that the caller has made at their places,
-        such as `earlier.keys_and_values_of(x, cache=cache)`.
+        earlier layer has none: it stores keys and values that the caller has made at their
+        positions, such as `earlier.keys_and_values_of(x, cache=cache)`.
         """
         shared, call = self.resolved(keys_and_values, x, call)
-        project = partial(self.project_with_shared_kv, shared, call.get("valid"))
-        return self.forward(project, x, **call)
+        tokens = self.tokens(x, **call)  # *B T D
+        real = jnp.asarray(True) if tokens.real is None else tokens.real[..., None, None]
+        k, v = (jnp.where(real, part, 0) for part in shared)  # *B T K H, zeros at padding
+        q = split_heads(self.q_proj(tokens.x), self.head_dim)  # *B T N H
+        q = self.norm_and_rotate(q, self.q_norm, tokens.positions)
+        o, cache = self.attention(q, k, v, tokens)  # *B T N H
+        y = self.output(o, tokens)  # *B T D
+        return y if cache is None else (y, cache)
 
     def resolved(
         self, shared: Pair, x: Array, call: dict[str, Any]
     ) -> tuple[KeysAndValues, dict[str, Any]]:
-        """Keys and values, NaN in rows where they are misplaced, and the arguments of `forward`.
+        """Keys and values, NaN in rows where they are misplaced, and the arguments of `tokens`.
 
         What the earlier layer has stored takes the place of a cache.
         """
@@ -129,9 +132,9 @@ class CrossLayerAttention(DecodingHeads, Forward):
             k = jnp.where(rows[..., None, None, None], jnp.nan, shared.k)  # *B T K H
             return replace(shared, k=k), call
         if stored is not None:
-            real = stored.next_places(x.shape[-2], valid) >= 0
+            real = stored.next_positions(x.shape[-2], valid) >= 0
             return shared, {**call, "cache": stored, "valid": real}
-        if shared.places is not None:
+        if shared.positions is not None:
             raise ValueError(
                 "keys_and_values_of(x, cache=) returns keys of new tokens alone, for a cache of "
                 "this layer; without one pass what earlier.with_keys_and_values returns."
@@ -146,8 +149,8 @@ class CrossLayerAttention(DecodingHeads, Forward):
         Raises:
           ValueError: outside jit, if there are such rows.
         """
-        if shared.places is not None:
-            rows = (shared.places != cache.next_places(x.shape[-2], valid)).any(axis=-1)
+        if shared.positions is not None:
+            rows = (shared.positions != cache.next_positions(x.shape[-2], valid)).any(axis=-1)
         elif positions is None and self.rotary is not None:
             rows = cache.length > 0
         else:
@@ -160,19 +163,6 @@ class CrossLayerAttention(DecodingHeads, Forward):
                 "leave cache out and pass on what earlier.with_keys_and_values(x, cache=) returns."
             )
         return rows
-
-    def project_with_shared_kv(
-        self,
-        shared: KeysAndValues,
-        valid: Bool[Array, "*#B T"] | None,
-        x: Float[Array, "*B T D"],
-        positions: RotaryPositions,
-        cached: bool,
-    ) -> tuple[Float[Array, "*B T N H"], Array, Array, None]:
-        """Queries of x, and the keys and values of an earlier layer, zeros at padding."""
-        is_valid = check_tokens("valid", valid, x)[..., None, None]  # *B T 1 1
-        k, v = (jnp.where(is_valid, part, 0) for part in shared)
-        return self.queries(x, positions), k, v, None
 
     def check_shared_kv(self, shared: KeysAndValues, x: Float[Array, "*B T D"]) -> None:
         """Raises unless keys and values are floating and have the shape that the tokens ask for."""

@@ -8,13 +8,13 @@ from jaxtyping import Array, Bool, Float
 
 from .._internal.checks import check_divides, check_image, check_positive
 from ..attend import attend
-from ..backends.platform import mesh_of
 from ..by_weights import ROWS, in_blocks
 from ..dropout import Drop
 from ..masks import FULL, Dense
 from ..positions.relative import decomposed_bias, resized_rows
 from ..scores import Additive
 from ..taps import listening
+from ..where import mesh_of
 from ._common import check_tokens, merge_heads, split_heads
 from ._init import LayerInit, LayerInitKeywords, layer_init_signature
 from ._inputs import zero_padding

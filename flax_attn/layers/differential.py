@@ -1,7 +1,7 @@
 """Differential attention: the difference of two heads' attention maps."""
 
 import math
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 from flax import nnx
@@ -9,16 +9,14 @@ from jaxtyping import Array, Float
 
 from .._internal.checks import check_divides, check_positive
 from .._internal.types import wide
-from ..attend import attend
-from ..cache import attend_cached
 from ..masks import CAUSAL, Mask
 from ..norms import rms_norm
 from ..rules import Rules
 from ._cached import AnyCache, CacheOptions, arithmetic_dtype, new_cache
 from ._common import split_heads
-from ._forward import RotaryFn, SelfAttention
 from ._init import InitKeywords, InitWithoutDropout, init_signature
-from ._token_indices import RotaryPositions
+from ._self_attention import RotaryFn, SelfAttention, Tokens
+from ._token_indices import rotate_by
 
 
 class DifferentialAttention(SelfAttention):
@@ -102,68 +100,51 @@ class DifferentialAttention(SelfAttention):
             setattr(self, name, nnx.Param(vector))
 
     def project(
-        self, x: Float[Array, "*B T D"], positions: RotaryPositions, cached: bool = False
-    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K X"], Float[Array, "*B T J V"], Any]:
-        """Queries, keys (concatenated pairs if cached), values, and `difference` as `combine`."""
-        q, k, v = self.heads(x, positions)  # *B T N H, *B T K H, *B T K/2 2H
-        return q, _concat_halves(k) if cached else k, v, self.difference
-
-    def heads(
-        self, x: Float[Array, "*B T D"], positions: RotaryPositions
-    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T J V"]]:
-        """Rotated queries and keys, and J = K / 2 values, each of two concatenated heads."""
+        self, tokens: Tokens
+    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T J V"], Array]:
+        """Rotated queries and keys, J = K / 2 values of two concatenated heads each, and lambda."""
         q, k, v = (
-            split_heads(project(x), self.head_dim)
+            split_heads(project(tokens.x), self.head_dim)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        return self.rotate(q, positions), self.rotate(k, positions), _concat_halves(v)
+        if self.rotary is not None:
+            q, k = (rotate_by(self.rotary, x, tokens.positions) for x in (q, k))
+        return q, k, _concat_halves(v), self.share()
 
-    def attended(
+    def attention(
         self,
         q: Float[Array, "*B T N H"],
         k: Float[Array, "*B T K H"],
-        v: Float[Array, "*B T J V"],
-        **attend_kwargs: Any,
-    ) -> Float[Array, "*B T N V"]:
-        """Outputs of the first heads, followed by those of the second heads."""
-        (q1, q2), (k1, k2) = jnp.split(q, 2, axis=-2), jnp.split(k, 2, axis=-2)
-        each = [
-            attend(q1, k1, v, **attend_kwargs),
-            attend(q2, k2, v, **attend_kwargs),
-        ]  # *B T N/2 2H
-        return jnp.concatenate(each, axis=-2)
+        v: Any,  # *B T J V
+        tokens: Tokens,
+    ) -> tuple[Float[Array, "*B T N V"], Any]:
+        """Outputs of the first heads, followed by those of the second heads, and the cache.
 
-    def attended_cached(
-        self,
-        q: Float[Array, "*B T N H"],
-        k: Float[Array, "*B T J V"],
-        v: Float[Array, "*B T J V"],
-        cache: AnyCache,
-        **attend_kwargs: Any,
-    ) -> tuple[Float[Array, "*B T N V"], AnyCache]:
-        """`attended` with a cache, which stores the keys of a pair concatenated, as the values.
-
-        Each number is thus stored once. Queries have zeros at the other head's key. Both attentions
-        start from the same cache, so they write the same update.
+        A cache stores the keys of a pair concatenated, as the values, so each number once. Queries
+        have zeros at the other head's key. Both attentions start from the same cache, so they
+        write the same update.
         """
-        first, second = jnp.split(q, 2, axis=-2)  # *B T N/2 H
-        zeros, stored = jnp.zeros_like(first), cast(Any, cache)
-        pairs = ((first, zeros), (zeros, second))
-        (o1, written), (o2, _) = (
-            attend_cached(jnp.concatenate(pair, axis=-1), k, v, stored, **attend_kwargs)
-            for pair in pairs
-        )
-        return jnp.concatenate([o1, o2], axis=-2), written
+        (q1, q2), (k1, k2) = jnp.split(q, 2, axis=-2), jnp.split(k, 2, axis=-2)  # *B T N/2 H
+        if tokens.cache is not None:
+            k1 = k2 = _concat_halves(k)
+            zeros = jnp.zeros_like(q1)
+            q1, q2 = (jnp.concatenate(pair, axis=-1) for pair in ((q1, zeros), (zeros, q2)))
+        o1, cache = super().attention(q1, k1, v, tokens)
+        o2, _ = super().attention(q2, k2, v, tokens)
+        return jnp.concatenate([o1, o2], axis=-2), cache
 
-    def difference(self, o: Float[Array, "*B T N V"], v: Array) -> Float[Array, "*B T P V"]:
+    def combine(
+        self, o: Float[Array, "*B T N V"], v: Array, rest: Float[Array, ""]
+    ) -> Float[Array, "*B T P V"]:
         """Normalised output of the first heads minus lambda times that of the second."""
         first, second = jnp.split(o, 2, axis=-2)  # *B T N/2 2H
-        o = first - self.share().astype(first.dtype) * second  # *B T N/2 2H
+        o = first - rest.astype(first.dtype) * second  # *B T N/2 2H
         return (1 - self.lambda_init) * rms_norm(o, eps=self.eps)
 
-    def attend_kwargs(self, deterministic: bool | None) -> dict[str, Any]:
-        """Keyword arguments of `attend`, with the scale of a single head."""
-        return {**super().attend_kwargs(deterministic), "scale": self.head_dim**-0.5}
+    @property
+    def default_scale(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The scale of a single head."""
+        return self.head_dim**-0.5
 
     def init_cache(
         self, batch: int | tuple[int, ...], length: int, **options: Unpack[CacheOptions]

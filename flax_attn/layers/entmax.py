@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 from .._internal.checks import check_choice
 from ..by_weights import attend_by_weights
 from ..normalisers import entmax
-from ._grouped import Grouped, grouped_signature
+from ._self_attention import Grouped, grouped_signature
 from ._weights import WeightsAttention
 
 

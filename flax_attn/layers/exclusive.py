@@ -1,6 +1,5 @@
 """Exclusive self attention: removes the component along the token's own value."""
 
-from functools import partial
 from typing import Unpack
 
 import jax.numpy as jnp
@@ -9,10 +8,8 @@ from jaxtyping import Array, Float
 
 from .._internal.arrays import aligned
 from ..norms import l2_norm
-from ._forward import CombineFn, SelfAttention
-from ._grouped import DecodingHeads, Grouped, grouped_signature
 from ._init import LayerInit
-from ._token_indices import RotaryPositions
+from ._self_attention import DecodingHeads, Grouped, SelfAttention, Tokens, grouped_signature
 
 
 def remove_value_component(
@@ -75,18 +72,16 @@ class ExclusiveAttention(DecodingHeads, SelfAttention):
         linear = LayerInit.of(grouped).linear
         self.gate_proj = linear(in_features, wide, use_bias=False) if gate else None
 
-    def project(
-        self, x: Float[Array, "*B T D"], positions: RotaryPositions, cached: bool = False
-    ) -> tuple[Array, Array, Array, CombineFn]:
-        """Queries, keys, values, and `combine` with the gate, if there is one."""
-        gate = None if self.gate_proj is None else nnx.sigmoid(self.gate_proj(x))  # *B T (N H)
-        q, k, v, _ = super().project(x, positions)
-        return q, k, v, partial(self.combine, gate)
+    def project(self, tokens: Tokens) -> tuple[Array, Array, Array, tuple[Array | None]]:
+        """Queries, keys and values, and the gate of the heads, if there is one."""
+        gate = None if self.gate_proj is None else nnx.sigmoid(self.gate_proj(tokens.x))
+        q, k, v, _ = super().project(tokens)
+        return q, k, v, (gate,)  # *B T (N H)
 
     def combine(
-        self, gate: Array | None, o: Float[Array, "*B T N H"], v: Float[Array, "*B T K H"]
+        self, o: Float[Array, "*B T N H"], v: Float[Array, "*B T K H"], rest: tuple[Array | None]
     ) -> Float[Array, "*B T N H"]:
         """Attention output without the component along the token's own value; gated."""
-        one = jnp.ones(o.shape[-2], o.dtype)
+        one, (gate,) = jnp.ones(o.shape[-2], o.dtype), rest
         o = remove_value_component(o, v, one if self.alpha is None else jnp.tanh(self.alpha[...]))
         return o if gate is None else o * gate.reshape(o.shape)

@@ -1,6 +1,5 @@
 """Grouped-query attention with a gate before the output projection."""
 
-from functools import partial
 from typing import Literal, Unpack, get_args
 
 import jax.numpy as jnp
@@ -10,10 +9,8 @@ from jaxtyping import Array, Float
 from .._internal.checks import check_choice
 from .._internal.types import wide
 from ._common import split_heads
-from ._forward import CombineFn, SelfAttention
-from ._grouped import DecodingHeads, Grouped, grouped_signature
 from ._init import LayerInit
-from ._token_indices import RotaryPositions
+from ._self_attention import DecodingHeads, Grouped, SelfAttention, Tokens, grouped_signature
 
 Gate = Literal["head", "full"]
 Activation = Literal["sigmoid", "softplus"]
@@ -87,19 +84,17 @@ class GatedQueryAttention(DecodingHeads, SelfAttention):
         init = LayerInit.of(grouped)
         self.g_proj = None if fused else init.linear(in_features, width, use_bias=gate_bias)
 
-    def project(
-        self, x: Float[Array, "*B T D"], positions: RotaryPositions, cached: bool = False
-    ) -> tuple[Array, Array, Array, CombineFn]:
-        """Queries, keys, values, and `combine` with the gate."""
-        q, gate = self.query_and_gate(x)  # *B T N H, *B T N H or 1
-        q = self.norm_and_rotate(q, self.q_norm, positions)  # *B T N H
-        return q, *self.keys_and_values(x, positions), partial(self.combine, gate)
+    def project(self, tokens: Tokens) -> tuple[Array, Array, Array, Float[Array, "*B T N X"]]:
+        """Queries, keys and values, and the gate of the heads."""
+        q, gate = self.query_and_gate(tokens.x)  # *B T N H, *B T N H or 1
+        q = self.norm_and_rotate(q, self.q_norm, tokens.positions)  # *B T N H
+        return q, *self.keys_and_values(tokens), gate
 
     def combine(
-        self, gate: Float[Array, "*B T N X"], o: Float[Array, "*B T N H"], v: Array
+        self, o: Float[Array, "*B T N H"], v: Array, rest: Float[Array, "*B T N X"]
     ) -> Float[Array, "*B T N H"]:
         """Attention output times the gate."""
-        return gate.astype(o.dtype) * o
+        return rest.astype(o.dtype) * o
 
     def query_and_gate(
         self, x: Float[Array, "*B T D"]

@@ -3,8 +3,7 @@
 import math
 from typing import Unpack
 
-from ._forward import SelfAttention
-from ._grouped import DecodingHeads, Grouped, NormFn, grouped_signature
+from ._self_attention import DecodingHeads, Grouped, NormFn, SelfAttention, grouped_signature
 
 
 class GroupedQueryAttention(DecodingHeads, SelfAttention):

@@ -1,5 +1,6 @@
 """DeepSeek sparse attention: latent attention over the keys that an indexer selects."""
 
+from dataclasses import replace
 from typing import Any, Unpack
 
 import jax.numpy as jnp
@@ -13,14 +14,13 @@ from ..quantized import Quantized
 from ..rules import Rules
 from ._cached import AnyCache, CacheOptions, arithmetic_dtype, new_cache
 from ._common import as_module_data, visible_states
-from ._forward import RotaryFn, SelfAttention
 from ._indexer import Indexer
 from ._init import LayerInit
 from ._latent import Latent, LatentHeads, latent_signature
-from ._token_indices import RotaryPositions
+from ._self_attention import RotaryFn, SelfAttention, Tokens
 
 
-class IndexedSparseAttention(LatentHeads, SelfAttention):
+class IndexedSparseAttention(LatentHeads, SelfAttention):  # pyright: ignore[reportIncompatibleVariableOverride]
     """`LatentAttention` in which each query attends to only top_k keys.
 
     Also called: DeepSeek sparse attention (DSA), attention with a lightning indexer.
@@ -94,43 +94,38 @@ class IndexedSparseAttention(LatentHeads, SelfAttention):
         self.indexer = Indexer(init.linear, widths, sizes, top_k, init.param_dtype)
 
     def project(
-        self, x: Float[Array, "*B T D"], positions: RotaryPositions, cached: bool = False
-    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Float[Array, "*B T K h"], Any]:
-        """As in `LatentAttention`; if cached, the indexer's key is appended to the heads' key.
+        self, tokens: Tokens
+    ) -> tuple[Float[Array, "*B T N H"], Float[Array, "*B T K H"], Any, bool]:
+        """As in `LatentAttention`; beside a cache the indexer's key is appended to the heads' key.
 
         Queries are padded with zeros.
         """
-        q, k, v, combine = super().project(x, positions, cached)
-        if cached:
-            k = _concatenated(k, self.index_keys(x, positions)[..., None, :].astype(k.dtype))
+        q, k, v, absorbed = super().project(tokens)
+        if tokens.cache is not None:
+            k = _concatenated(k, self.index_keys(tokens)[..., None, :].astype(k.dtype))
             q = _concatenated(q, jnp.zeros((*q.shape[:-1], self.indexer.dim), q.dtype))
-        return q, k, v, combine
+        return q, k, v, absorbed
 
-    def index_keys(
-        self, x: Float[Array, "*B T D"], positions: RotaryPositions
-    ) -> Float[Array, "*B T I"]:
+    def index_keys(self, tokens: Tokens) -> Float[Array, "*B T I"]:
         """The indexer's key of each token."""
-        return self.indexer.keys(x, self.index_rotary, positions)
+        return self.indexer.keys(tokens.x, self.index_rotary, tokens.positions)
 
-    def narrowed(
-        self,
-        mask: Mask,
-        x: Float[Array, "*B T D"],
-        positions: RotaryPositions,
-        k: Float[Array, "*B T K H"],
-        cache: AnyCache | None,
-        valid: Bool[Array, "*#B T"] | None,
-    ) -> Mask:
-        """The mask of the keys that the indexer selects among those visible in `mask`."""
+    def attention(
+        self, q: Float[Array, "*B T N H"], k: Float[Array, "*B T K H"], v: Any, tokens: Tokens
+    ) -> tuple[Float[Array, "*B T N h"], Any]:
+        """Attention over the keys that the indexer selects among those visible in the mask."""
+        x, mask, cache = tokens.x, tokens.rules.mask, tokens.cache
         if cache is None:
-            keys, may = self.index_keys(x, positions), visible_states(mask, x, x)  # *B T I, *B T T
+            keys, may = self.index_keys(tokens), visible_states(mask, x, x)  # *B T I, *B T T
         else:
-            places = cache.next_places(x.shape[-2], valid)
-            keys, may = _stored(cache.append(k, None, places), places, mask)
+            at: Any = cache  # `Cache.append`, or `PagedCache.append`
+            q_positions = at.next_positions(x.shape[-2], tokens.real)
+            keys, may = _stored(at.append(k, None, q_positions), q_positions, mask)
             keys = keys[..., -self.indexer.dim :]  # *B S I
         latent = self.q_latent(x)  # *B T R
-        chosen = self.indexer(x, latent, keys, may, self.index_rotary, positions)  # *B T S
-        return Dense(chosen[..., None, :, :])
+        chosen = self.indexer(x, latent, keys, may, self.index_rotary, tokens.positions)  # *B T S
+        rules = replace(tokens.rules, mask=Dense(chosen[..., None, :, :]))
+        return super().attention(q, k, v, tokens._replace(rules=rules))
 
     def init_cache(
         self, batch: int | tuple[int, ...], length: int, **options: Unpack[CacheOptions]
@@ -152,14 +147,14 @@ class IndexedSparseAttention(LatentHeads, SelfAttention):
 
 
 def _stored(
-    cache: AnyCache, places: Int[Array, "*B T"], mask: Mask
+    cache: AnyCache, q_positions: Int[Array, "*B T"], mask: Mask
 ) -> tuple[Float[Array, "*B S H"], Bool[Array, "*B T S"]]:
     """The keys in a cache, and which of them each new token may attend to."""
     keys, _, positions = cache.read()
     keys = keys.dequantized(jnp.float32) if isinstance(keys, Quantized) else keys
     keys = keys[..., 0, :, :]  # *B S H
-    sizes = Sizes(places.shape[:-1], 1, places.shape[-1], positions.shape[-1])
-    rules = Rules(mask=mask, positions=Positions(places, positions, in_order=True))
+    sizes = Sizes(q_positions.shape[:-1], 1, q_positions.shape[-1], positions.shape[-1])
+    rules = Rules(mask=mask, positions=Positions(q_positions, positions, in_order=True))
     may = rules.bind(sizes, 1).mask.grid(sizes)  # broadcasts to B 1 T S
     may = jnp.broadcast_to(may, (sizes.B, 1, sizes.T, sizes.S))
     return keys, may.reshape(*sizes.batch, sizes.T, sizes.S)

@@ -3,11 +3,11 @@
 from typing import Unpack
 
 from ._cached import AnyCache, CacheOptions, arithmetic_dtype, new_cache
-from ._forward import SelfAttention
 from ._latent import LatentHeads
+from ._self_attention import SelfAttention
 
 
-class LatentAttention(LatentHeads, SelfAttention):
+class LatentAttention(LatentHeads, SelfAttention):  # pyright: ignore[reportIncompatibleVariableOverride]
     """`o_proj(attend([q_n; R q_r], [W_k c; R k_r], W_v c))`, c the latent, k_r one for all heads.
 
     Also called: multi-head latent attention (MLA).

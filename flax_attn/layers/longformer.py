@@ -12,7 +12,7 @@ from ._common import check_tokens, merge_heads, split_heads
 from ._init import LayerInit, LayerInitKeywords, layer_init_signature
 from ._inputs import zero_padding
 from ._layer import Layer
-from ._token_indices import token_indices
+from ._token_indices import indices_of
 
 
 class LongformerAttention(Layer):
@@ -87,7 +87,7 @@ class LongformerAttention(Layer):
         x = jnp.where(is_valid[..., None], x, 0)
         chosen = _global(global_tokens, x)  # *B T
         keys, rows = is_valid[..., None, None, :], chosen[..., None, :, None]
-        local_mask = token_indices(x, valid).mask(Window(self.half, self.half))
+        local_mask = indices_of(x, is_valid).mask(Window(self.half, self.half))
         local_mask = local_mask | Dense(chosen[..., None, None, :])
         drops = [None if self.dropout is None else self.dropout(deterministic) for _ in range(2)]
         local = [self.query, self.key, self.value]

@@ -10,9 +10,14 @@ from ..cache.attention import store
 from ..masks import Mask
 from ._cached import AnyCache, Call
 from ._common import split_heads
-from ._forward import SelfAttention
-from ._grouped import DecodingHeads, Grouped, NormFn, grouped_signature
-from ._token_indices import RotaryPositions
+from ._self_attention import (
+    DecodingHeads,
+    Grouped,
+    NormFn,
+    SelfAttention,
+    Tokens,
+    grouped_signature,
+)
 from .cross_layer import CrossLayerAttention, KeysAndValues
 
 
@@ -81,11 +86,11 @@ class SharedKeyValueAttention(DecodingHeads, SelfAttention):
         if cache is not None:
             stored = store(shared.k, shared.v, cache, call.get("valid"))
             cache, shared = stored.cache, replace(shared, stored=stored)
-
-        def project(x: Array, positions: RotaryPositions, cached: bool) -> tuple[Any, ...]:
-            return self.queries(x, positions), shared.k, shared.v, None
-
-        return self.forward(project, x, cache=shared.stored, **call), cache, shared
+        tokens = self.tokens(x, cache=shared.stored, **call)  # *B T D
+        q = split_heads(self.q_proj(tokens.x), self.head_dim)  # *B T N H
+        q = self.norm_and_rotate(q, self.q_norm, tokens.positions)
+        o, _ = self.attention(q, shared.k, shared.v, tokens)  # *B T N H
+        return self.output(o, tokens), cache, shared
 
     def keys_and_values_of(
         self,
@@ -101,19 +106,18 @@ class SharedKeyValueAttention(DecodingHeads, SelfAttention):
         Only `Segments` in the mask are used, by a rotary that depends on document lengths. With a
         cache they are those of the tokens that it stores next; it stores nothing here.
         """
-        tokens = self.tokens(x, mask, valid, positions, cache)
-        places = None if cache is None else cache.next_places(x.shape[-2], valid)
-        return KeysAndValues(*self.keys_and_values(tokens.x, tokens.positions), places)
+        call: dict[str, Any] = {"mask": mask, "positions": positions, "valid": valid}
+        tokens = self.tokens(x, cache=cache, deterministic=True, **call)
+        next_positions = None if cache is None else cache.next_positions(x.shape[-2], valid)
+        return KeysAndValues(*self.keys_and_values(tokens), next_positions)
 
-    def keys_and_values(
-        self, x: Float[Array, "*B T D"], positions: RotaryPositions
-    ) -> tuple[Array, Array]:
+    def keys_and_values(self, tokens: Tokens) -> tuple[Array, Array]:
         """Keys, normalised and rotated, and values, from one projection or two."""
-        k = split_heads(self.k_proj(x), self.head_dim)  # *B T K H
+        k = split_heads(self.k_proj(tokens.x), self.head_dim)  # *B T K H
         has_values = "v_proj" in self.kv_projections
-        v = split_heads(self.v_proj(x), self.head_dim) if has_values else k  # *B T K H
+        v = split_heads(self.v_proj(tokens.x), self.head_dim) if has_values else k  # *B T K H
         v = v if self.v_norm is None else self.v_norm(v)  # *B T K H
-        return self.norm_and_rotate(k, self.k_norm, positions), v
+        return self.norm_and_rotate(k, self.k_norm, tokens.positions), v
 
 
 def _renamed_argument(grouped: Any, v_norm: NormFn | None, own_values: bool) -> bool:

@@ -12,7 +12,7 @@ from ..by_weights import attend_by_weights
 from ..normalisers import sigmoid
 from ..positions.lengths import lengths_of
 from ..scores import Additive
-from ._grouped import Grouped, grouped_signature
+from ._self_attention import Grouped, grouped_signature
 from ._token_indices import Documents
 from ._weights import WeightsAttention
 

@@ -1,21 +1,19 @@
 """Value residual attention: values are mixed with those of the first layer."""
 
-from functools import partial
 from typing import Any, Unpack, overload
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
+from .._internal.checks import check_input
 from ._cached import C, Call
-from ._common import check_tokens, split_heads
-from ._forward import Forward
-from ._grouped import DecodingHeads, Grouped, grouped_signature
+from ._common import split_heads
 from ._init import LayerInit, keywords_of
-from ._token_indices import RotaryPositions
+from ._self_attention import DecodingHeads, Grouped, SelfAttention, Tokens, grouped_signature
 
 
-class ValueResidualAttention(DecodingHeads, Forward):
+class ValueResidualAttention(DecodingHeads):
     """`o_proj(attend(q, k, first + mix * (v - first)))`, `first` the values of the first layer.
 
     Also called: value residual learning, ResFormer.
@@ -72,7 +70,7 @@ class ValueResidualAttention(DecodingHeads, Forward):
     def __call__(
         self, x: Float[Array, "*B T D"], *, cache: C, values: Array | None = None, **c: Unpack[Call]
     ) -> tuple[Float[Array, "*B T D"], C]: ...
-    @keywords_of(Forward.forward)
+    @keywords_of(SelfAttention.__call__)
     def __call__(
         self,
         x: Float[Array, "*B T D"],
@@ -84,29 +82,21 @@ class ValueResidualAttention(DecodingHeads, Forward):
 
         The other arguments are as in `GroupedQueryAttention`.
         """
-        project = partial(self.project_mixed, values, call.get("valid"))
-        return self.forward(project, x, **call)
-
-    def project_mixed(
-        self,
-        first: Float[Array, "*B T K H"] | None,
-        valid: Bool[Array, "*#B T"] | None,
-        x: Float[Array, "*B T D"],
-        positions: RotaryPositions,
-        cached: bool,
-    ) -> tuple[Array, Array, Float[Array, "*B T K H"], None]:
-        """Queries, keys, and values mixed with the first layer's."""
-        q, k, v = self.heads(x, positions)  # *B T N H, *B T K H, *B T K H
-        return q, k, v if first is None else self._mixed(x, v, first, valid), None
+        tokens = self.tokens(x, **call)  # *B T D
+        q, k, v, _ = self.project(tokens)  # *B T N H, *B T K H, *B T K H
+        v = v if values is None else self._mixed(tokens, v, values)  # *B T K H
+        o, cache = self.attention(q, k, v, tokens)  # *B T N H
+        y = self.output(o, tokens)  # *B T D
+        return y if cache is None else (y, cache)
 
     def values(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T K H"]:
         """The values of this layer, for the layers after it."""
-        return split_heads(self.v_proj(self.tokens(x, None, None).x), self.head_dim)
+        return split_heads(self.v_proj(check_input("x", x, self.v_proj.in_features)), self.head_dim)
 
-    def _mixed(self, x: Array, v: Array, first: Array, valid: Array | None) -> Array:
+    def _mixed(self, tokens: Tokens, v: Array, first: Array) -> Array:
         if jnp.shape(first) != v.shape:
             raise ValueError(f"values must be *B T K H = {v.shape}; got {jnp.shape(first)}.")
-        mix = 0.5 if self.mix_proj is None else nnx.sigmoid(self.mix_proj(x))[..., None]
-        if valid is not None:
-            first = jnp.where(check_tokens("valid", valid, x)[..., None, None], first, 0)
+        mix = 0.5 if self.mix_proj is None else nnx.sigmoid(self.mix_proj(tokens.x))[..., None]
+        if tokens.real is not None:
+            first = jnp.where(tokens.real[..., None, None], first, 0)
         return first + mix * (v - first)

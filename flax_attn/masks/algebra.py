@@ -87,7 +87,7 @@ class Mask(DrawnMask):
         """Whether the mask depends on no array, batch entry or head."""
         parts = (part for part in vars(self).values() if isinstance(part, Mask))
         declared = hasattr(self, "AXES")
-        return declared and not jax.tree.leaves(self) and all(part.is_static for part in parts)
+        return declared and all(part.is_static for part in parts) and not jax.tree.leaves(self)
 
     @cached_property
     def shows_later(self) -> bool | None:
@@ -105,7 +105,7 @@ class Mask(DrawnMask):
 
     def bind(self, sizes: Sizes) -> "Mask":
         """This mask for these sizes: checks shapes, flattens batch axes, resolves `"end"`."""
-        is_users = is_frozen(type(self)) and not hasattr(self, "AXES")
+        is_users = not hasattr(self, "AXES") and is_frozen(type(self))
         return jax.tree.map(jnp.asarray, self) if is_users else self
 
     def at(self, places: Places) -> "Mask":
@@ -214,6 +214,7 @@ class Dense(Mask):
     array: Any
 
     AXES: ClassVar = {"array": "bnqk"}
+    is_static = False  # pyright: ignore[reportAssignmentType]
 
     def __post_init__(self):
         check_boolean(self.array)

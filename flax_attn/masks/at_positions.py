@@ -1,7 +1,6 @@
 """Masks evaluated at positions of queries and keys instead of slots, for caches."""
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any
 
 import jax
@@ -67,7 +66,7 @@ def _moved(mask: Mask, positions: Positions) -> Mask:
         if isinstance(mask, And) and isinstance(a, AtPositions) and isinstance(b, AtPositions):
             return AtPositions(a.mask & b.mask, positions)  # one range query for both
         return type(mask)(a, b)
-    if is_indexed_by_slot(mask):
+    if not mask.is_static and is_indexed_by_slot(mask):
         return mask
     refuse_end(mask)
     return AtPositions(mask, positions)
@@ -83,9 +82,7 @@ class AtPositions(Mask):
     mask: Mask
     positions: Positions
 
-    @cached_property
-    def is_static(self):
-        return False
+    is_static = False  # pyright: ignore[reportAssignmentType]
 
     def at(self, places):
         return AtPositions(self.mask.at(places), self.positions)

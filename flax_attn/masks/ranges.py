@@ -105,6 +105,7 @@ def _range(method: str, mask: Any, b: Any, q: Range, sizes: Sizes) -> Range:
     return lo, hi
 
 
+@lru_cache(maxsize=2048)
 def _known_range(method: str, mask: Any, start: int, size: int, sizes: Sizes) -> tuple[int, int]:
     with jax.ensure_compile_time_eval():
         answer = _evaluate(mask, method, 0, 0, Rows(start, size), sizes)

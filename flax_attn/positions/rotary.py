@@ -166,13 +166,14 @@ class Rotary:
         uses the largest position of a row plus one.
         """
         if positions is None and not isinstance(self.axes, Axial):
-            positions = self._token_positions(x)
+            tokens = positions_of(x, -3)  # in a permuted layout
+            positions = None if tokens is None else self.positions_from_indices(tokens)
         width, dtype = self._width(x.shape[-1]), wide(x.dtype)
         if lengths is None and self.needs_length:
             lengths = _lengths(positions, x.shape[:-2], self.axes)
         angles = self._angles(positions, width, x.shape[:-2], dtype, lengths)
         magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
-        return rotate(x, angles, self.layout, magnitude=magnitude)
+        return _rotate(x, angles, self.layout, magnitude=magnitude)
 
     @property
     def needs_length(self) -> bool:
@@ -193,11 +194,6 @@ class Rotary:
         arrays = np if isinstance(indices, np.ndarray) else jnp  # concrete values stay concrete
         return arrays.broadcast_to(indices, (self.axes.count, *indices.shape))
 
-    def _token_positions(self, x: Array) -> Any:
-        """Positions of tokens in a permuted layout; None if it is not permuted."""
-        positions = positions_of(x, -3)
-        return None if positions is None else self.positions_from_indices(positions)
-
     def _width(self, head_dim: int) -> int:
         """Number of rotated components per head."""
         width = head_dim if self.width is None else self.width
@@ -214,7 +210,10 @@ class Rotary:
     ) -> Float[Array, "*B T P"]:
         """The angle of each pair, from its axis of the positions if they have axes."""
         lists = 1 if self.axes is None else self.axes.lists
-        rates = self._rates(width // lists, lengths, dtype)  # P, or *B T P
+        if lengths is None or isinstance(lengths, int):
+            rates = _rates(self.base, width // lists, self.scaling, lengths, dtype)  # P
+        else:
+            rates = self._rates_of(width // lists, jnp.asarray(lengths, dtype))  # *B T P
         positions = _positions(raw_positions, self.axes, whole)
         if self.axes is None:
             positions = positions[..., None]  # *B T 1
@@ -226,14 +225,12 @@ class Rotary:
         rates = rates.reshape((1,) * (len(whole) + 1 - rates.ndim) + rates.shape)
         return positions.astype(dtype) * rates
 
-    def _rates(self, width: int, lengths: Any, dtype: Any) -> Any:
-        """Rates of `width` components, per token if lengths differ."""
-        if lengths is None or isinstance(lengths, int):
-            return _rates(self.base, width, self.scaling, lengths, dtype)
-        lengths = jnp.asarray(lengths, dtype)
+    def _rates_of(self, width: int, lengths: Array) -> Array:
+        """Rates of `width` components for each length."""
 
         def of_length(length: Array) -> Array:
-            return jnp.asarray(_rates(self.base, width, self.scaling, length, dtype), dtype)
+            rates = _rates(self.base, width, self.scaling, length, length.dtype)
+            return jnp.asarray(rates, length.dtype)
 
         return vmap_leading(of_length, lengths.ndim)(lengths)
 
@@ -270,9 +267,10 @@ def _lengths(positions: Any, whole: tuple[int, ...], axes: Sections | Axial | No
 
 def _positions(positions: Any, axes: Sections | Axial | None, whole: tuple[int, ...]) -> Array:
     """Positions that broadcast to `*B T`, or with `axes` to `A *B T`; default 0 ... T - 1."""
+    if axes is None and positions is None:
+        return jnp.asarray(iota(whole[-1])).reshape((1,) * (len(whole) - 1) + whole[-1:])
     if axes is None:
-        counted = _counted(whole[-1:]) if positions is None else positions
-        return _aligned(jnp.asarray(counted), whole)
+        return _aligned(jnp.asarray(positions), whole)
     if positions is None and isinstance(axes, Axial):
         raise ValueError(
             f"Axial needs positions of shape ({axes.count}, *batch, length): the row and the "

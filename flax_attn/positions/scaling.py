@@ -7,6 +7,7 @@ the P pairs, in numpy float64 unless they depend on a traced sequence length.
 import math
 from contextlib import suppress
 from dataclasses import fields
+from functools import lru_cache
 from typing import Any
 
 import jax.numpy as jnp
@@ -24,13 +25,16 @@ def exponents(width: int) -> Float[np.ndarray, " P"]:
     return np.arange(0, width, 2, dtype=np.float64) / width
 
 
+@lru_cache(maxsize=64)
 def plain_rates(base: Any, width: int) -> Float[np.ndarray, " P"]:
-    """`base ** (-2 i / width)` for each pair i.
+    """`base ** (-2 i / width)` for each pair i; read-only.
 
     >>> plain_rates(4.0, 4).tolist()
     [1.0, 0.5]
     """
-    return float(base) ** -exponents(width)
+    rates = float(base) ** -exponents(width)
+    rates.flags.writeable = False
+    return rates
 
 
 class Scaling:

@@ -21,12 +21,11 @@ from ..backends import blockwise
 from ..backends.blockwise.plan import make_plan
 from ..backends.hoist import hoist
 from ..backends.local import flat, mean_where_empty
-from ..backends.platform import platform_of
 from ..backends.protocol import zero_gradient
 from ..reference import Stats
-from ..request import Request, bind_rules
-from ..rules import Rules, sizes_of
+from ..rules import Request, Rules, bind_rules, sizes_of
 from ..token_layouts import names_in
+from ..where import platform_of
 from .specs import Shards, numbers_of, part_of, places_of
 
 

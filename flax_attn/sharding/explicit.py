@@ -12,8 +12,7 @@ from .._internal.types import leaf_axes, wide
 from ..backends.hoist import has_functions, hoist
 from ..backends.local import attend_locally, weights_locally
 from ..reference import Stats
-from ..request import Request, bind_rules
-from ..rules import Rules, sizes_of
+from ..rules import Request, Rules, bind_rules, sizes_of
 from ..token_layouts import place
 from . import strategies
 from .sequence import Sequence

@@ -17,17 +17,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._internal.arrays import is_float, unify_varying
+from .._internal.arrays import is_float, unify_varying, zero_to_one
 from .._internal.types import Sizes, leaf_axes, wide
 from ..backends import blockwise
 from ..backends.blockwise.plan import make_plan
 from ..backends.local import flat
-from ..backends.platform import platform_of
 from ..backends.protocol import zero_gradient
-from ..backends.sinks import zero_to_one
 from ..places import Places
 from ..reference import Stats
 from ..rules import Rules, sizes_of
+from ..where import platform_of
 from .sequence import Sequence
 from .specs import letters
 

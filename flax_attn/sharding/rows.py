@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from ..backends.platform import mesh_of
 from ..token_layouts import names_in, positions_of
+from ..where import mesh_of
 from .specs import spec_of
 
 BATCH, LENGTH = "*", "t"  # of the letters that stand for the axes of an array

@@ -16,8 +16,7 @@ from ..masks.algebra import parts_of
 from ..masks.ranges import as_known_band, reach_of
 from ..masks.shardable import shardable
 from ..places import Positions
-from ..request import Request
-from ..rules import Rules
+from ..rules import Request, Rules
 from ..token_layouts import check_length, names_in, partitioning, requested_context, tokens_in
 from .specs import Shards, check_spread, located, shards_in
 

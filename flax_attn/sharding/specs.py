@@ -10,10 +10,10 @@ from jax.sharding import AxisType, PartitionSpec
 
 from .._internal.arrays import unify_varying
 from .._internal.types import Sizes
-from ..backends.platform import mesh_of
 from ..places import Places
 from ..rules import sizes_of
 from ..token_layouts import Named, named_for, names_in, partitioning
+from ..where import mesh_of
 
 Axes = Any  # a mesh axis, several of them, or None
 

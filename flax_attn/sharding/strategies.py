@@ -14,8 +14,7 @@ from .._internal.types import leaf_axes
 from ..backends.local import mean_where_empty
 from ..places import Places
 from ..reference import Stats
-from ..request import bind_rules
-from ..rules import Rules
+from ..rules import Rules, bind_rules
 from ..token_layouts import place, unplace
 from .ring import ring
 from .sequence import Sequence

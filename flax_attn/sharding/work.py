@@ -7,7 +7,7 @@ import numpy as np
 
 from ..masks.algebra import parts_of
 from ..masks.ranges import as_known_band
-from ..request import Request
+from ..rules import Request
 from ..token_layouts import tokens_in
 from .sequence import Sequence
 

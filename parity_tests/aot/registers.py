@@ -35,7 +35,7 @@ from flax_attn import (
 )
 from flax_attn._internal.markdown import table
 from flax_attn.backends import pallas
-from flax_attn.request import bind_rules, rules_of
+from flax_attn.rules import bind_rules, rules_of
 
 from .targets import compiled, lower
 

@@ -16,7 +16,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 from jax.experimental.topologies import get_topology_desc
 
-from flax_attn.backends.platform import assume_platform
+from flax_attn.where import assume_platform
 
 TPUS = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}  # as libtpu spells them
 GPUS = ("h200",)

@@ -11,8 +11,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from flax_attn import CAUSAL, attend
-from flax_attn.backends.platform import assume_platform
 from flax_attn.sharding import context_parallel
+from flax_attn.where import assume_platform
 
 from .programs import both_ways
 from .targets import compiled, devices

@@ -103,10 +103,10 @@ FLOORS = """
 _internal
 < errors, taps, quantized
 < places, token_layouts
-< masks, positions, norms, normalisers, dropout
+< masks, positions, norms, normalisers, dropout, where
 < scores
 < rules
-< request, reference
+< reference
 < backends
 < sharding
 < recurrence, attend
@@ -130,7 +130,7 @@ KNOW = {
 # The front of a folder that names, for its users, what stands above it.
 FRONTS = {("parity", "__init__"): "identify"}
 IN_ROOT = """
-attend by_weights reference request rules scores dropout normalisers norms places token_layouts
+attend by_weights reference rules where scores dropout normalisers norms places token_layouts
 quantized taps errors __init__ __main__"""
 
 
@@ -160,7 +160,7 @@ def test_a_folder_imports_what_stands_below_it(path):
             continue
         assert of in allowed, f"imports {name}, which stands above it or aside."
         if part[0] == of == "backends" and part[-1] != "__init__":
-            known = ([], ["protocol"], ["platform"], ["hoist"], ["sinks"], [part[1]])
+            known = ([], ["protocol"], ["hoist"], ["sinks"], [part[1]])
             assert name.split(".")[2:3] in known, f"imports {name}: another backend."
 
 

@@ -13,8 +13,7 @@ from flax_attn.backends.local import attend_locally
 from flax_attn.cache import stored
 from flax_attn.parity import judge
 from flax_attn.quantized import Float8, Int8, Quantized
-from flax_attn.request import bind_rules
-from flax_attn.rules import Rules
+from flax_attn.rules import Rules, bind_rules
 from parity_tests.core.drawing import float64 as float64
 from parity_tests.core.drawing import normal
 from parity_tests.tables import with_nightly

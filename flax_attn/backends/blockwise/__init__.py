@@ -22,33 +22,21 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ... import reference
-from ..._internal.arrays import unify_varying
+from ..._internal.arrays import unify_varying, zero_to_one
 from ..._internal.types import wide
 from ...quantized import Quantized
 from ...reference import Stats
 from ...rules import Rules, sizes_of
+from ...where import platform_of
 from ..hoist import hoist
-from ..platform import platform_of
-from ..protocol import MAX_COPIED_BYTES, is_decode_step, zero_gradient
-from ..protocol import passed_over as passed_over_up_to
-from ..sinks import add_sinks, gradient, output_share, zero_to_one
+from ..protocol import zero_gradient
+from ..sinks import add_sinks, gradient, output_share
 from .block import leaves_of, record_dropout
 from .decode import forward_decode, untransposed
 from .online_softmax import backward_heads, forward_heads
 from .plan import BlockPlan, PlanOptions, make_plan
 
 Stored = Any  # an array B S K H, or Quantized as a cache stores it, B K S H
-# Queries times keys of a head, up to which the plain formula is as fast.
-MAX_REFERENCE_PAIRS = 128 * 128 - 1
-# The same in bytes of keys and values a query, in decoding on a CPU.
-MAX_DECODE_COPIED_BYTES = 2**16
-
-
-def passed_over(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
-    """Why the plain formula is the better choice for a request, or None."""
-    few = is_decode_step(sizes_of(q, k), k.shape[-2]) and platform_of(q) == "cpu"
-    copied = MAX_DECODE_COPIED_BYTES if few else MAX_COPIED_BYTES
-    return passed_over_up_to(q, k, v, rules, MAX_REFERENCE_PAIRS, copied)
 
 
 def forward(
@@ -114,10 +102,10 @@ def with_sinks(sinks: Any, o: jax.Array, m: jax.Array, l: jax.Array) -> tuple[ja
 
     The result does not depend on the shift m, so the gradient of the log-sum-exp is that of l.
     """
-    before, after = Stats(m, l), add_sinks(Stats(m, l), sinks)
     if sinks is not None:
+        before = Stats(m, l)
+        m, l = after = add_sinks(before, sinks)
         o = o * jnp.swapaxes(output_share(before, after), 1, 2)[..., None]
-    m, l = after
     # A fully masked row has l = 0 and m = -inf; a finite m keeps its log-sum-exp at -inf, not NaN.
     return o, Stats(jax.lax.stop_gradient(jnp.where(l == 0, 0, m)), l)
 
@@ -153,7 +141,7 @@ def row_statistics(sinks: Any, o, m, l, do, dl) -> tuple[tuple[jax.Array, ...], 
     # Fully masked rows get m = inf, so that every recomputed weight exp(score - m) is zero.
     dead, dsinks = l == 0, None
     # d lse / d l = 1 / l, and stats carry l itself: the cotangent of the lse is dl * l.
-    m, l = stats = add_sinks(Stats(m, l), sinks)
+    m, l = stats = Stats(m, l) if sinks is None else add_sinks(Stats(m, l), sinks)
     dlse = dl * l
     delta = jnp.sum(do.astype(o.dtype) * o, axis=-1)  # B T N
     delta = jnp.swapaxes(delta, 1, 2) - dlse  # B N T

@@ -24,16 +24,15 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from ... import reference
-from ..._internal.arrays import unify_varying
+from ..._internal.arrays import unify_varying, zero_to_one
 from ..._internal.types import Sizes, wide
 from ...masks import Rows
 from ...masks.ranges import block_starts, visible_range
 from ...reference import Stats, at_most, zero_nonfinite_where_masked
 from ...rules import Rules, sizes_of
 from ...scores import Additive, Alibi, Identity, T5Bias
+from ...where import platform_of
 from ..hoist import hoist
-from ..platform import platform_of
-from ..sinks import zero_to_one
 from .block import (
     Block,
     dropout_keep,

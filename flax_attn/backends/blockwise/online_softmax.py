@@ -8,12 +8,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ..._internal.arrays import unify_varying
+from ..._internal.arrays import unify_varying, zero_to_one
 from ..._internal.types import wide
 from ...reference import at_most, zero_nonfinite_where_masked
 from ...rules import Rules
 from ...scores import Additive, Alibi, Identity, T5Bias
-from ..sinks import zero_to_one
 from .block import (
     Block,
     add,
@@ -66,7 +65,9 @@ def _forward_rows(plan, rules, heads, carry, at: Block, fresh_from: Any) -> tupl
     def step(carry, at, masked):
         m, l, o = carry
         vb = v.cols(at)
-        x = modify_logits(local(rules.score, at), _logits(q, k.cols(at), rules, at), at)
+        x = _logits(q, k.cols(at), rules, at)
+        if not isinstance(rules.score, Identity):
+            x = modify_logits(local(rules.score, at), x, at)
         if masked:
             shown = visible_once(rules.mask, at)
             x = jnp.where(shown, x, -jnp.inf)
@@ -163,7 +164,9 @@ def _backward_rows(
         lines = (y.reshape(*shape, 1) for y in (m, inv_l, delta))
         p, ds = _weights(rules, exact, at, x, dp, shown, *lines)
         parts, ds = back(ds)  # from here on the gradient of the logits before the score
-        totals = [add(*x, at) for x in zip(totals, parts, is_per_block(rules.score), strict=True)]
+        if totals:
+            per_block = is_per_block(rules.score)
+            totals = [add(*x, at) for x in zip(totals, parts, per_block, strict=True)]
         p, ds = (y.reshape(-1, at.cols) for y in (p, ds))
         dk = _accumulate_kv(dk, dot(by_scale.T, ds, MATMUL, kind), at)
         dv = _accumulate_kv(dv, dot(do.T, p, MATMUL, kind), at)

@@ -1,18 +1,18 @@
 """Plan of a blockwise attention: everything that is decided at trace time."""
 
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import jax
 import numpy as np
 
 from ..._internal.types import Sizes
-from ...masks import Mask, Rows
-from ...masks.algebra import parts_of
+from ...masks import FULL, Mask, Rows
+from ...masks.algebra import And, parts_of
 from ...masks.ranges import block_starts, fully_visible_range, runs_of, visible_range
 from ...rules import Rules
 from ...scores import Additive, Alibi, Identity, Softcap
-from ..platform import cores
+from ...where import cores
 from ..protocol import is_decode_step
 
 KEY_BLOCK = 512  # keys of a block in decoding
@@ -79,18 +79,19 @@ def make_plan(
     pass over the keys serves all heads, unless `options` sets other blocks.
     """
     sizes, G = sizes._replace(batch=(sizes.B,)), sizes.N // key_heads
+    static = tuple(part for part in parts_of(rules.mask) if part.is_static)
     if not options and is_decode_step(sizes, key_heads):
         options = {"few": True, "cols": KEY_BLOCK}
     if platform != "cpu":
         options = {"rows": 1024, "cols": 1024, "batched": True, **options}
     elif G <= 8 and max(sizes.T, sizes.S) <= 1024:
-        rows = _query_block(rules, sizes, G)
+        rows = _query_block(rules.mask, static, sizes, G)
         cols = 1024 if G == 1 else 2**18 // (rows * G)
         lanes = _lanes(rules, sizes, key_heads)
         options = {"rows": rows, "cols": cols, "unrolled": True, "lanes": lanes, **options}
     elif _has_dynamic_ranges(rules.mask):
         options = {"rows": max(32, 128 // G), "cols": 128, **options}
-    return _plan(sizes, G, rules, options)
+    return _plan(sizes, G, rules, static, options)
 
 
 def _lanes(rules: Rules, sizes: Sizes, key_heads: int) -> int:
@@ -108,14 +109,14 @@ def _lanes(rules: Rules, sizes: Sizes, key_heads: int) -> int:
     return min(cores(), MAX_LANES, sizes.B * key_heads)
 
 
-def _query_block(rules: Rules, sizes: Sizes, G: int) -> int:
+def _query_block(mask: Mask, static: tuple[Mask, ...], sizes: Sizes, G: int) -> int:
     """Queries of a block: smaller blocks compute fewer masked pairs, but compile longer.
 
     With one key head per query head, three blocks are as fast as four.
     """
-    lo, hi = static_fully_visible_range(rules.mask, Rows(0, sizes.T), sizes)
+    lo, hi = static_fully_visible_range(mask, Rows(0, sizes.T), sizes)
     hides = hi - lo < sizes.S
-    few = sizes.T <= 256 or (hides and _band(rules, sizes, 128))
+    few = sizes.T <= 256 or (hides and _band(static, sizes, 128))
     rows, third = max(32, min(128 if few else 256, 512 // G)), -(-sizes.T // 96) * 32
     return max(rows, third) if hides and not few and G == 1 else rows
 
@@ -126,9 +127,11 @@ def _has_dynamic_ranges(mask: Mask) -> bool:
     return any(part.key_range is not Mask.key_range for part in parts)
 
 
-def _plan(sizes: Sizes, G: int, rules: Rules, options: PlanOptions) -> BlockPlan:
+def _plan(
+    sizes: Sizes, G: int, rules: Rules, static: tuple[Mask, ...], options: PlanOptions
+) -> BlockPlan:
     most = 512 if sizes.T >= 2048 else 256
-    band = _band(rules, sizes, min(128, sizes.T))
+    band = _band(static, sizes, min(128, sizes.T))
     if band is not None:
         most = 128 if band <= 512 else 256
     rows = min(options.get("rows") or max(128, most // G), sizes.T)
@@ -137,7 +140,7 @@ def _plan(sizes: Sizes, G: int, rules: Rules, options: PlanOptions) -> BlockPlan
         groups=G,
         rows=rows,
         cols=min(options.get("cols") or max(most, 2**18 // (rows * G)), sizes.S),
-        band=_band(rules, sizes, rows),
+        band=_band(static, sizes, rows),
         hides_keys=not (rules.mask.is_static and every_key_visible(rules.mask, sizes)),
         unrolled=options.get("unrolled", False),
         batched=options.get("batched", False),
@@ -147,10 +150,11 @@ def _plan(sizes: Sizes, G: int, rules: Rules, options: PlanOptions) -> BlockPlan
     )
 
 
-def _band(rules: Rules, sizes: Sizes, rows: int) -> int | None:
+@lru_cache(maxsize=256)
+def _band(static: tuple[Mask, ...], sizes: Sizes, rows: int) -> int | None:
     """Largest number of keys visible to a block of `rows` queries, if static and at most 1024."""
-    starts = block_starts(sizes.T, rows)
-    ranges = [static_visible_range(rules.mask, Rows(q, rows), sizes) for q in starts]
+    blocks = [Rows(q, rows) for q in block_starts(sizes.T, rows)]
+    ranges = [static_visible_range(reduce(And, static, FULL), block, sizes) for block in blocks]
     width = max(hi - lo for lo, hi in ranges)
     return width if 0 < width <= min(1024, sizes.S - 1) else None
 

@@ -20,10 +20,10 @@ from ... import reference
 from ..._internal.arrays import unify_varying
 from ..._internal.types import Sizes
 from ...reference import Stats
-from ...rules import Rules, sizes_of
+from ...rules import Request, Rules, sizes_of
+from ...where import platform_of
 from .. import blockwise, protocol
 from ..hoist import hoist
-from ..platform import capability_of, platform_of
 from ..protocol import is_number, of_mesh
 from .arrays import Static, gradients_of_reads, reads_of
 from .contract import Blocks, Kernel, Program, block_ranges, mask_program
@@ -219,8 +219,9 @@ def _power_of_two(n: int) -> int:
     return max(MIN_BLOCK, 1 << (n - 1).bit_length())
 
 
-def refusal(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
+def refusal(request: Request, rules: Rules) -> str | None:
     """Why the kernel cannot serve a request, or None."""
+    q, v, platform = request.q, request.v, request.where.platform
     if q.dtype not in DTYPES:
         return f"needs float16, bfloat16 or float32, since it would round {q.dtype}"
     if max(q.shape[-1], v.shape[-1]) > MAX_HEAD_DIM:
@@ -228,21 +229,21 @@ def refusal(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | Non
             f"needs widths of at most {MAX_HEAD_DIM}; keys are {q.shape[-1]} and values "
             f"{v.shape[-1]} wide"
         )
-    if platform_of(q) == "tpu":
+    if platform == "tpu":
         return "needs a GPU, or a CPU, where it runs interpreted"
-    if platform_of(q) == "gpu" and importlib.util.find_spec(TRITON) is None:
+    if platform == "gpu" and importlib.util.find_spec(TRITON) is None:
         return f"needs Pallas for Triton, which jax {jax.__version__} does not have"
     try:
-        programs(rules, sizes_of(q, k))
+        programs(rules, request.sizes)
     except NotImplementedError as error:
         return f"its mask or score {error}; blockwise runs it"
-    return of_mesh(q)
+    return of_mesh(request)
 
 
-def passed_over(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> str | None:
+def passed_over(request: Request) -> str | None:
     """Why "auto" skips it although it could serve, or None: what no GPU has run, and decoding."""
-    if capability_of(q) not in CAPABILITIES:
+    if request.where.capability not in CAPABILITIES:
         return NOT_RUN
-    if q.shape[-3] < FEW_QUERIES:
-        return f"a block of {q.shape[-3]} queries would read all keys, one after the other"
-    return protocol.passed_over(q, k, v, rules)
+    if request.sizes.T < FEW_QUERIES:
+        return f"a block of {request.sizes.T} queries would read all keys, one after the other"
+    return protocol.passed_over(request)

@@ -36,8 +36,8 @@ from flax_attn import (
     reference,
 )
 from flax_attn.backends import BACKENDS, splash
-from flax_attn.backends.platform import assume_platform
 from flax_attn.rules import Rules, sizes_of
+from flax_attn.where import assume_platform
 from parity_tests.core.backends.flash import check_precision, normal
 from parity_tests.tables import with_nightly
 

@@ -27,6 +27,7 @@ from flax_attn import (
     use_backend,
 )
 from flax_attn.parity import judge
+from parity_tests.core.attend import words_of_jax
 from parity_tests.core.backends.refusal import told
 from parity_tests.tables import with_nightly
 
@@ -52,6 +53,10 @@ TWICE = {
     "forward over reverse": lambda x, u: jax.jvp(jax.grad(loss), (x,), (u,))[1],
     "reverse over reverse": lambda x, u: jax.grad(lambda x: (jax.grad(loss)(x) * u).sum())(x),
 }
+
+
+def test_jax_says_what_is_read():
+    words_of_jax.check()
 
 
 def test_the_sizes_lie_beyond_the_turn():

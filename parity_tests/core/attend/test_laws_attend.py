@@ -12,12 +12,12 @@ from flax import nnx
 from flax_attn import taps
 from flax_attn.attend import FORWARD_MODE, attend, attention_weights, explain, use_backend
 from flax_attn.backends import choice
-from flax_attn.backends.platform import assume_platform
 from flax_attn.dropout import Dropout, DropoutMask
 from flax_attn.masks import CAUSAL, FULL, Lengths, MaskFn
 from flax_attn.parity import judge
 from flax_attn.places import Places
 from flax_attn.scores import IDENTITY, Additive, ScoreFn, Softcap
+from flax_attn.where import assume_platform
 from parity_tests.requests.oracle import plain
 
 from ..backends.law_cases import eager64, normal

@@ -1,5 +1,7 @@
 """`explain` as a table, and the warning where "auto" has but a slow path on an accelerator."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -17,9 +19,9 @@ from flax_attn import (
     explain,
 )
 from flax_attn.backends import BACKENDS, choice
-from flax_attn.backends.choice import Explanation, Verdict, platform_of, slow_path_message
-from flax_attn.request import Request
-from flax_attn.rules import Rules
+from flax_attn.backends.choice import Explanation, Verdict, slow_path_message
+from flax_attn.rules import Request, Rules
+from flax_attn.where import platform_of
 from parity_tests.core.backends.refusal import told
 
 LONG = 4096 * 4096
@@ -152,10 +154,10 @@ def test_without_kernels_there_is_nothing_to_miss(platform):
     )
 
 
-def test_a_platform_that_is_not_known_has_attention_in_blocks(monkeypatch):
-    monkeypatch.setitem(attend.__wrapped__.__globals__, "platform_of", lambda x: "METAL")
+def test_a_platform_that_is_not_known_has_attention_in_blocks():
     chosen = attend.__wrapped__.__globals__["_choose"]
     request = Request.of(*arrays(), Rules())
+    vars(request)["where"] = request.where._replace(platform="METAL")
     assert chosen("auto", request, Rules(scale=1.0), None) == "blockwise"
 
 
@@ -204,7 +206,7 @@ def test_another_reason_is_told_again(on_a_gpu, monkeypatch):
     with slow():
         attend(*arrays())
 
-    def refusal(q, k, v, rules):
+    def refusal(request, rules):
         return "another reason"
 
     changed = {**BACKENDS, "cudnn": BACKENDS["cudnn"]._replace(refusal=refusal)}
@@ -219,6 +221,26 @@ def test_an_error_of_the_request_comes_first(on_a_gpu):
 
 
 # The platform.
+
+
+def test_a_request_knows_where_it_lies_and_one_made_of_it_asks_anew():
+    q, k, v = arrays()
+    request = Request.of(q, k, v, Rules())
+    assert request.where is request.where and request.where[::2] == (None, "cpu")
+    assert len(jax.tree.leaves(request)) == 3
+    mesh = jax.make_mesh((1,), ("x",))  # Explicit axes are part of a type, on one device too
+    with assume_platform("tpu"), jax.set_mesh(mesh):
+        spread = jax.device_put((q, k, v), jax.NamedSharding(mesh, jax.P()))
+        moved = replace(request, q=spread[0], k=spread[1], v=spread[2])
+        assert moved.where[::2] == ("explicit", "tpu") and moved.where.mesh.axis_names == ("x",)
+        heard = []
+        inside = lambda request: heard.append(request.where) or request.q  # noqa: E731
+        jax.jit(inside)(moved)
+        jax.jit(jax.shard_map(inside, in_specs=jax.P(), out_specs=jax.P()))(moved)
+        assert [where[::2] for where in heard] == [("explicit", "tpu"), (None, "tpu")]
+    assert request.where[::2] == (None, "cpu")
+    jax.jit(inside)(request)
+    assert heard[-1][::2] == (None, "cpu")
 
 
 def test_the_platform_of_an_array_is_where_it_lies():

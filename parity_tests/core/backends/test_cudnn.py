@@ -26,8 +26,8 @@ from flax_attn import (
     reference,
 )
 from flax_attn.backends import cudnn
-from flax_attn.backends.platform import assume_platform
 from flax_attn.rules import Rules
+from flax_attn.where import assume_platform
 from parity_tests.core.backends import flash
 from parity_tests.core.backends.flash import check_precision, check_same, normal, outcome
 from parity_tests.core.backends.refusal import told

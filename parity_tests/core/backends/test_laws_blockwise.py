@@ -207,21 +207,6 @@ def test_somebody_who_listens_hears_which_were_kept():
     assert len(heard) == 1
 
 
-def shapes(queries, keys, width=4):
-    return [jax.ShapeDtypeStruct((1, n, 2, width), jnp.float32) for n in (queries, keys, keys)]
-
-
-def test_the_plain_formula_is_left_small_requests_and_listeners():
-    rules = Rules()
-    for queries, keys in ((128, 127), (1, 100), (127, 128)):
-        told = blockwise.passed_over(*shapes(queries, keys), rules)
-        assert told == f"the plain formula is as fast for {queries} x {keys} weights"
-    assert blockwise.passed_over(*shapes(128, 128), rules) is None
-    assert blockwise.passed_over(*shapes(1, 2000, 64), rules) is None
-    with taps.listen():
-        assert blockwise.passed_over(*shapes(128, 128), rules) == "listen() needs the weights"
-
-
 def test_one_jitted_program_for_one_plan():
     (q, k, v, rules), _, want = case("causal", "float32")
     traced = jax.make_jaxpr(partial(blockwise.forward, **LOOPS))(q, k, v, rules)

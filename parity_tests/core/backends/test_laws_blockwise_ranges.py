@@ -267,7 +267,7 @@ def test_masks_of_others_are_asked_for_the_first_head_and_kept_within_the_keys()
     assert visible_range(own, 1, Rows(2, 3), sizes) == (0, 7)
     assert fully_visible_range(own, 1, Rows(2, 3), sizes) == (0, 0)
     assert static_visible_range(own, Rows(2, 3), sizes) == (0, 7)
-    assert found == [(0, 0, (2, 5), sizes)] * 2  # a static mask is the same for all entries
+    assert found == [(0, 0, (2, 5), sizes)]  # a static mask is the same for all entries: once
     found.clear()
     visible_range(asked(Lengths, found)(np.asarray([3, 4])), 1, Rows(2, 3), sizes)
     assert found == [(0, 0, (2, 5), sizes)]

@@ -1,5 +1,6 @@
 """The laws of what kernels share: small requests and who is alive."""
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -12,7 +13,7 @@ from flax_attn import taps
 from flax_attn._internal.types import Sizes, frozen
 from flax_attn.backends import cudnn, protocol, splash, tokamax
 from flax_attn.backends.protocol import (
-    is_long_cache,
+    bytes_of,
     is_number,
     of_lse,
     of_mesh,
@@ -35,7 +36,8 @@ from flax_attn.masks import (
     Window,
 )
 from flax_attn.masks.ranges import as_known_band, runs_of
-from flax_attn.rules import Rules
+from flax_attn.rules import Request, Rules
+from flax_attn.where import Where
 
 from .law_cases import drawn_masks
 
@@ -46,33 +48,34 @@ SIZES = Sizes((B,), N, T, S)
 # Small requests.
 
 
-def shapes(queries: int, keys: int, width: int = 4, dtype: str = "float32") -> list[Any]:
-    return [jax.ShapeDtypeStruct((1, n, 2, width), dtype) for n in (queries, keys, keys)]
+def shapes(queries: int, keys: int, width: int = 4, dtype: str = "float32") -> Request:
+    sizes = (queries, keys, keys)
+    return Request(*(jax.ShapeDtypeStruct((1, n, 2, width), dtype) for n in sizes), Rules())
 
 
 def test_small_requests_and_listeners_are_left_to_the_plain_formula():
-    for queries, keys in ((256, 256), (1, 1000), (16, 4096)):
-        told = passed_over(*shapes(queries, keys), Rules())
-        assert told == f"the plain formula is as fast for {queries} x {keys} weights"
-    for queries, keys in ((256, 257), (257, 256)):
-        assert passed_over(*shapes(queries, keys), Rules()) is None
-    assert passed_over(*shapes(1, 2000, 128), Rules()) is None
-    with taps.listen():
-        assert passed_over(*shapes(256, 257), Rules()) == "listen() needs the weights"
+    few, many, long = [(1, 1000), (16, 4096)], [(256, 257), (257, 256)], [(1, 2000)]
+    for by_blocks, small, large, wide in (
+        (False, [*few, (256, 256)], many, 128),
+        (True, [(1, 100), (128, 127), (127, 128)], [*many, (128, 128)], 64),
+    ):
+        ask = partial(passed_over, by_blocks=by_blocks)
+        for queries, keys in small:
+            told = f"the plain formula is as fast for {queries} x {keys} weights"
+            assert ask(shapes(queries, keys)) == told
+        assert not any(ask(shapes(*x)) for x in large)
+        assert not any(ask(shapes(*x, width=wide)) for x in long)
+        with taps.listen():
+            assert ask(shapes(*large[0])) == "listen() needs the weights"
 
 
 def test_a_cache_is_long_from_a_mebibyte_a_query_on():
     for dtype, size in (("float32", 4), ("bfloat16", 2)):
         places = 2**20 // (2 * 2 * 4 * size)
-        assert not is_long_cache(*shapes(1, places, dtype=dtype))
-        assert is_long_cache(*shapes(1, places + 1, dtype=dtype))
-        assert not is_long_cache(*shapes(3, 3 * places, dtype=dtype))
-        assert is_long_cache(*shapes(3, 3 * places + 1, dtype=dtype))
-    q, k, v = (
-        SimpleNamespace(shape=("open", n, 2, 64), dtype=np.dtype("f4")) for n in (1, 1025, 1025)
-    )
-    assert is_long_cache(q, k, v)
-    assert not is_long_cache(q, k, SimpleNamespace(shape=(1, 1023, 2, 64), dtype=np.dtype("f4")))
+        assert passed_over(shapes(1, places, dtype=dtype))
+        assert not passed_over(shapes(1, places + 1, dtype=dtype))
+        assert bytes_of(shapes(3, places, dtype=dtype).k) == 2**19
+    assert bytes_of(SimpleNamespace(shape=("open", 9, 2, 64), dtype=np.dtype("f4"))) == 9 * 512
 
 
 def test_numbers_are_what_is_known():
@@ -82,50 +85,35 @@ def test_numbers_are_what_is_known():
         assert not is_number(x)
 
 
+def lying(size: int, *types: Any) -> SimpleNamespace:
+    """A request on a mesh of so many devices, with axes of these types."""
+    mesh = SimpleNamespace(size=size, axis_types=types)
+    return SimpleNamespace(q=jnp.ones(2), where=Where(None, mesh, "cpu", None))
+
+
 def test_pallas_kernels_need_axes_that_are_not_auto():
     auto, explicit = jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit
-    x, kept = jnp.ones(2), protocol.mesh_of
-    try:
-        for size, types, fits in (
-            (1, (auto,), True),
-            (2, (explicit,), True),
-            (2, (auto,), False),
-            (2, (explicit, auto), False),
-            (0, (), True),
-        ):
-            protocol.mesh_of = lambda x, size=size, types=types: SimpleNamespace(
-                size=size, axis_types=types
-            )
-            told = of_mesh(x)
-            assert (
-                told is None if fits else told.startswith("cannot be cut along mesh axes of type")
-            )
-            assert fits or ("jax.make_mesh" in told and told.endswith("inside a jax.shard_map"))
-    finally:
-        protocol.mesh_of = kept
-    assert of_mesh(jax.ShapeDtypeStruct((2,), "float32")) is None
+    for size, types in ((1, (auto,)), (2, (explicit,)), (0, ())):
+        assert of_mesh(lying(size, *types)) is None
+    for types in ((auto,), (explicit, auto)):
+        told = of_mesh(lying(2, *types))
+        assert told.startswith("cannot be cut along mesh axes of type")
+        assert "jax.make_mesh" in told and told.endswith("inside a jax.shard_map")
+    with mock.patch.object(protocol, "named_for", lambda _: "batch"):  # the library cuts these
+        assert of_mesh(lying(2, auto)) is None
     mesh = jax.make_mesh((1,), ("x",), axis_types=(auto,))
     heard = []
     for check in (True, False):
         P = jax.sharding.PartitionSpec("x")
         ask = jax.shard_map(
-            lambda x: (heard.append(of_mesh(x)), x)[1],
+            lambda x: (heard.append(of_mesh(Request(x, x, x, Rules()))), x)[1],
             mesh=mesh,
             in_specs=P,
             out_specs=P,
             check_vma=check,
         )
-        jax.eval_shape(ask, x)
+        jax.eval_shape(ask, jnp.ones(2))
     assert heard == ["needs check_vma=False in the shard_map around it", None]
-
-
-def test_named_axes_are_cut_by_the_library_itself():
-    auto = jax.sharding.AxisType.Auto
-    mesh = SimpleNamespace(size=2, axis_types=(auto,))
-    with mock.patch.object(protocol, "mesh_of", lambda _: mesh):
-        assert of_mesh(jnp.ones(2)) is not None
-        with mock.patch.object(protocol, "named_for", lambda _: "batch"):
-            assert of_mesh(jnp.ones(2)) is None
 
 
 def test_a_log_sum_exp_alone_is_the_largest_score_of_one_key():

@@ -33,9 +33,9 @@ from flax_attn import (
 )
 from flax_attn.backends import blockwise, pallas
 from flax_attn.backends.pallas.contract import ELEMENTWISE
-from flax_attn.backends.platform import assume_platform
 from flax_attn.parity import judge
-from flax_attn.request import bind_rules, rules_of
+from flax_attn.rules import bind_rules, rules_of
+from flax_attn.where import assume_platform
 from parity_tests.requests import runs
 from parity_tests.requests.programs import program
 from parity_tests.tables import each, with_nightly

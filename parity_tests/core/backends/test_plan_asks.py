@@ -7,7 +7,7 @@ from flax_attn import CAUSAL, FULL, Causal, Chunked, MaskFn, Prefix, Window
 from flax_attn._internal.types import Sizes
 from flax_attn.backends.blockwise.plan import every_key_visible, make_plan
 from flax_attn.masks import ranges
-from flax_attn.request import rules_of
+from flax_attn.rules import rules_of
 from parity_tests.tables import each
 
 T = 16384

@@ -27,9 +27,9 @@ from flax_attn import (
     explain,
 )
 from flax_attn.backends import splash
-from flax_attn.backends.platform import assume_platform
 from flax_attn.parity import judge
 from flax_attn.rules import Rules, sizes_of
+from flax_attn.where import assume_platform
 from parity_tests.core.backends.flash import check_precision, normal, outcome
 from parity_tests.core.backends.refusal import told
 from parity_tests.tables import with_nightly

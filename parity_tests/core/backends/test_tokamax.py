@@ -29,8 +29,8 @@ from flax_attn import (
     explain,
 )
 from flax_attn.backends import tokamax
-from flax_attn.backends.platform import assume_platform
 from flax_attn.rules import Rules, sizes_of
+from flax_attn.where import assume_platform
 from parity_tests.core.backends import flash
 from parity_tests.core.backends.flash import check_precision, normal
 

@@ -164,7 +164,7 @@ def without_first(self, places, new):
     return jnp.where(gone, self.slots, places % self.slots)
 
 
-def inverted(length, T, valid, right=slots.next_places):
+def inverted(length, T, valid, right=slots.next_positions):
     return right(length, T, None if valid is None else ~valid)
 
 
@@ -199,7 +199,7 @@ FAULTS = {
         *("token", "does not see token 0"),
     ),
     "valid inverted": (
-        *(slots, "next_places", inverted, grouped, made(), True),
+        *(slots, "next_positions", inverted, grouped, made(), True),
         *("step 1 of 2x3+1, token 0", "does not see itself: the cache is read before"),
     ),
     "overwritten drafts": (

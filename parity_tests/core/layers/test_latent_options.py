@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from flax_attn import CAUSAL, Dropout, LatentAttention, Rotary, Rules, Window
-from flax_attn.layers import _forward
+from flax_attn.layers import _self_attention
 from flax_attn.parity import judge
 from parity_tests.core.backends.refusal import refused
 from parity_tests.core.drawing import float64 as float64
@@ -49,12 +49,13 @@ def test_absorbed_is_expanded_in_values_and_gradients(float64):
 def test_the_absorbed_form_has_one_key_a_token(absorbed, monkeypatch):
     shapes = []
 
-    def spy(q, k, v, **how):
-        shapes.append((q.shape, k.shape, v.shape, how["scale"]))
-        return attend(q, k, v, **how)
+    def spy(request, *how):
+        arrays = request.q, request.k, request.v
+        shapes.append((*(x.shape for x in arrays), request.rules.scale))
+        return dispatch(request, *how)
 
-    attend = _forward.attend
-    monkeypatch.setattr(_forward, "attend", spy)
+    dispatch = _self_attention.dispatch
+    monkeypatch.setattr(_self_attention, "dispatch", spy)
     nnx.eval_shape(lambda: build(absorbed=absorbed)(X.astype(np.float32)))
     expanded = ((2, 7, 3, 10), (2, 7, 3, 10), (2, 7, 3, 5), 10**-0.5)
     one_key = ((2, 7, 3, 12), (2, 7, 1, 12), (2, 7, 1, 8), 10**-0.5)

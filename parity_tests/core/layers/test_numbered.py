@@ -130,7 +130,9 @@ def test_a_padded_row_is_the_same_in_every_cut_of_a_cache(seed):
             if positions is not None:
                 some["positions"] = positions[:, start:stop]
             elif drawn.layer == "later":  # whose keys another layer makes
-                some["positions"] = jnp.maximum(cache.next_places(stop - start, some["valid"]), 0)
+                some["positions"] = jnp.maximum(
+                    cache.next_positions(stop - start, some["valid"]), 0
+                )
             y, cache = step(x[:, start:stop], cache, **some)
             out.append(y)
         assert same(np.concatenate(out, 1), want), (drawn, cut)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 import flax_attn
-from flax_attn import GroupedQueryAttention
+from flax_attn import GroupedQueryAttention, Rotary
 from flax_attn._internal.markdown import fill, table, text_between
 
 ROOT = Path(flax_attn.__file__).parent
@@ -24,12 +24,15 @@ MARKS = text_between("<!-- way -->", "<!-- end of way -->")
 def calls() -> dict[str, Callable[[], object]]:
     """The calls whose way is counted, traced and not computed: they enter the same functions."""
     layer = GroupedQueryAttention(12, 6, 3, 4, rngs=nnx.Rngs(0))
+    rotated = GroupedQueryAttention(12, 6, 3, 4, rotary=Rotary(), rngs=nnx.Rngs(0))
     few, many = jnp.ones((2, 5, 12)), jnp.ones((2, 129, 12))
+    valid = jnp.arange(5)[None] < jnp.asarray([[5], [3]])
     short, long = layer.init_cache(2, 8), layer.init_cache(2, 8192)
     one = few[:, :1]
     gradients = nnx.grad(lambda layer, x: layer(x).sum())
     return {
         "the plain formula, T = 5": lambda: jax.eval_shape(lambda: layer(few)),
+        "with rotary and padding, T = 5": lambda: jax.eval_shape(lambda: rotated(few, valid=valid)),
         "with a cache, T = 5": lambda: jax.eval_shape(lambda: layer(few, cache=short)),
         "one token on a long cache, T = 1": lambda: jax.eval_shape(lambda: layer(one, cache=long)),
         "in blocks with gradients, T = 129": lambda: nnx.eval_shape(gradients, layer, many),
