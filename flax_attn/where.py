@@ -90,19 +90,17 @@ def where_of(request: Any) -> Where:
         if mesh.size > 1 or kind is AxisType.Explicit
     }
     axes = None
-    if request.places is not None:
-        pass
-    elif named.value is not None and named_for(request.q) is not None:
-        axes = "explicit"
-    elif types == {AxisType.Explicit}:
-        axes = "explicit"
-    elif AxisType.Explicit in types and any(any(jax.typeof(x).sharding.spec) for x in arrays):
-        axes = "mixed"
-    elif types:
-        axes = "auto" if types == {AxisType.Auto} else None
-    # Without a mesh, jit's `in_shardings` may still shard the arrays; no type shows it.
-    elif isinstance(request.q, Tracer) and meshes[0].empty and jax.device_count() > 1:
-        axes = "auto"
+    if request.places is None:
+        # Without a mesh, jit's `in_shardings` may still shard the arrays; no type shows it.
+        is_hidden = not types and isinstance(request.q, Tracer) and meshes[0].empty
+        if named.value is not None and named_for(request.q) is not None:
+            axes = "explicit"
+        elif types == {AxisType.Explicit}:
+            axes = "explicit"
+        elif AxisType.Explicit in types and any(any(jax.typeof(x).sharding.spec) for x in arrays):
+            axes = "mixed"
+        elif types == {AxisType.Auto} or (is_hidden and jax.device_count() > 1):
+            axes = "auto"
     return Where(axes, meshes[0], platform, capability)
 
 

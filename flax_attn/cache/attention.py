@@ -19,11 +19,11 @@ from ..rules import Request, Rules, check_arrays, rules_of, sizes_of
 from ..scores import IDENTITY, Score
 from ..taps import listening
 from ..where import mesh_of
-from . import stored
 from .checks import check_kind, check_rules, shows_unstored
 from .memory import Memory
 from .paged import PagedCache
 from .slots import Cache
+from .stored import attention as attend_in_place
 
 C = TypeVar("C", Cache, PagedCache)
 _Shape: Any = jax.ShapeDtypeStruct  # where only the shape is needed
@@ -89,7 +89,7 @@ def attend_cached(
     v = None if v is None else jnp.asarray(v)
     if q.shape[:-2] != k.shape[:-2]:
         raise ValueError(f"q and k must be of the same new tokens; got q {q.shape}, k {k.shape}.")
-    check_arrays(q=q, k=k, v=k if v is None else v)
+    _check_heads(q, k, k if v is None else v, cache)
     rules = rules_of(mask=mask, score=score, scale=scale, sinks=sinks, dropout=dropout)
     return attend_cached_by_rules(q, k, v, cache, rules, valid, backend)
 
@@ -105,6 +105,8 @@ def attend_cached_by_rules(
 ) -> tuple[Float[Array, "*B T N h"], C]:
     """`attend_cached` for layers, which have checked their mask and score."""
     check_rules(cache, rules)
+    if q.dtype != k.dtype:  # as by a norm of a layer's queries alone
+        _check_heads(q, k, k if v is None else v, cache)
     stored = store(k, v, cache, valid)
     return attend_stored(q, stored, rules, backend), stored.cache
 
@@ -199,34 +201,46 @@ def attend_memory(
     """
     rules = rules_of(mask=mask, score=score, scale=scale, dropout=dropout)
     rules = replace(rules, positions=Positions(q_positions, memory.positions))
-    q, stored = jnp.asarray(q), (memory.keys, memory.values)
-    k, v = (_Shape((*x.shape[:-3], *x.shape[-2:-4:-1], x.shape[-1]), q.dtype) for x in stored)
+    return _attended(jnp.asarray(q), memory.keys, memory.values, backend, rules, check=True)
+
+
+def _check_heads(q: Any, k: Any, v: Any, cache: Cache | PagedCache) -> None:
+    """Raises TypeError or ValueError unless q fits k and v, as this cache stores them."""
+    dtypes = (x.dtype if cache.store is None else q.dtype for x in (k, v))
+    k, v = (
+        _Shape((*x.shape[:-3], cache.slots, *x.shape[-2:]), dtype)
+        for x, dtype in zip((k, v), dtypes, strict=True)
+    )
     check_arrays(q=q, k=k, v=v)
-    return _attended(q, *stored, backend, rules)
 
 
 def _attended(
-    q: jax.Array, keys: Any, values: Any, backend: str, rules: Rules
+    q: jax.Array, keys: Any, values: Any, backend: str, rules: Rules, check: bool = False
 ) -> Float[Array, "*B T N h"]:
     """Attention over stored keys and values, `*B K S H`, read in place where possible.
 
-    That is for eight-bit storage, and in decoding where the blockwise backend is best.
+    That is for eight-bit storage, and in decoding where the blockwise backend is best. `check` is
+    for queries that have not been checked against the keys.
     """
     if isinstance(keys, Quantized):
         in_blocks = requested_backend(backend) in ("auto", "blockwise") and not listening()
         if in_blocks and mesh_of(q).size <= 1:
-            return stored.attention(q, keys, values, rules)[0]
+            return attend_in_place(q, keys, values, rules)[0]
         keys, values = (x.dequantized(q.dtype) for x in (keys, values))
-    k, v = (
-        _Shape((*x.shape[:-3], *x.shape[-2:-4:-1], x.shape[-1]), x.dtype) for x in (keys, values)
+    k, v = (  # *B S K H
+        _Shape((*x.shape[:-3], x.shape[-2], x.shape[-3], x.shape[-1]), x.dtype)
+        for x in (keys, values)
     )
+    if check:
+        check_arrays(q=q, k=k, v=v)
+    # The sizes are those of k and v; what is stored says where it lies.
     where, request = Request(q, keys, values, rules).where, Request(q, k, v, rules)
     same_dtypes = q.dtype == k.dtype == v.dtype and isinstance(k.shape[-3], int)
     on_one = same_dtypes and where.axes is None and where.platform == "cpu"
     if on_one and passed_over(request, by_blocks=True) is None:
         in_blocks = requested_backend(backend) in ("auto", "blockwise")
         if in_blocks and is_decode_step(sizes_of(q, k), k.shape[-2]):
-            return stored.attention(q, keys, values, rules)[0]
+            return attend_in_place(q, keys, values, rules)[0]
     keys, values = (jnp.swapaxes(x, -3, -2) for x in (keys, values))  # *B S K H
     return dispatch(Request(q, keys, values, rules), backend, "zero")[0]
 

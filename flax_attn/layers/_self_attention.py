@@ -128,7 +128,7 @@ class Heads(Layer):
         elif real is not None:  # a cache does not hold padding; without one its keys are masked
             visible = And(visible, Dense(real[..., None, None, :]))
         score, at, unknown = self.rules.score, None, None
-        rotaries = tuple(x for x in (self.rotary, self.index_rotary) if x is not None)
+        rotaries = tuple(each for each in (self.rotary, self.index_rotary) if each is not None)
         if rotaries or real is not None or positions is not None:
             single = None if positions is None else one_per_token(x, positions, self.rotary)
             if cache is None:
@@ -164,7 +164,7 @@ class Heads(Layer):
     ) -> tuple[Float[Array, "*B T N h"], Any]:
         """Attention output, and the call's cache with these keys and values, or None.
 
-        v is None for a cache that stores keys alone, whose outputs are their mean.
+        v is None for a cache that stores keys alone, of which the output is then the weighted mean.
         """
         rules, cache = tokens.rules, cast(Any, tokens.cache)
         if cache is None:

@@ -3,11 +3,21 @@
 slot      = a token's index along the axis T
 order     = a token's index among the real tokens of its row, as a cache counts
 position  = `positions=` if it has one number per token, else the order
-mask      = each part evaluated at slots, orders or positions, as its `reads` says
-score     = the same
-rotary    = positions, and the lengths of sequences if its frequencies depend on them
 
-Parts that give the same result by slot are left at slots, since kernels support nothing else.
+A part of a mask or a score says by `reads` what it depends on, and is evaluated at:
+
+reads               without padding   with padding                     beside a cache
+"slot", "nothing"   slot              slot                             slot
+"sequence"          slot              slot                             order
+"distance"          slot              slot; order if a row has gaps    order
+"order"             slot              order                            order
+"position"          position          position                         order, equal to the position
+"query position"    position          position                         position
+rotary              position          position                         position
+
+Parts that give the same result by slot are left at slots, since kernels support nothing else: the
+order equals the slot if padding is known to be at the right end, and it never decreases along
+slots. A cache itself evaluates masks and scores at the orders of its tokens.
 """
 
 from collections.abc import Iterator, Mapping
@@ -50,8 +60,8 @@ class TokenIndices(NamedTuple):
 
     Attributes:
       by: indices of queries and keys for each value of `reads`; for one that is not there the
-        slots give the same.
-      order: of the queries; None if it equals the slots.
+        slots give the same, or a cache its orders.
+      order: of the queries; None if it equals the slots, and beside a cache of keys.
       end: the value of `offset="end"`.
       unknown: rows, `*B`, whose positions a mask or a score reads but a cache does not store; None
         if there are none.
@@ -123,7 +133,7 @@ def indices_of(
     order, has_gaps = (None, False) if real is None else _order(x, real)
     end: Any = 0
     if keys is not None and real is not None:
-        order = counted(x.shape[-2], 1)[0] if order is None else order  # "end" counts real queries
+        order = counted(x.shape[-2], 0) if order is None else order  # "end" counts real queries
         end = keys - real.sum(axis=-1, dtype=jnp.int32)
     by_order = by_position = None if order is None else _pair(order, keys)
     if positions is not None and not _are_slots(positions, x.shape[-2], order):
@@ -160,9 +170,7 @@ def indices_in_cache(
         order = None if real is None else _order(x, real)[0]
     elif positions is not None:
         unknown = _positions_differ(positions, cache.next_positions(x.shape[-2], real), readers)
-    at = order
-    if positions is not None and not _are_slots(positions, x.shape[-2], order):
-        at = _at_real(positions, real)
+    at = order if positions is None else _at_real(positions, real)
     by = {} if at is None else {"query position": Positions(at, all_present=True)}
     return TokenIndices(by, order, unknown=unknown)
 

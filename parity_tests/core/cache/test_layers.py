@@ -15,8 +15,11 @@ from flax_attn import (
     CrossLayerAttention,
     Dense,
     DifferentialAttention,
+    GroupedQueryAttention,
     MaskFn,
     Rotary,
+    Rules,
+    ScoreFn,
     SharedKeyValueAttention,
     T5Attention,
 )
@@ -160,3 +163,12 @@ def test_a_mask_that_asks_for_the_pair_is_the_same_beside_a_cache(heads, kv_head
             y, cache = layer(x[:, rows], cache=cache, mask=part)
             out, at = [*out, y], at + size
         assert same(jnp.concatenate(out, axis=1), layer(x, mask=mask))
+
+
+def test_a_score_reads_the_positions_of_a_call_beside_a_cache_too():
+    score = ScoreFn(lambda x, b, n, q, k: x * (1 + q), reads="query position")
+    layer = GroupedQueryAttention(D, 6, 3, 4, rules=Rules(score=score), **HOW, rngs=nnx.Rngs(0))
+    x, at = drawn(2, 6, D), np.asarray([3, 4, 5, 6, 0, 1])  # the second call counts from 0
+    _, cache = layer(x[:, :4], positions=at[:4], cache=layer.init_cache(2, 6))
+    y, _ = layer(x[:, 4:], positions=at[4:], cache=cache)
+    assert same(y, layer(x, positions=at)[:, 4:])
