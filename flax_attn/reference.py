@@ -114,8 +114,8 @@ def weights_and_stats(
     sizes = sizes_of(q, k)
     visible, static = None, static_visible(rules.mask, sizes)
     if not isinstance(rules.mask, Full):
-        is_grid = static is not None and static[0] is not None
-        visible = static[0][None, None] if is_grid else rules.mask.grid(sizes)
+        grid = None if static is None else static[0]
+        visible = rules.mask.grid(sizes) if grid is None else grid[None, None]
     scores = modify_logits(rules.score, scaled_logits(q, k, rules.scale), visible, sizes)
     if listening():
         scores = tap("scores", scores if visible is None else jnp.where(visible, scores, -jnp.inf))
