@@ -22,7 +22,7 @@ from ._internal.arrays import (
     saturate,
 )
 from ._internal.checks import check_choice
-from ._internal.types import Sizes, frozen, leaf_axes
+from ._internal.types import FROZEN, Sizes, frozen, leaf_axes
 
 
 @frozen
@@ -186,5 +186,5 @@ def refuse_end(node: Any) -> None:
             f'{name}(offset="end") counts from the last slot, and q_positions and kv_positions '
             f"replace slots; use {instead}."
         )
-    for part in vars(node).values() if "_is_frozen" in vars(type(node)) else ():
+    for part in vars(node).values() if type(node) in FROZEN else ():
         refuse_end(part)

@@ -12,7 +12,7 @@ from jax.core import Tracer
 
 from ._internal.arrays import INT32_MAX, check_number, ids_dtype
 from ._internal.silent import FEW, RATIO, warn_if_heads_first
-from ._internal.types import Sizes, frozen, is_frozen
+from ._internal.types import FROZEN, Sizes, frozen
 from .dropout import Drop
 from .masks import FULL, Mask, Segments, as_mask
 from .masks.at_positions import at_positions
@@ -210,7 +210,7 @@ def checked_mask(mask: Any) -> Mask:
 
 def _check_frozen(node: Any) -> None:
     """Raises TypeError for a mask or a score of a user's class that is not `frozen`."""
-    if not is_frozen(type(node)):
+    if type(node) not in FROZEN:
         raise TypeError(
             f"{type(node).__name__} is no pytree that is equal by value, as masks and scores "
             "must be; decorate the class with flax_attn.frozen, which also makes it a dataclass."

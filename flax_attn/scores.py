@@ -28,7 +28,7 @@ from ._internal.arrays import (
     to_grid,
 )
 from ._internal.drawing import DrawnScore
-from ._internal.types import Sizes, frozen, is_frozen
+from ._internal.types import FROZEN, Sizes, frozen
 from .places import Places, Positions, check_reads, in_whole, is_indexed_by_slot, refuse_end
 from .positions.relative import t5_buckets
 
@@ -64,7 +64,7 @@ class Score(DrawnScore):
 
     def bind(self, sizes: Sizes) -> "Score":
         """This score for these sizes: checks shapes, flattens batch axes, resolves `"end"`."""
-        is_users = not hasattr(self, "AXES") and is_frozen(type(self))
+        is_users = not hasattr(self, "AXES") and type(self) in FROZEN
         return jax.tree.map(jnp.asarray, self) if is_users else self
 
     def at(self, places: Places) -> "Score":

@@ -18,6 +18,7 @@ from flax.nnx import summary
 from .exported import register
 
 C = TypeVar("C", bound=type)
+FROZEN: set[type] = set()  # the classes that `frozen` made; a subclass is another class
 _PLAIN = (type(None), bool, int, float, complex, str, np.generic)
 
 
@@ -80,7 +81,7 @@ def frozen(cls: C) -> C:
     setattr(cls, "__post_init__", lambda self: _checked(self, checks))  # noqa: B010
     cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
     setattr(cls, "__eq__", _same_value)  # noqa: B010
-    setattr(cls, "_is_frozen", True)  # noqa: B010
+    FROZEN.add(cls)
     setattr(cls, "__hash__", _hash)  # noqa: B010
     setattr(cls, "__getstate__", _state)  # noqa: B010
     _show_in_tables(cls)
@@ -98,14 +99,9 @@ def _show_in_tables(cls: type) -> None:
         dumper.add_representer(cls, lambda dumper, self: dumper.represent_str(repr(self)))
 
 
-def is_frozen(cls: type) -> bool:
-    """Whether the class itself, not only its base, was made by `frozen`."""
-    return "_is_frozen" in vars(cls)
-
-
 def _checked(self: Any, checks: Any) -> None:
     for name, value in vars(self).items():
-        was_checked = "_is_frozen" in vars(type(value)) and "_children" not in vars(value)
+        was_checked = type(value) in FROZEN and "_children" not in vars(value)
         if was_checked or isinstance(value, _PLAIN):
             continue
         parts = jax.tree.leaves(value, is_leaf=lambda x: isinstance(x, nnx.Variable))
@@ -151,7 +147,7 @@ def leaf_axes(node: Any) -> list[str]:
     "k" for the keys and "." for another axis, such as the rows of a table. Leaves not named there
     have none of these axes.
     """
-    if "_is_frozen" not in vars(type(node)):
+    if type(node) not in FROZEN:
         return [""] * len(jax.tree.leaves(node))
     declared, axes = getattr(node, "AXES", {}), []
     for key, value in _flatten(node)[0]:

@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Shaped
 
 from .._internal.checks import valid_tokens
-from .._internal.types import Sizes, is_frozen
+from .._internal.types import FROZEN, Sizes
 from ..masks import Mask, as_mask
 from ..reference import softmax
 from ..taps import tap
@@ -107,7 +107,7 @@ def as_module_data(value: Any) -> Any:
     >>> as_module_data(CAUSAL) is CAUSAL
     True
     """
-    return nnx.data(value) if is_frozen(type(value)) and jax.tree.leaves(value) else value
+    return nnx.data(value) if type(value) in FROZEN and jax.tree.leaves(value) else value
 
 
 def check_tokens(name: str, valid: Any, x: Float[Array, "*B T D"]) -> Bool[Array, "*B T"]:

@@ -17,7 +17,7 @@ from .._internal.arrays import (
     to_grid,
 )
 from .._internal.drawing import DrawnMask
-from .._internal.types import Sizes, frozen, is_frozen
+from .._internal.types import FROZEN, Sizes, frozen
 from ..places import Places, in_whole
 from .ranges import (
     Band,
@@ -105,7 +105,7 @@ class Mask(DrawnMask):
 
     def bind(self, sizes: Sizes) -> "Mask":
         """This mask for these sizes: checks shapes, flattens batch axes, resolves `"end"`."""
-        is_users = not hasattr(self, "AXES") and is_frozen(type(self))
+        is_users = not hasattr(self, "AXES") and type(self) in FROZEN
         return jax.tree.map(jnp.asarray, self) if is_users else self
 
     def at(self, places: Places) -> "Mask":

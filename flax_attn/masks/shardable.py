@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from .._internal.arrays import bound_offset
-from .._internal.types import Sizes, is_frozen
+from .._internal.types import FROZEN, Sizes
 from .documents import Documents, check_same_tokens
 from .nodes import Segments
 
@@ -14,7 +14,7 @@ def shardable(node: Any, sizes: Sizes) -> Any:
 
     `Segments` gets separate ids for queries and keys, and `offset="end"` becomes an int.
     """
-    if not is_frozen(type(node)):
+    if type(node) not in FROZEN:
         return node
     if isinstance(node, Segments) and node.ids is not None:
         return Segments(q_ids=node.ids, kv_ids=node.ids)
