@@ -1,7 +1,6 @@
-"""Draws the charts of docs/benchmarks.md from its own tables: `python docs/charts.py [FOLDER]`.
+"""Draws the charts of docs/benchmarks.md from measured tables: `python docs/charts.py [FOLDER]`.
 
-Time: how long others take beside `attend`, over the length, on every processor that the page has.
-Memory: the temporary memory of each.
+Time: others beside `attend`, over the length. Memory: the temporary memory of each.
 """
 
 import hashlib
@@ -17,6 +16,7 @@ HERE = Path(__file__).parent
 COLOURS = {"flax_attn": "#444444", "jax.nn": "#1f77b4", "flax.nnx": "#17becf"}
 COLOURS |= {"torch": "#d9480f", "equinox": "#2f9e44"}
 STYLES = ("-", "--", ":")
+PAGES = {"time": "benchmarks/xeon.md", "memory": "benchmarks/epyc.md"}
 PASSES = {"fwd": "forward", "fwd+bwd": "forward and backward"}
 TABLE = "head width 64, causal, float32"
 
@@ -87,8 +87,8 @@ def digest(page: str) -> str:
 
 def draw(folder: Path) -> None:
     """Writes both charts."""
-    page = (HERE / "benchmarks.md").read_text("utf-8")
     for name, make in (("time", times), ("memory", memory)):
+        page = (HERE / PAGES[name]).read_text("utf-8")
         figure = make(page)
         about = {"Software": None, "Description": digest(page)}
         figure.savefig(folder / f"{name}.png", dpi=110, metadata=about)

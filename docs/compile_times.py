@@ -12,10 +12,10 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from flax_attn import CAUSAL, attend
+from flax_attn import CAUSAL, __version__, attend
 from flax_attn._internal.markdown import fill, table, text_between
 
-PAGE = Path(__file__).with_name("benchmarks.md")
+PAGE = Path(__file__).with_name("benchmarks") / "notes.md"
 MARKS = text_between("<!-- compile -->", "<!-- end of compile -->")
 TOKENS = [2**n for n in range(8, 18)]
 ROUNDS, HEADS, WIDTH = 3, 4, 64
@@ -62,7 +62,8 @@ def main():
     for tokens in TOKENS:
         rows.append(row(tokens))
         print(*rows[-1], flush=True)
-    text = f"\n{table(head, rows)}\nJAX {jax.__version__}, {jax.default_backend()}.\n"
+    versions = f"flax_attn {__version__}, JAX {jax.__version__}, {jax.default_backend()}"
+    text = f"\n{table(head, rows)}\n{versions}.\n"
     PAGE.write_text(fill(PAGE.read_text("utf-8"), MARKS, text), "utf-8")
 
 

@@ -37,6 +37,8 @@ EVIDENCE = {
     "contracts": "What is promised, and for each promise the test that keeps it and its last run.",
     "trial": "Wrong ports made on purpose: how many the judge finds, places and names.",
     "benchmarks": "Time and memory beside jax.nn, flax.nnx, equinox and torch, on CPUs and a GPU.",
+    **{f"benchmarks/{name}": "All that was measured there." for name in ("h100", "xeon", "epyc")},
+    "benchmarks/notes": "Compile times, and what was tried to make `attend` fast on CPUs.",
 }
 LANDING = {
     "docs/index.md": ("Guides", "How to use, move to, port to and scale attention.", GUIDES),

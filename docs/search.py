@@ -45,7 +45,7 @@ WORDS = {
 LATER = re.compile(
     r"reference/layers/one-head/|layers\.(MultiHeadAttention|AttentionPool)"
     r"|\.(__call__|init_cache|remember)$|ALIASES$"
-    r"|^(CHANGELOG|CONTRIBUTING)/|^docs/(way|trial|certificate|contracts)/"
+    r"|^(CHANGELOG|CONTRIBUTING)/|^docs/(way|trial|certificate|contracts|benchmarks/\w+)/"
 )
 GUIDES = re.compile(r"^(docs/(?!mistakes)|reference/)")
 # Names of one word, which have no other word to be typed, and the layers that README says to take.
