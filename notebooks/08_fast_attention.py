@@ -741,7 +741,7 @@ figure.tight_layout()
 
 # %% [markdown]
 # PyTorch works block by block too, so it is close. [docs/benchmarks.md](../docs/benchmarks.md) has
-# all tables, also those rows where this library is slower.
+# links to all tables, also to those rows where this library is slower.
 #
 # ## Exercises
 #
