@@ -27,10 +27,10 @@ def times(page: str):
     found = sections(page, "flash")
     for ax, (which, title) in zip(axes, PASSES.items(), strict=True):
         for style, (device, section) in zip(STYLES, found.items(), strict=False):
-            table = rows(section, f"time over that of flax_attn: {TABLE}")
-            table = [row for row in table if row["pass"] == which]
+            table = [row for row in rows(section, TABLE) if row["pass"] == which]
             for name in ("jax.nn", "flax.nnx", "torch"):
-                points = [(int(r["T"]), middle(r[name])) for r in table if factors(r[name])]
+                mine = [row for row in table if row["competitor"] == name]
+                points = [(int(row["T"]), middle(row["ratio"])) for row in mine]
                 label = f"{name}, {device}"
                 ax.plot(*zip(*points, strict=True), style, color=COLOURS[name], label=label)
         ax.axhline(1.0, color=COLOURS["flax_attn"], linewidth=2.5)
@@ -46,16 +46,15 @@ def times(page: str):
 def memory(page: str):
     """Temporary memory over the length, forward and backward."""
     (section, *_) = sections(page, "memory").values()
-    table = rows(section, f"memory over that of flax_attn: {TABLE}")
+    table = rows(section, TABLE)
     figure, ax = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
     lengths = [int(row["T"]) for row in table]
-    mine = [float(row["flax_attn"].split()[0].replace(",", "")) for row in table]
-    ax.plot(lengths, mine, "o-", color=COLOURS["flax_attn"], linewidth=2.5, label="attend")
-    for name in ("jax.nn", "flax.nnx", "equinox"):
-        drawn = zip(lengths, mine, table, strict=True)
-        points = [(n, m * middle(row[name])) for n, m, row in drawn if factors(row[name])]
+    for name in ("flax_attn", "jax.nn", "flax.nnx", "equinox"):
+        mine = [row for row in table if row["competitor"] == name]
+        points = [(int(r["T"]), float(r["memory"].split()[0].replace(",", ""))) for r in mine]
         style = "s--" if name == "flax.nnx" else "o-"  # on the line of jax.nn
-        ax.plot(*zip(*points, strict=True), style, color=COLOURS[name], label=name, markersize=4)
+        look = {"linewidth": 2.5, "label": "attend"} if name == "flax_attn" else {"label": name}
+        ax.plot(*zip(*points, strict=True), style, color=COLOURS[name], markersize=4, **look)
     ax.set(xscale="log", yscale="log", xlabel="tokens", ylabel="MiB")
     ax.set_title("one head, forward and backward: temporary memory", fontsize=10)
     dress(ax, lengths, " MiB")

@@ -27,15 +27,15 @@ class Progress:
       >>> with Progress("flax-attn bench", Console()) as progress:
       ...     progress.begin(2)
       ...     progress.at("T 256: torch")
-      ...     progress.advance()
       >>> progress.text
-      'T 256: torch, 1 of 2'
+      'T 256: torch, 0 of 2'
     """
 
     def __init__(self, name: str, console: Console):
         self.name, self.console = name, console
         self.task, self.done, self.total = "starting", 0, 0
         self._start, self._ended = time.monotonic(), threading.Event()
+        self._began = self._start
         shown = console if console.is_terminal else Console(stderr=True)
         columns = TextColumn("{task.description}", style="none", markup=False), TimeElapsedColumn()
         # Redirect stdout through the bar only if both use the same terminal.
@@ -61,7 +61,7 @@ class Progress:
 
     def begin(self, total: int) -> None:
         """Starts a phase of `total` tasks."""
-        self.done, self.total = 0, total
+        self.done, self.total, self._began = 0, total, time.monotonic()
         self._draw()
 
     def at(self, task: str) -> None:
@@ -81,9 +81,12 @@ class Progress:
 
     @property
     def text(self) -> str:
-        """The current task, and the number of finished and total tasks."""
+        """The current task, the number of finished and total tasks, and about how long is left."""
         count = f", {self.done} of {self.total}" if self.total else ""
-        return f"{self.task}{count}"
+        if not 0 < self.done < self.total:
+            return f"{self.task}{count}"
+        each = (time.monotonic() - self._began) / self.done
+        return f"{self.task}{count}, about {each * (self.total - self.done):.0f} s left"
 
     def _draw(self) -> None:
         if self._shows_bar and not self._ended.is_set():

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from .program import Program
-from .proof import Proof
-from .workload import Workload
+import jax
 
-Build = Callable[[Workload, str], Program]
+from .program import Program
+from .proof import Proof, prove_at
+from .task import Task, platform
+
+Build = Callable[[Any], Program]  # of a task
 PACKAGES = {
     "jax.nn": "jax",
     "flax.nnx": "flax",
@@ -24,65 +26,69 @@ FAMILIES = tuple(PACKAGES)
 OWN_FAMILY = "flax_attn"
 
 
-def always(workload: Workload, which: str) -> None:
-    """Returns None: no workload is refused."""
+def always(task: Any) -> None:
+    """Returns None: no task is refused."""
 
 
 @dataclass(frozen=True)
 class Competitor:
-    """One implementation of a workload.
+    """One implementation of a task.
 
     Attributes:
       name: name shown in the tables.
       family: name used by `--against`; "flax_attn" for this library.
-      build: maps a workload and a pass to a program.
-      refusal: returns why it cannot run a workload in a pass, or None.
-      backend: returns the backend of this library used for a workload, or "".
+      build: maps a task to a program.
+      refusal: returns why it cannot run a task, or None.
+      backend: returns the backend of this library used for a task, or "".
       quadratic: number of T x S weight arrays held at once, in the forward pass and in both
         passes, if it cannot report its memory before it runs.
-      prove: custom proof, made before it is built; None for the default of `Race`.
+      prove: custom proof, made before it is built; None for that of `proof_in_small`.
     """
 
     name: str
     family: str
     build: Build
-    refusal: Callable[[Workload, str], str | None] = always
-    backend: Callable[[Workload], str] = lambda workload: ""
+    refusal: Callable[[Any], str | None] = always
+    backend: Callable[[Any], str] = lambda task: ""
     quadratic: tuple[int, int] = (0, 0)
-    prove: Callable[[Workload, str], Proof] | None = None
+    prove: Callable[[Any], Proof] | None = None
 
     @property
     def is_ours(self) -> bool:
         """Whether it belongs to this library."""
         return self.family == OWN_FAMILY
 
+    def proof_in_small(self, task: Task) -> Proof | None:
+        """Verifies all of a smaller task; None if `task` is small and nothing is added.
+
+        On an accelerator also at "highest" precision for float32, whose products it rounds.
+        """
+        if self.prove is not None:
+            return self.prove(task)
+        small, proof = task.small(), None
+        precisions = ["highest"] if platform() != "cpu" and task.dtype == "float32" else []
+        for precision in [*precisions, None] if small != task else precisions:
+            with jax.default_matmul_precision(precision):
+                proof = prove_at(self.build, small)
+            if not proof.ok:
+                break
+        return proof
+
     def absent(self) -> str | None:
-        """Returns why it cannot run on this machine, or None."""
-        return None if self.is_ours else absent(self.family)
-
-
-def absent(family: str) -> str | None:
-    """Returns why a family is unavailable (not installed or import fails), or None."""
-    package = PACKAGES[family]
-    try:
-        import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name == package:
-            return f"{package} is not installed"
-        return f"{package} cannot be imported: {first_line(error)}"
-    except Exception as error:  # third-party imports may raise anything
-        return f"{package} cannot be imported: {first_line(error)}"
-    return None
+        """Returns why it cannot run on this machine (not installed or import fails), or None."""
+        if self.is_ours:
+            return None
+        package = PACKAGES[self.family]
+        try:
+            import_module(package)
+        except Exception as error:  # third-party imports may raise anything
+            if isinstance(error, ModuleNotFoundError) and error.name == package:
+                return f"{package} is not installed"
+            return f"{package} cannot be imported: {first_line(error)}"
+        return None
 
 
 def first_line(error: BaseException) -> str:
     """Formats an error on one line, its type first."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:200]}".rstrip(".")
-
-
-def lookup(of: Any, path: str) -> Any:
-    """Returns `of.a.b[0].c` for the path "a.b.0.c"."""
-    for part in path.split("."):
-        of = of[int(part)] if part.isdigit() else getattr(of, part)
-    return of

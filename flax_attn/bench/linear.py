@@ -7,9 +7,9 @@ above which length a linear recurrence is faster.
 The reference is the step form in float64, one token after another, differentiated by JAX.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
-from functools import cache, partial
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -18,70 +18,125 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..attend import attend
+from ..masks import CAUSAL
 from ..recurrence import linear_recurrence
-from . import functions, proof
-from .competitor import OWN_FAMILY, Competitor
-from .program import JaxProgram, Program, TorchProgram
-from .proof import Arrays, Proof
-from .workload import BOTH, GATED, Workload
+from .attention import Attention, of_jax
+from .competitor import OWN_FAMILY, Build, Competitor
+from .program import Call, JaxProgram, Program, TorchProgram
+from .proof import Proof, first_call, prove_at
+from .task import COTANGENT, Arrays, Task
 
 PROVEN = 1000  # tokens, with two heads: sixteen chunks, the last one partial
 CHUNK = 64  # tokens per chunk, in every chunked form
 FLA = "ops/gated_delta_rule/naive.py"  # plain torch; fla's kernels need a GPU
-Call = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Recurrence(Task):
+    """The gated delta rule over q, k and v of `B T N H`, and g and beta of `B T N`."""
+
+    proven_whole = False  # its reference takes one step after another
+
+    @property
+    def table(self) -> str:
+        return f"gated delta rule, {self.heads} heads of width {self.width}, {self.dtype}"
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        heads = (self.batch, self.length, self.heads, self.width)
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("q", "k", "v", COTANGENT), heads)
+        return {**shapes, "g": heads[:-1], "beta": heads[:-1]}
+
+    def drawn(self, shapes: Mapping[str, tuple[int, ...]], draw: int) -> Arrays:
+        arrays = super().drawn(shapes, draw)
+        wide = {name: x.astype(np.float32) for name, x in arrays.items()}
+        arrays |= {name: _unit(wide[name]).astype(arrays[name].dtype) for name in ("q", "k")}
+        decay = -np.float32(0.1) * np.logaddexp(wide["g"], np.float32(0))
+        strength = np.reciprocal(1 + np.exp(-wide["beta"]))
+        kind = arrays["g"].dtype
+        return {**arrays, "g": decay.astype(kind), "beta": strength.astype(kind)}
+
+    def small(self) -> "Recurrence":
+        return replace(self, length=min(self.length, PROVEN), heads=2, batch=1)
+
+    def references(self) -> tuple[Arrays, Arrays]:
+        return _single_steps(self)
+
+
+def _unit(x: np.ndarray) -> np.ndarray:
+    return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+@cache
+def _single_steps(task: Recurrence) -> tuple[Arrays, Arrays]:
+    """The step form's output and gradients, in the dtype and in float64."""
+    inputs = task.inputs()
+    with jax.enable_x64(True):
+        wide = {name: x.astype(np.float64) for name, x in inputs.items()}
+        truth = _run(_steps(task), wide)
+    return _run(_steps(task), inputs), truth
+
+
+def _run(program: Program, inputs: Arrays) -> Arrays:
+    placed = program.place(inputs)
+    program.compile(placed)
+    return program.take(first_call(program, placed)[0])
 
 
 def competitors() -> list[Competitor]:
     """Returns the competitors, this library's chunked form first."""
-
-    def torch(name: str, load: Callable[[], Call], refusal: Callable) -> Competitor:
-        build = partial(_torch, load)
-        return Competitor(name, "torch", build, refusal, prove=partial(_prove, build))
-
+    transformers, fla = _chunked(_transformers), _chunked(_fla)
     return [
-        Competitor(OWN_FAMILY, OWN_FAMILY, _chunked, prove=partial(_prove, _chunked)),
-        torch("transformers, chunked", _transformers, _without("transformers")),
-        torch("fla, chunked", _fla, _without("fla")),
-        Competitor(f"{OWN_FAMILY}, scan", OWN_FAMILY, _steps, prove=partial(_prove, _steps)),
-        Competitor(f"{OWN_FAMILY}, softmax", OWN_FAMILY, _softmax, prove=_prove_softmax),
+        Competitor(OWN_FAMILY, OWN_FAMILY, of_jax(lambda task: recurrence(CHUNK))),
+        Competitor("transformers, chunked", "torch", transformers, _without("transformers")),
+        Competitor("fla, chunked", "torch", fla, _without("fla")),
+        Competitor(f"{OWN_FAMILY}, scan", OWN_FAMILY, _steps),
+        Competitor(f"{OWN_FAMILY}, softmax", OWN_FAMILY, _Softmax, prove=_prove_softmax),
     ]
 
 
-def _without(package: str) -> Callable[[Workload, str], str | None]:
+def _without(package: str) -> Callable[[Any], str | None]:
     reason = f"{package} is not installed"
-    return lambda w, which: None if find_spec(package) else reason
+    return lambda task: None if find_spec(package) else reason
 
 
-def _recurrence(chunk: int | None) -> Call:
-    def call(inputs: Any) -> Any:
-        q, k, v, g, beta = inputs
-        q = q * q.shape[-1] ** -0.5
-        return linear_recurrence(q, k, v, log_decay=g, beta=beta, delta=True, chunk=chunk)[0]
+def recurrence(chunk: int | None) -> Call:
+    """Returns the rule in chunks of tokens, or in single steps."""
+
+    def call(x: Any) -> Any:
+        q = x["q"] * x["q"].shape[-1] ** -0.5
+        options = {"log_decay": x["g"], "beta": x["beta"], "delta": True, "chunk": chunk}
+        return linear_recurrence(q, x["k"], x["v"], **options)[0]
 
     return call
 
 
-def _jax(call: Call, w: Workload, which: str) -> Program:
-    def pack(arrays: Any) -> Any:
-        return tuple(arrays[name] for name in GATED)
-
-    return JaxProgram(call, pack, lambda grads: dict(zip(GATED, grads, strict=True)), which)
+_steps = of_jax(lambda task: recurrence(None))
 
 
-_chunked = partial(_jax, _recurrence(CHUNK))
-_steps = partial(_jax, _recurrence(None))
+class _Softmax(JaxProgram):
+    """Causal attention, which takes no g and no beta."""
+
+    def __init__(self, task: Task):
+        super().__init__(lambda x: attend(x["q"], x["k"], x["v"], mask=CAUSAL), task.which)
+
+    def place(self, inputs: Arrays) -> Any:
+        return super().place({name: inputs[name] for name in ("q", "k", "v", COTANGENT)})
 
 
-def _softmax(w: Workload, which: str) -> Program:
-    return functions.flax_attn_competitors(("auto",))[0].build(replace(w, layer=None), which)
+@cache
+def _prove_softmax(task: Recurrence) -> Proof:
+    sizes = task.length, task.width, task.heads, task.batch, task.dtype, task.which
+    small = Attention(*sizes, seed=task.seed).small()
+    return prove_at(_Softmax, small)
 
 
-def _transformers() -> Call:
+def _transformers() -> Callable:
     file: Any = import_module("transformers.models.qwen3_next.modeling_qwen3_next")
     return file.torch_chunk_gated_delta_rule
 
 
-def _fla() -> Call:
+def _fla() -> Callable:
     """Loads fla's plain reference by file path, since importing fla also imports its kernels."""
     package: Any = find_spec("fla")
     path = Path(package.submodule_search_locations[0], FLA)
@@ -91,53 +146,13 @@ def _fla() -> Call:
     return file.naive_chunk_gated_delta_rule
 
 
-def _torch(load: Callable[[], Call], w: Workload, which: str) -> Program:
-    form = load()
+def _chunked(load: Callable[[], Callable]) -> Build:
+    def build(task: Recurrence) -> TorchProgram:
+        form = load()
 
-    def call(inputs: Any) -> Any:
-        q, k, v, g, beta = inputs
-        return form(q, k, v, g=g, beta=beta, chunk_size=CHUNK)[0]
+        def call(x: Any) -> Any:
+            return form(x["q"], x["k"], x["v"], g=x["g"], beta=x["beta"], chunk_size=CHUNK)[0]
 
-    def unpack(grads: Any) -> Any:
-        return dict(zip(GATED, grads, strict=True))
+        return TorchProgram(call, task.which)
 
-    return TorchProgram(
-        call, lambda tensors: [tensors[x] for x in GATED], lambda inputs: inputs, unpack, which
-    )
-
-
-def _small(w: Workload) -> Workload:
-    return replace(w, length=min(w.length, PROVEN), heads=2, batch=1)
-
-
-def _prove(build: Callable[[Workload, str], Program], w: Workload, which: str) -> Proof:
-    return _judged(build, _small(w), which)
-
-
-@cache
-def _judged(build: Callable[[Workload, str], Program], w: Workload, which: str) -> Proof:
-    program, (baseline, truth) = build(w, which), references(w)
-    return proof.against(_run(program, w.arrays()), baseline, truth, w.dtype, which)
-
-
-@cache
-def _prove_softmax(w: Workload, which: str) -> Proof:
-    small = replace(w, layer=None).cut()
-    return proof.prove(_softmax(small, which), small, which)[0]
-
-
-@cache
-def references(w: Workload) -> tuple[Arrays, Arrays]:
-    """The step form's output and gradients, in the dtype and in float64."""
-    arrays = w.arrays()
-    with jax.enable_x64(True):
-        wide = {name: x.astype(np.float64) for name, x in arrays.items()}
-        truth = _run(_steps(w, BOTH), wide)
-    return _run(_steps(w, BOTH), arrays), truth
-
-
-def _run(program: Program, arrays: Any) -> Arrays:
-    placed = program.place(arrays)
-    if program.compile_seconds is None:
-        program.compile(placed)
-    return program.take(proof.first_call(program, placed)[0])
+    return build

@@ -11,9 +11,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..where import cores
-from .workload import platform
+from .task import platform
 
 # Dense bfloat16 FLOP/s and memory bytes/s by part of the name, as NVIDIA publishes for SXM cards.
 KNOWN = {
@@ -94,3 +95,16 @@ def _torch_peak(size: int, dtype: str) -> float:
         torch.matmul(x, x)
         best = min(best, time.perf_counter() - start)
     return 2 * size**3 / best
+
+
+def available_memory() -> float:
+    """Bytes that a competitor may use: most of the free memory, of the accelerator if present."""
+    stats = jax.devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
+    if stats and "bytes_limit" in stats:
+        return 0.9 * (stats["bytes_limit"] - stats.get("bytes_in_use", 0))
+    try:
+        with open("/proc/meminfo", encoding="utf-8") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        return 0.8 * 1024 * float(lines["MemAvailable"].split()[0])
+    except (OSError, KeyError):  # not Linux: unknown
+        return np.inf

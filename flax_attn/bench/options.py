@@ -3,10 +3,10 @@
 import argparse
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from .workload import BOTH, DTYPES, EXTRAS, FORWARD, PASSES
+from .attention import EXTRAS
+from .task import DTYPES
 
 TYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 NUMBER = re.compile(r"([1-9]\d*)(k?)", re.IGNORECASE)
@@ -18,23 +18,19 @@ def add_to(commands: Any) -> argparse.ArgumentParser:
         "bench",
         help="time attention against others, each proven equal first",
         description="Proves every competitor equal on the very shapes, then times them in turns. "
-        "The ratios come first: a competitor's time over that of flax_attn; * marks the fastest. "
-        "Without a preset it ends in about a minute on a small machine. Ctrl-C keeps what has been "
-        "measured.",
+        "A table says which is faster, by how much (a competitor's time over that of flax_attn) "
+        "and how sure that is. Without a preset it ends in about a minute on a small machine. "
+        "Ctrl-C keeps what has been measured.",
     )
     add = parser.add_argument
-    add(
-        "--preset",
-        metavar="NAME",
-        help="book, decode, flash, layers, linear, memory, scale or window",
-    )
+    add("--preset", metavar="NAME", default="", help=PRESETS)
     add("--variant", metavar="NAME", help="a whole layer of this library, as `parity` names it")
-    add("--seq", metavar="LENGTHS", help="1k:32k (doubling) or 512,1024")
-    add("--width", metavar="WIDTHS", help="of a head: 64,128")
-    add("--heads", metavar="N", help="how many heads")
-    add("--devices", metavar="NUMBERS", help="of --preset scale: 2,4,8; a CPU stands for them")
-    add("--batch", metavar="B", help="how many batch entries")
-    add("--dtype", metavar="DTYPES", help=f"{','.join(DTYPES)}; default float32")
+    add("--seq", metavar="LENGTHS", type=lengths, help="1k:32k (doubling) or 512,1024")
+    add("--width", metavar="WIDTHS", type=_counts, help="of a head: 64,128")
+    add("--heads", metavar="N", type=_one_count, help="how many heads")
+    add("--devices", metavar="NUMBERS", type=_counts, help="2,4,8; a CPU stands for them")
+    add("--batch", metavar="B", type=_one_count, help="how many batch entries")
+    add("--dtype", metavar="DTYPES", type=dtypes, help=f"{','.join(DTYPES)}; default float32")
     add(
         "--grad",
         action=argparse.BooleanOptionalAction,
@@ -43,21 +39,25 @@ def add_to(commands: Any) -> argparse.ArgumentParser:
     masks = parser.add_mutually_exclusive_group()
     masks.add_argument("--causal", action="store_true", help="the causal mask alone")
     masks.add_argument("--full", action="store_true", help="no mask alone")
-    add("--with", metavar="NAMES", help=f"{','.join(EXTRAS)}, each apart; default plain")
-    add("--against", metavar="NAMES", help="competitors: jax.nn,flax.nnx,equinox,torch,... or none")
-    add("--backend", metavar="NAMES", help='of this library: names, "auto" (default) or "all"')
-    add("--rounds", metavar="N", help="how often each is timed, at most")
-    add("--seconds", metavar="S", help="how long each row of competitors is timed, about")
+    add("--with", metavar="NAMES", type=extras, help=f"{','.join(EXTRAS)}; default plain")
+    add("--against", metavar="NAMES", type=_names, help="jax.nn,flax.nnx,equinox,torch,... or none")
+    add("--backend", metavar="NAMES", type=_names, help='of this library; "auto" or "all"')
+    add("--rounds", metavar="N", type=_one_count, help="how often each is timed, at most")
+    add("--seconds", metavar="S", type=_seconds, help="how long each race is timed, about")
     _add_outputs(add)
     return parser
+
+
+PRESETS = "book, decode, flash, layers, linear, memory, scale or window"
 
 
 def _add_outputs(add: Callable[..., Any]) -> None:
     """Adds the options for what is printed and written."""
     add(
+        "--all",
         "--all-figures",
         action="store_true",
-        help="print quartiles, rates, memory, errors and the rest too, in tables wider than 80 "
+        help="print memory, quartiles, rates, errors and the rest too, in lines wider than 80 "
         "columns; files have every figure anyway",
     )
     add("--json", metavar="FILE", help="write every timing as JSON")
@@ -68,54 +68,6 @@ def _add_outputs(add: Callable[..., Any]) -> None:
     add("--compare", metavar="FILE", help="print the ratio of an older JSON's times to the new")
 
 
-@dataclass(frozen=True)
-class BenchOptions:
-    """Parsed options, checked as far as possible without knowing the competitors."""
-
-    preset: str = ""
-    variant: str | None = None
-    lengths: tuple[int, ...] | None = None
-    widths: tuple[int, ...] | None = None
-    heads: int | None = None
-    devices: tuple[int, ...] | None = None
-    batch: int | None = None
-    dtypes: tuple[str, ...] = ("float32",)
-    passes: tuple[str, ...] = PASSES
-    masks: tuple[str, ...] | None = None
-    extras: tuple[str, ...] = ("plain",)
-    against: tuple[str, ...] | None = None
-    backends: tuple[str, ...] = ("auto",)
-    rounds: int | None = None
-    seconds: float | None = None
-
-
-def read_options(options: argparse.Namespace) -> BenchOptions:
-    """Parses the options' values.
-
-    Raises:
-      ValueError: if a value cannot be parsed.
-    """
-    passes = {None: PASSES, True: (BOTH,), False: (FORWARD,)}[options.grad]
-    masks = ("causal",) if options.causal else ("full",) if options.full else None
-    return BenchOptions(
-        preset=options.preset or "",
-        variant=options.variant,
-        lengths=None if options.seq is None else lengths(options.seq),
-        widths=None if options.width is None else _counts("--width", options.width),
-        heads=None if options.heads is None else _one_count("--heads", options.heads),
-        devices=None if options.devices is None else _counts("--devices", options.devices),
-        batch=None if options.batch is None else _one_count("--batch", options.batch),
-        dtypes=("float32",) if options.dtype is None else dtypes(options.dtype),
-        passes=passes,
-        masks=masks,
-        extras=extras(getattr(options, "with") or "plain"),
-        against=None if options.against is None else _names(options.against),
-        backends=("auto",) if options.backend is None else _names(options.backend),
-        rounds=None if options.rounds is None else _one_count("--rounds", options.rounds),
-        seconds=None if options.seconds is None else _seconds(options.seconds),
-    )
-
-
 def lengths(text: str) -> tuple[int, ...]:
     """Parses lengths from `512,1024` or, doubling, `1k:32k`.
 
@@ -123,13 +75,11 @@ def lengths(text: str) -> tuple[int, ...]:
     ((1024, 2048, 4096, 8192), (512, 700, 1024))
     """
     if ":" not in text:
-        return tuple(sorted(set(_counts("--seq", text))))
+        return tuple(sorted(set(_counts(text))))
     ends = [_number(end) for end in text.split(":")]
     first, last = (ends[0] or 0, ends[1] or 0) if len(ends) == 2 else (0, 0)
     if not 0 < first <= last:
-        raise ValueError(
-            f"--seq takes lengths such as 512,1024 or a range such as 1k:32k; got {text!r}."
-        )
+        raise _refused("lengths such as 512,1024 or a range such as 1k:32k", text)
     sizes = []
     while first <= last:
         sizes.append(first)
@@ -142,7 +92,7 @@ def dtypes(text: str) -> tuple[str, ...]:
     names = tuple(TYPES.get(name, name) for name in _names(text))
     for name in names:
         if name not in DTYPES:
-            raise ValueError(f"--dtype takes {', '.join(DTYPES)}; got {name!r}.")
+            raise _refused(", ".join(DTYPES), name)
     return names
 
 
@@ -150,7 +100,7 @@ def extras(text: str) -> tuple[str, ...]:
     """Parses the names of the extras used with the mask."""
     for name in _names(text):
         if name not in EXTRAS:
-            raise ValueError(f"--with takes {', '.join(EXTRAS)}; got {name!r}.")
+            raise _refused(", ".join(EXTRAS), name)
     return _names(text)
 
 
@@ -163,18 +113,18 @@ def _number(text: str) -> int | None:
     return int(match[1]) * (1024 if match[2] else 1) if match else None
 
 
-def _counts(option: str, text: str) -> tuple[int, ...]:
+def _counts(text: str) -> tuple[int, ...]:
     values = [_number(part) for part in text.split(",")]
     numbers = tuple(n for n in values if n is not None)
     if len(numbers) < len(values):
-        raise ValueError(f"{option} takes whole numbers such as 512,1k; got {text!r}.")
+        raise _refused("whole numbers such as 512,1k", text)
     return numbers
 
 
-def _one_count(option: str, text: str) -> int:
-    counts = _counts(option, text)
+def _one_count(text: str) -> int:
+    counts = _counts(text)
     if len(counts) != 1:
-        raise ValueError(f"{option} takes one whole number; got {text!r}.")
+        raise _refused("one whole number", text)
     return counts[0]
 
 
@@ -184,5 +134,9 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise ValueError(f"--seconds takes a number above 0; got {text!r}.")
+        raise _refused("a number above 0", text)
     return seconds
+
+
+def _refused(takes: str, text: str) -> argparse.ArgumentTypeError:
+    return argparse.ArgumentTypeError(f"takes {takes}; got {text!r}.")

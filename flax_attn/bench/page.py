@@ -7,27 +7,24 @@ from typing import Any
 
 from .._internal import markdown as _markdown
 from .result import Results
-from .table import Table, remarks, split, tables
+from .table import Table, legend, remarks, tables
 
-HEADING = "# Benchmarks\n\nRatios first: a competitor's time over that of flax_attn.\n"
+HEADING = "# Benchmarks\n\nRatios: a competitor's time over that of flax_attn.\n"
 
 
-def markdown(results: Results, more: list[Table] | None = None) -> str:
-    """Formats the section of one run: machine, ratios, remarks, figures."""
+def markdown(results: Results, more: Sequence[Table] = ()) -> str:
+    """Formats the section of one run: machine, tables, remarks."""
     parts = [f"## {results.title}", machine_of(results), *body(results, more)]
     return "\n\n".join(parts) + "\n"
 
 
-def body(results: Results, more: list[Table] | None = None) -> list[str]:
-    """Formats the parts below the machine: ratios, remarks, figures."""
-    ratios, details = split(tables(results))
-    parts = [_table(t) for t in [*(more or []), *ratios]]
+def body(results: Results, more: Sequence[Table] = ()) -> list[str]:
+    """Formats the parts below the machine: tables and remarks."""
+    shown = [*more, *tables(results)]
+    parts = [_section(table) for table in shown]
+    parts += [legend(results)] if shown else []
     bullets = [f"* {_escaped(sentence)}" for sentence in remarks(results)]
-    parts += ["\n".join(bullets)] if bullets else []
-    if details:
-        inner = "\n\n".join(_table(t) for t in details)
-        parts.append(f"<details><summary>Every figure</summary>\n\n{inner}\n\n</details>")
-    return parts
+    return [*parts, "\n".join(bullets)] if bullets else parts
 
 
 def machine_of(results: Results) -> str:
@@ -36,30 +33,34 @@ def machine_of(results: Results) -> str:
     versions = ", ".join(f"{name} {v}" for name, v in machine["versions"].items())
     runs = machine.get("runs", [machine])
     peaks = ", ".join(f"{_peaks(name, runs)} in {name}" for name in machine["peak_flops"])
+    rate = f" A large matrix product reaches {peaks} here." if peaks else ""
     began = ", ".join(run["began"] for run in runs if "began" in run)
     when = f" {len(runs)} runs, begun at {began} UTC." if len(runs) > 1 else ""
     cores = f", {machine['cores']} cores" if machine["cores"] else ""
     return (
-        f"`{results.command}` on {machine['platform']} ({_name_of_device(machine)}{cores}); Python "
-        f"{machine['python']}, {versions}. A matrix product reaches {peaks} TFLOP/s here.{when}"
+        f"`{results.command}` on {machine['platform']} ({name_of_device(machine)}{cores}); Python "
+        f"{machine['python']}, {versions}.{rate}{when}"
     )
 
 
 def _peaks(dtype: str, runs: Sequence[Mapping[str, Any]]) -> str:
-    """Formats the range of the measured peaks in TFLOP/s."""
-    rates = [run["peak_flops"][dtype] / 1e12 for run in runs]
-    return " to ".join(dict.fromkeys(f"{rate:.3g}" for rate in (min(rates), max(rates))))
+    """Formats the range of the measured peaks."""
+    rates = [run["peak_flops"][dtype] for run in runs]
+    unit, size = ("TFLOP/s", 1e12) if max(rates) >= 1e12 else ("GFLOP/s", 1e9)
+    return (
+        " to ".join(dict.fromkeys(f"{x / size:.3g}" for x in (min(rates), max(rates)))) + f" {unit}"
+    )
 
 
-def _name_of_device(machine: Mapping[str, Any]) -> str:
+def name_of_device(machine: Mapping[str, Any]) -> str:
     """The accelerator's name, or the processor's without trademark signs."""
     if machine["platform"] != "cpu":
         return machine["device"]
     return re.sub(r"\((R|TM)\)| Processor| CPU", "", machine["processor"]).strip()
 
 
-def _table(table: Table) -> str:
-    header, *rows = ([*map(_escaped, cells)] for cells in [table.header, *table.rows])
+def _section(table: Table) -> str:
+    header, *rows = ([*map(_escaped, cells)] for cells in [table.columns, *table.rows])
     return f"**{table.title}**\n\n{_markdown.table(header, rows)}".rstrip("\n")
 
 
@@ -70,7 +71,7 @@ def _escaped(text: str) -> str:
 def marks(results: Results, preset: str) -> tuple[str, str]:
     """Returns the marker lines around the section of this preset and device."""
     dtypes = ", ".join(results.machine["peak_flops"])
-    name = f"{preset or 'short'}, {_name_of_device(results.machine)}, {dtypes}"
+    name = f"{preset or 'short'}, {name_of_device(results.machine)}, {dtypes}"
     return f"<!-- bench: {name} -->", f"<!-- end of bench: {name} -->"
 
 
@@ -81,13 +82,13 @@ def sections(page: str, preset: str, dtype: str = "float32") -> dict[str, str]:
 
 
 def rows(section: str, title: str) -> list[dict[str, str]]:
-    """Rows of all tables whose titles start with `title`, as dicts by column heading."""
-    tables = rf"\*\*{re.escape(title)}[^\n]*\*\*\n\n(.*?)\n\n"
-    all_rows = []
-    for text in re.findall(tables, section, re.DOTALL):
+    """Rows of all tables whose titles hold `title`, a row a competitor, as dicts by heading."""
+    every: list[dict[str, str]] = []
+    for head, text in re.findall(r"\*\*([^\n]*)\*\*\n\n(\|.*?)\n(?:\n|\Z)", section, re.DOTALL):
         headings, *lines = _markdown.cells(text)
-        all_rows += [dict(zip(headings, line, strict=True)) for line in lines]
-    return all_rows
+        if title in head and "competitor" in headings:
+            every += [dict(zip(headings, line, strict=False)) for line in lines]  # "" at the end
+    return every
 
 
 def factors(cell: str) -> list[float]:

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .result import Results, Row
-from .table import heading
-from .workload import BOTH
+from .task import BOTH
 
 MARKERS = "osD^vPX*<>"
 COLOURS = ("#d62728", "#1f77b4", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#17becf", "#7f7f7f")
@@ -38,33 +37,37 @@ def plots(results: Results, path: Path) -> list[Path]:
 
 
 def _time(row: Row) -> float | None:
-    return row.median * 1e3 if row.median else None
+    return row.amount * 1e3 if row.amount and row.seconds else None
 
 
 def _memory(row: Row) -> float | None:
-    return row.temporary / 2**20 if row.temporary else None
+    return row.figures.get("temporary", 0.0) / 2**20 or None
 
 
-def _panel(row: Row) -> tuple[str, str]:
-    return heading(row.workload), row.which
+def _pass(row: Row) -> str:
+    return row.cells.get("pass", "")
+
+
+def _length(row: Row) -> int:
+    return int(next(iter(row.cells.values())))
 
 
 def _figure(rows: Sequence[Row], label: str, of: Callable, results: Results) -> Any:
     figure_module = import_module("matplotlib.figure")
-    across = sorted({row.which for row in rows}, key=lambda which: which == BOTH)
-    down = list(dict.fromkeys(heading(row.workload) for row in rows))
+    across = sorted({_pass(row) for row in rows}, key=lambda which: which == BOTH)
+    down = list(dict.fromkeys(row.table for row in rows))
     size = (max(5.6, 4.8 * len(across) + 0.4), 3.7 * len(down) + 1.1)
     figure = figure_module.Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(down), len(across), squeeze=False, sharex="col")
     names = list(dict.fromkeys(row.competitor for row in rows))
     lines: dict[str, Any] = {}
-    bars = len({row.workload.length for row in rows}) == 1
+    bars = len({_length(row) for row in rows}) == 1
     for y, name in enumerate(down):
         for x, which in enumerate(across):
-            mine = [row for row in rows if _panel(row) == (name, which)]
+            mine = [row for row in rows if (row.table, _pass(row)) == (name, which)]
             draw = _bars if bars else _lines
             lines |= draw(axes[y][x], mine, names, of)
-            _label(axes[y][x], f"{which}, {name}", label, bars)
+            _label(axes[y][x], ", ".join(filter(None, (which, name))), label, bars)
     if not bars:
         figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=4)
     device = results.machine["device"] if results.machine["platform"] != "cpu" else "CPU"
@@ -75,7 +78,7 @@ def _figure(rows: Sequence[Row], label: str, of: Callable, results: Results) -> 
 def _lines(axis: Any, rows: Sequence[Row], names: Sequence[str], of: Callable) -> dict[str, Any]:
     lines = {}
     for i, name in enumerate(names):
-        points = sorted((row.workload.length, of(row)) for row in rows if row.competitor == name)
+        points = sorted((_length(row), of(row)) for row in rows if row.competitor == name)
         if points:
             style: dict[str, Any] = {"marker": MARKERS[i % len(MARKERS)], "markersize": 5}
             style |= {"color": COLOURS[i % len(COLOURS)], "linewidth": 2.2 if i == 0 else 1.3}
@@ -85,7 +88,7 @@ def _lines(axis: Any, rows: Sequence[Row], names: Sequence[str], of: Callable) -
     ticker = import_module("matplotlib.ticker")
     axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.yaxis.set_major_formatter(ticker.FuncFormatter(lambda y, _: f"{y:g}"))
-    ticks = sorted({row.workload.length for row in rows})
+    ticks = sorted({_length(row) for row in rows})
     axis.set_xticks(ticks, [_short(tick) for tick in ticks])
     axis.minorticks_off()
     return lines

@@ -1,76 +1,81 @@
-"""Programs: one competitor on one workload and pass, and how it is compiled and run."""
+"""Programs: how one competitor of one task is compiled and run."""
 
 import time
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .workload import BOTH, COTANGENT
+from ..weights.plan import Plan
+from .task import BOTH, COTANGENT, Arrays
 
-Arrays = Mapping[str, np.ndarray]
+Call = Callable[[dict[str, Any]], Any]  # maps inputs by name to the output
 
 
-class Program(Protocol):
-    """Interface of a competitor's program as `Race` uses it."""
+class Program:
+    """What `Race` asks of a competitor's program.
 
-    compile_seconds: float | None
-    temporary: int | None
+    Attributes:
+      compile_seconds: how long compilation took; None if it happens in the first call.
+      temporary: bytes of temporary memory of the compiled program; None if unknown.
+      counts: other figures of the compiled program, by name.
+    """
 
-    def place(self, arrays: Arrays) -> Any:
-        """Converts the arrays to the program's inputs, on its device."""
-        ...
+    compile_seconds: float | None = None
+    temporary: int | None = None
+    counts: Mapping[str, float] = {}
+
+    def place(self, inputs: Arrays) -> Any:
+        """Converts the inputs to those of the program, on its device."""
+        raise NotImplementedError
 
     def compile(self, placed: Any) -> None:
         """Compiles ahead of the first call, where the framework supports it."""
-        ...
 
     def run(self, placed: Any) -> Any:
         """Starts a run; its result may be asynchronous."""
-        ...
+        raise NotImplementedError
 
     def wait(self, result: Any) -> None:
         """Blocks until the result is ready."""
-        ...
+        jax.block_until_ready(result)
 
-    def take(self, result: Any) -> dict[str, np.ndarray]:
-        """Returns the output, and the gradients by the names of the workload's arrays."""
-        ...
+    def take(self, result: Any) -> Arrays:
+        """Returns the output, and the gradients by the names of the task's arrays."""
+        return {"output": np.asarray(result)}
 
     def chained(self, placed: Any, times: int) -> Callable[[], None] | None:
         """Returns a function for `times` runs in one dispatch, or None if unsupported."""
-        ...
+        return None
 
 
-class JaxProgram:
-    """Jitted `call(packed)`, and its gradients with respect to all of `packed`.
+class JaxProgram(Program):
+    """Jitted `call(inputs)`, and its gradients with respect to all of them.
 
     Args:
-      call: maps the result of `pack` to the output.
-      pack: maps arrays by name to a pytree.
-      unpack: maps gradients in that structure to gradients by name.
+      call: maps inputs and parameters by name to the output.
       which: the pass.
+      params: a layer's parameters by name, which the call gets among its inputs.
+      plan: maps the task's weights to these parameters.
     """
 
-    def __init__(self, call: Callable, pack: Callable, unpack: Callable, which: str):
-        self.pack, self.unpack, self.which = pack, unpack, which
-        self.compile_seconds: float | None = None
-        self.temporary: int | None = None
+    def __init__(self, call: Call, which: str, params: Any = (), plan: Plan | None = None):
+        self.which, self.params, self.plan = which, dict(params), plan
         self.compiled: Any = None
 
-        def both(packed: Any, cotangent: jax.Array) -> Any:
-            out, back = jax.vjp(call, packed)
+        def both(inputs: Any, cotangent: jax.Array) -> Any:
+            out, back = jax.vjp(call, inputs)
             return out, back(cotangent)[0]
 
-        self.function = both if which == BOTH else lambda packed, cotangent: call(packed)
+        self.function = both if which == BOTH else lambda inputs, cotangent: call(inputs)
 
-    def place(self, arrays: Arrays) -> Any:
-        cotangent = arrays[COTANGENT] if self.which == BOTH else None
-        inputs = {name: x for name, x in arrays.items() if name != COTANGENT}
-        placed = jax.tree.map(jnp.asarray, (self.pack(inputs), cotangent))
+    def place(self, inputs: Arrays) -> Any:
+        cotangent = inputs.get(COTANGENT) if self.which == BOTH else None
+        others = {name: x for name, x in inputs.items() if name != COTANGENT}
+        placed = jax.tree.map(jnp.asarray, ({**self.params, **others}, cotangent))
         return jax.block_until_ready(placed)
 
     def compile(self, placed: Any) -> None:
@@ -83,14 +88,11 @@ class JaxProgram:
     def run(self, placed: Any) -> Any:
         return self.compiled(*placed)
 
-    def wait(self, result: Any) -> None:
-        jax.block_until_ready(result)
-
-    def take(self, result: Any) -> dict[str, np.ndarray]:
+    def take(self, result: Any) -> Arrays:
         if self.which != BOTH:
             return {"output": np.asarray(result)}
         out, grads = jax.tree.map(np.asarray, result)
-        return {"output": out, **self.unpack(grads)}
+        return {"output": out, **_named(grads, self.plan)}
 
     def chained(self, placed: Any, times: int) -> Callable[[], None] | None:
         def step(_: Any, carry: Any) -> Any:
@@ -106,56 +108,53 @@ class JaxProgram:
         return lambda: self.wait(run(*placed))
 
 
-class TorchProgram:
-    """`call(packed)` in torch, eager or compiled, and its gradients for tensors of `packed`.
+class TorchProgram(Program):
+    """`call(inputs)` in torch, eager or compiled, and its gradients for all of them.
 
     Args:
-      call: maps the result of `pack` to the output.
-      pack: maps tensors by name to the input of `call`.
-      leaves: returns the tensors in that input whose gradients are computed.
-      unpack: maps numpy gradients, in the order of `leaves`, to gradients by name.
+      call: maps tensors by name to the output.
       which: the pass.
+      params: the parameters of the module that the call runs, by name; gradients are taken of them.
+      plan: maps the task's weights to these parameters.
     """
 
-    def __init__(
-        self, call: Callable, pack: Callable, leaves: Callable, unpack: Callable, which: str
-    ):
-        self.call, self.pack, self.leaves, self.unpack = call, pack, leaves, unpack
-        self.which = which
-        self.compile_seconds: float | None = None
-        self.temporary: int | None = None
+    def __init__(self, call: Call, which: str, params: Any = (), plan: Plan | None = None):
+        self.call, self.which, self.params, self.plan = call, which, dict(params), plan
         self.torch = import_module("torch")
 
-    def place(self, arrays: Arrays) -> Any:
-        tensors = {name: tensor(x) for name, x in arrays.items()}
-        cotangent = tensors.pop(COTANGENT)
-        packed = self.pack(tensors)
-        for leaf in self.leaves(packed):
+    def place(self, inputs: Arrays) -> Any:
+        tensors = {name: tensor(x) for name, x in inputs.items()}
+        cotangent = tensors.pop(COTANGENT, None)
+        leaves = {**self.params, **tensors}
+        for leaf in leaves.values():
             leaf.requires_grad_(self.which == BOTH)
-        return packed, cotangent
-
-    def compile(self, placed: Any) -> None:
-        """Does nothing: torch compiles in the first call."""
+        return tensors, leaves, cotangent
 
     def run(self, placed: Any) -> Any:
-        packed, cotangent = placed
+        tensors, leaves, cotangent = placed
         if self.which != BOTH:
             with self.torch.no_grad():
-                return self.call(packed), ()
-        out = self.call(packed)
-        return out, self.torch.autograd.grad(out, self.leaves(packed), cotangent)
+                return self.call(tensors), {}
+        out = self.call(tensors)
+        grads = self.torch.autograd.grad(out, list(leaves.values()), cotangent)
+        return out, dict(zip(leaves, grads, strict=True))
 
     def wait(self, result: Any) -> None:
         if self.torch.cuda.is_available():
             self.torch.cuda.synchronize()
 
-    def take(self, result: Any) -> dict[str, np.ndarray]:
+    def take(self, result: Any) -> Arrays:
         out, grads = result
-        arrays = {"output": array(out)}
-        return {**arrays, **self.unpack([array(g) for g in grads])} if grads else arrays
+        named = _named({name: array(x) for name, x in grads.items()}, self.plan)
+        return {"output": array(out), **named}
 
-    def chained(self, placed: Any, times: int) -> Callable[[], None] | None:
-        return None
+
+def _named(grads: Arrays, plan: Plan | None) -> Arrays:
+    """Gradients by the task's names, where a plan renames those of parameters."""
+    if plan is None:
+        return grads
+    paths = {path for move in plan.moves for path in move.targets}
+    return {**plan.back(grads), **{name: x for name, x in grads.items() if name not in paths}}
 
 
 def device() -> str:

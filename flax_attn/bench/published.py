@@ -22,9 +22,9 @@ from ..layers import WindowAttention
 from ..parity import compare
 from ..weights.rule import Rule
 from .competitor import OWN_FAMILY, Competitor
-from .program import JaxProgram, Program, TorchProgram
-from .proof import Proof
-from .workload import Workload
+from .program import JaxProgram, TorchProgram, device
+from .proof import Proof, proof_of
+from .task import Task
 
 WIDE = 160  # tokens at the published widths: from 128 on "auto" computes in blocks
 LONG = 1088  # tokens with few heads: above 1,024 blocks run in loops
@@ -98,18 +98,34 @@ MODELS = {
 }
 
 
-def workloads(lengths: Sequence[int]) -> list[Workload]:
-    """Returns every layer at every length, for Swin the nearest square of whole windows."""
-    workloads = []
-    for name, of in MODELS.items():
-        heads = of.config.get("num_attention_heads") or of.config["heads"]
-        width = of.config.get("head_dim", of.config["hidden_size"] // heads)
-        layer_kwargs = {"layer": name, "window": of.window, "model_width": of.config["hidden_size"]}
-        for length in lengths:
-            if name == "Swin T":
-                length = (SIDE * max(1, round(length**0.5 / SIDE))) ** 2
-            workloads.append(Workload(length, width, heads, **layer_kwargs))
-    return workloads
+@dataclass(frozen=True)
+class PublishedLayer(Task):
+    """A layer of `MODELS`, whose heads and widths are its own."""
+
+    model: str = ""
+
+    @property
+    def of(self) -> Published:
+        """The layer."""
+        return MODELS[self.model]
+
+    @property
+    def table(self) -> str:
+        return f"{self.model}, width {self.features}, {self.dtype}"
+
+    @property
+    def features(self) -> int:
+        return self.of.config["hidden_size"]
+
+
+def layer(model: str, length: int, which: str) -> PublishedLayer:
+    """Returns the task of a model; for Swin at the nearest square of whole windows."""
+    config = MODELS[model].config
+    heads = config.get("num_attention_heads") or config["heads"]
+    width = config.get("head_dim", config["hidden_size"] // heads)
+    if config["model_type"] == "swin":
+        length = (SIDE * max(1, round(length**0.5 / SIDE))) ** 2
+    return PublishedLayer(length, width, heads, which=which, model=model)
 
 
 def competitors() -> list[Competitor]:
@@ -117,13 +133,8 @@ def competitors() -> list[Competitor]:
 
     def torch(name: str, family: str, implementation: str) -> Competitor:
         refusal = partial(_refusal, implementation)
-        return Competitor(
-            name,
-            family,
-            partial(_torch, implementation),
-            refusal,
-            prove=partial(_prove, implementation),
-        )
+        proof = partial(_prove, implementation)
+        return Competitor(name, family, partial(_torch, implementation), refusal, prove=proof)
 
     return [
         Competitor(OWN_FAMILY, OWN_FAMILY, partial(_flax, _called), prove=partial(_prove, "eager")),
@@ -133,18 +144,14 @@ def competitors() -> list[Competitor]:
             "flax.nnx",
             "flax.nnx",
             partial(_flax, _nnx),
-            lambda w, which: _of(w).nnx or None,
+            lambda task: task.of.nnx or None,
             prove=partial(_prove, "flax.nnx"),
         ),
     ]
 
 
-def _refusal(implementation: str, w: Workload, which: str) -> str | None:
-    return (implementation == "sdpa" and _of(w).sdpa) or None
-
-
-def _of(w: Workload) -> Published:
-    return MODELS[w.layer or ""]
+def _refusal(implementation: str, task: PublishedLayer) -> str | None:
+    return (implementation == "sdpa" and task.of.sdpa) or None
 
 
 def _is_window(of: Published) -> bool:
@@ -188,15 +195,14 @@ def _nnx(of: Published) -> Call:
     return call
 
 
-def _flax(called: Callable[[Published], Call], w: Workload, which: str) -> Program:
-    graph, params, rest = nnx.split(_layer(_of(w)), nnx.Param, ...)
-    call = called(_of(w))
-    return JaxProgram(
-        lambda packed: call(nnx.merge(graph, packed[0], rest), packed[1]),
-        lambda arrays: (params, arrays["x"]),
-        lambda grads: {},
-        which,
-    )
+def _flax(called: Callable[[Published], Call], task: PublishedLayer) -> JaxProgram:
+    graph, params, rest = nnx.split(_layer(task.of), nnx.Param, ...)
+    call = called(task.of)
+
+    def run(inputs: Any) -> Any:
+        return call(nnx.merge(graph, inputs["params"], rest), inputs["x"])
+
+    return JaxProgram(run, task.which, {"params": params})
 
 
 def _transformers_module(implementation: str, of: Published) -> tuple[Any, Call]:
@@ -248,31 +254,26 @@ def _windows(layer: Any, x: Any) -> Any:
     return out.view(parts.shape).transpose(2, 3).reshape(x.shape)
 
 
-def _torch(implementation: str, w: Workload, which: str) -> Program:
+def _torch(implementation: str, task: PublishedLayer) -> TorchProgram:
     torch: Any = import_module("torch")
-    module, call = _transformers_module(implementation, _of(w))
+    module, call = _transformers_module(implementation, task.of)
+    module = module.to(device=device(), dtype=getattr(torch, task.dtype))
     with torch.no_grad():
         for param in module.parameters():  # some are not initialised
             param.normal_(std=0.02)
-
-    def pack(tensors: Any) -> Any:
-        like = tensors["x"]
-        return [like, *module.to(device=like.device, dtype=like.dtype).parameters()]
-
-    return TorchProgram(
-        lambda packed: call(module, packed[0]), pack, lambda packed: packed, lambda grads: {}, which
-    )
+    params = dict(module.named_parameters())
+    return TorchProgram(lambda inputs: call(module, inputs["x"]), task.which, params)
 
 
-def _prove(implementation: str, w: Workload, which: str) -> Proof:
+def _prove(implementation: str, task: PublishedLayer) -> Proof:
     """Compares outputs and gradients with the same weights, whatever the pass."""
-    name = w.layer or ""
-    if _is_window(_of(w)):
-        return _proven(implementation, name, False, w.length)
-    few = _proven(implementation, name, True, min(w.length, LONG))
+    model, length = task.model, task.length
+    if _is_window(task.of):
+        return _proven(implementation, model, False, length)
+    few = _proven(implementation, model, True, min(length, LONG))
     if implementation != "eager" or not few.ok:
         return few
-    whole = _proven(implementation, name, False, min(w.length, WIDE))
+    whole = _proven(implementation, model, False, min(length, WIDE))
     return few if whole.ok else whole
 
 
@@ -296,5 +297,4 @@ def _proven(implementation: str, name: str, narrow: bool, length: int) -> Proof:
         taps=False,
         eager=False,
     )
-    worst = max((row.verdict for row in report.rows), key=lambda v: v.error / (v.limit or 1.0))
-    return Proof(worst.error, worst.limit, "" if report.ok else report.summary())
+    return proof_of(report)

@@ -1,60 +1,84 @@
-"""Results: a row for each competitor, workload and pass, written to and read from JSON."""
+"""Results: a row for each competitor and task, written to and read from JSON."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from math import comb
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from .workload import Workload
+from .task import Task
 
-FORMAT = "flax-attn bench, format 1"
+FORMAT = "flax-attn bench, format 2"
 TIMED, WRONG, LEFT_OUT, MEASURED = "timed", "wrong", "left out", "measured"
+LIMIT = "cache read once"  # a lower bound of a step of decoding, and no competitor
+OUTSIDE = 0.025  # of all intervals, those that the median is below, and those that it is above
 
 
 @dataclass
 class Row:
-    """One competitor on one workload in one pass.
+    """One competitor on one task.
 
     Attributes:
-      workload, which: the workload and the pass.
+      table: what the tasks of one table share, in words.
+      cells: what tells the task from others of its table, by heading, with its "pass".
       competitor: its name; `family` is its name for `--against`.
+      dtype: of the task.
+      by_least: whether its time is the least of its timings, and not their median.
       backend: this library's backend that ran, "" for others.
       status: "timed", "measured" (memory only), "wrong" (not timed) or "left out".
       reason: why it was not timed, or a remark.
-      proof: the worst error and its limit, from `parity.judge`.
-      compile_seconds, first_seconds: duration of compilation and of the first call.
-      temporary: bytes of temporary memory of the compiled program, or None if unknown.
       seconds: every timing, in order.
-      counts: for several devices, "blocks" of the busiest one, their "mean", and bytes "sent".
+      figures: by name, those that are known of "flops" and "bytes" of the task, "error" and "limit"
+        (the worst error and its limit, from `parity.judge`), "compile_seconds", "first_seconds" (of
+        the first call), "temporary" (bytes of the compiled program) and, of several devices,
+        "blocks" of the busiest one, their "mean", bytes "sent" and "hops".
       runs: the same row in each of several runs, if this row merges them.
     """
 
-    workload: Workload
-    which: str
+    table: str
+    cells: dict[str, str]
     competitor: str
     family: str
+    dtype: str = "float32"
+    by_least: bool = False
     backend: str = ""
     status: str = LEFT_OUT
     reason: str = ""
-    proof: dict[str, float] | None = None
-    compile_seconds: float | None = None
-    first_seconds: float | None = None
-    temporary: int | None = None
     seconds: list[float] = field(default_factory=list)
-    counts: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
     runs: list["Row"] = field(default_factory=list)
 
-    @property
-    def key(self) -> tuple[Workload, str, str]:
-        """Identifies the row within a run."""
-        return self.workload, self.which, self.competitor
+    @classmethod
+    def of(cls, task: Task, competitor: str, family: str) -> "Row":
+        """Begins the row of a competitor."""
+        row = cls(task.table, task.cells, competitor, family, task.dtype, task.by_least)
+        row.note(flops=task.flops or None, bytes=task.bytes)
+        return row
+
+    def note(self, **figures: float | None) -> None:
+        """Adds the figures that are known."""
+        self.figures |= {name: x for name, x in figures.items() if x is not None}
 
     @property
-    def median(self) -> float | None:
-        """The median of the timings, in seconds."""
-        return median(self.seconds) if self.seconds else None
+    def key(self) -> tuple:
+        """Identifies the row within a run."""
+        return self.race, self.competitor
+
+    @property
+    def race(self) -> tuple:
+        """Identifies the task."""
+        return self.table, *self.cells.items()
+
+    @property
+    def amount(self) -> float | None:
+        """What ratios compare: seconds, or bytes if nothing was timed; None if it has none."""
+        if self.status == MEASURED:
+            return self.figures.get("temporary")
+        if self.status != TIMED or not self.seconds:
+            return None
+        return min(self.seconds) if self.by_least else median(self.seconds)
 
     @property
     def quartiles(self) -> tuple[float, float] | None:
@@ -69,24 +93,62 @@ class Row:
     @property
     def tflops(self) -> float | None:
         """TFLOP/s, counting visible pairs only."""
-        flops = self.workload.flops(self.which)
-        return flops / self.median / 1e12 if self.median and flops else None
+        flops = self.figures.get("flops")
+        return flops / median(self.seconds) / 1e12 if self.seconds and flops else None
 
     @property
     def bandwidth(self) -> float | None:
         """Bytes per second, if every tensor is moved once."""
-        return self.workload.bytes(self.which) / self.median if self.median else None
+        return self.figures["bytes"] / median(self.seconds) if self.seconds else None
 
     def to_dict(self) -> dict[str, Any]:
         """Converts to plain values, including statistics of the timings."""
         return {
             **asdict(replace(self, runs=[])),
-            "median_seconds": self.median,
+            "median_seconds": median(self.seconds) if self.seconds else None,
             "quartiles_seconds": self.quartiles,
             "least_seconds": min(self.seconds, default=None),
             "tflops": self.tflops,
             "bytes_a_second": self.bandwidth,
         }
+
+
+def ratios(row: Row, of: Row) -> list[float]:
+    """A row's amount over another's, in each run of both."""
+    amounts = [(a.amount, b.amount) for a, b in _in_each_run(row, of)]
+    return [a / b for a, b in amounts if a is not None and b]
+
+
+def interval(row: Row, of: Row) -> tuple[float, float] | None:
+    """Interval of the ratio of times: 95 % for the median of a round's ratios; None for memory.
+
+    Competitors are timed in turns, so that each round gives a ratio. Of n sorted ratios, the median
+    of all possible rounds lies between the r-th and the r-th from the end, unless fewer than r of n
+    fell on one side of it, as heads do in n tosses. With fewer than 6 rounds it is their whole
+    range. Of several runs it is the range of their intervals.
+    """
+    ends = []
+    for a, b in _in_each_run(row, of):
+        rounds = sorted(x / y for x, y in zip(a.seconds, b.seconds, strict=False))
+        if rounds and a.amount and b.amount:
+            rank = _rank(len(rounds))
+            ends += [rounds[rank], rounds[-1 - rank], a.amount / b.amount]
+    return (min(ends), max(ends)) if ends else None
+
+
+def _rank(n: int) -> int:
+    """Number of ratios to leave out at each end."""
+    rank, below = 0, 1.0
+    while below <= OUTSIDE * 2**n:
+        rank += 1
+        below += comb(n, rank)
+    return max(0, rank - 1)
+
+
+def base_of(rows: Sequence[Row]) -> Row | None:
+    """This library's row of one task, preferring its own choice of backend."""
+    mine = [row for row in rows if row.family == "flax_attn" and row.amount]
+    return next((row for row in mine if row.competitor == "flax_attn"), mine[0] if mine else None)
 
 
 @dataclass
@@ -96,15 +158,15 @@ class Results:
     Attributes:
       title, command: of the run.
       machine: its machine and versions.
-      rows: a row for each competitor, workload and pass.
+      rows: a row for each competitor and task.
       absent: why competitors could not run, by family.
       complete: whether the run came to its end.
-      missing: workloads and passes that an interrupted run did not finish.
+      missing: tasks that an interrupted run did not finish.
     """
 
     title: str
     command: str
-    machine: dict[str, Any]
+    machine: Mapping[str, Any]
     rows: list[Row] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
     complete: bool = False
@@ -116,36 +178,12 @@ class Results:
         document = {"format": FORMAT, **asdict(self), "rows": rows}
         path.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
-
-def read(path: Path) -> Results:
-    """Reads results written by `Results.write`.
-
-    Raises:
-      ValueError: if there is no such file, or it has other contents.
-    """
-    try:
-        document = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
-        raise ValueError(f"{path} is not a JSON file that flax-attn bench wrote.") from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ValueError(f"{path} was not written by flax-attn bench ({FORMAT!r} is missing).")
-    try:
-        results = Results(document["title"], document["command"], document["machine"])
-        results.rows = [_row(row) for row in document["rows"]]
-        results.absent, results.complete = dict(document["absent"]), bool(document["complete"])
-        results.missing = [*document.get("missing", ())]  # older files have none
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} has rows that flax-attn bench did not write.") from error
-    return results
-
-
-def _row(fields: dict[str, Any]) -> Row:
-    if "contender" in fields:  # the field's name in the last release
-        fields = {**fields, "competitor": fields["contender"]}
-    known = {name: fields[name] for name in Row.__dataclass_fields__ if name in fields}
-    return Row(**{**known, "workload": Workload(**fields["workload"])})
+    def stop(self) -> None:
+        """Marks the rows that an interrupt left without a figure."""
+        for row in self.rows:
+            unfinished = row.status == LEFT_OUT and not row.reason
+            if unfinished or (row.status == TIMED and not row.seconds):
+                row.status, row.reason = LEFT_OUT, "stopped before it was measured"
 
 
 def together(runs: Sequence[Results]) -> Results:
@@ -170,7 +208,7 @@ def together(runs: Sequence[Results]) -> Results:
     return replace(last, machine=machine, rows=rows, complete=complete)
 
 
-def in_each_run(row: Row, of: Row) -> list[tuple[Row, Row]]:
+def _in_each_run(row: Row, of: Row) -> list[tuple[Row, Row]]:
     """Pairs both rows run by run, or as they are if they merge no runs."""
     return [*zip(row.runs, of.runs, strict=True)] if row.runs and of.runs else [(row, of)]
 

@@ -4,6 +4,7 @@
 """
 
 import inspect
+from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
 from typing import Any
@@ -15,28 +16,86 @@ from flax import nnx
 from .. import layers as flax_layers
 from ..parity import compare, port
 from .competitor import OWN_FAMILY, Competitor
-from .program import JaxProgram, Program, TorchProgram, tensor
-from .proof import Proof
+from .program import JaxProgram, TorchProgram, device
+from .proof import Proof, proof_of
+from .task import BOTH, Task
 from .torch_layers import REF
-from .workload import BOTH, Workload
 
-PROVEN = 2**20  # attention weights: a larger workload is verified at a smaller size
+PROVEN = 2**20  # attention weights: a larger task is verified at a smaller size
+
+
+@dataclass(frozen=True)
+class Twin(Task):
+    """A layer of this library of width `heads * width`, by the name of its file."""
+
+    layer: str = ""
+
+    @property
+    def table(self) -> str:
+        return f"{self.layer}, width {self.features}, {self.dtype}"
+
+    def small(self) -> "Twin":
+        return self if self.weights <= PROVEN else self.shortened()
+
+    @property
+    def kind(self) -> type[nnx.Module]:
+        """The class of the layer."""
+        return variants()[self.layer]
+
+    @property
+    def num_inputs(self) -> int:
+        """Number of arrays that the call requires."""
+        parameters = list(inspect.signature(self.kind.__call__).parameters.values())[1:]
+        return sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The constructor's required arguments, from the sizes of the task."""
+        sizes = _sizes_as_arguments(self)
+        return {name: sizes[name] for name in _required(self.kind) if name in sizes}
+
+    def flax(self) -> nnx.Module:
+        """Builds this library's layer."""
+        module = self.kind(**self.config, rngs=nnx.Rngs(self.seed))  # type: ignore[call-arg]
+        module.eval()
+        return module
+
+    def torch(self) -> Any:
+        """Builds the PyTorch reference."""
+        kind = getattr(import_module(f"{REF}.{self.layer}"), self.kind.__name__)
+        return kind(**self.config).eval()
 
 
 @cache
 def variants() -> dict[str, type[nnx.Module]]:
-    """Returns the layers that a workload's sizes can build, by the name of their file.
+    """Returns the layers that a task's sizes can build, by the name of their file.
 
-    Others, such as those for images, need sizes that a workload does not contain.
+    Others, such as those for images, need sizes that a task does not contain.
     """
     exports = (getattr(flax_layers, name) for name in vars(flax_layers))
     modules = [x for x in exports if isinstance(x, type) and issubclass(x, nnx.Module)]
-    known = {*_sizes_as_arguments(Workload(length=1)), "rngs"}
+    known = {*_sizes_as_arguments(Task(length=1)), "rngs"}
     return {
         module.__module__.rsplit(".", 1)[1]: module
         for module in modules
         if {*_required(module)} <= known
     }
+
+
+def _required(kind: type[nnx.Module]) -> list[str]:
+    """Names of the constructor's required arguments."""
+    parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
+    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return [p.name for p in named if p.default is p.empty]
+
+
+def _sizes_as_arguments(task: Task) -> dict[str, Any]:
+    """Constructor arguments that follow from a task's sizes."""
+    width, halves = task.features, task.heads // 2 if task.heads % 2 == 0 else task.heads
+    sizes = dict.fromkeys(("d_in", "d_out", "embed_dim", "in_features", "d_encoder"), width)
+    sizes |= dict.fromkeys(("d_decoder", "units", "head_size"), width)
+    sizes |= {"context_length": task.length, "dropout": 0.0, "num_heads": task.heads}
+    return sizes | {"num_kv_heads": halves, "head_dim": task.width, "dim": width}
 
 
 def competitors(variant: str) -> list[Competitor]:
@@ -50,96 +109,35 @@ def competitors(variant: str) -> list[Competitor]:
 
 
 @cache
-def _prove(w: Workload, which: str) -> Proof:
-    small = w.cut(PROVEN)
-    x = small.arrays()["x"].astype(np.float64)
+def _prove(task: Twin) -> Proof:
+    small = task.small()
+    x = small.inputs()["x"].astype(np.float64)
     report = compare(
-        twin(small),
-        layer(small),
-        *([x] * _inputs(small)),
-        dtypes=("float64", w.dtype),
-        grads=which == BOTH,
+        small.torch(),
+        small.flax(),
+        *([x] * small.num_inputs),
+        dtypes=("float64", task.dtype),
+        grads=task.which == BOTH,
         taps=False,
         eager=False,
     )
-    worst = max((row.verdict for row in report.rows), key=lambda v: v.error / (v.limit or 1.0))
-    return Proof(worst.error, worst.limit, "" if report.ok else report.summary())
+    return proof_of(report)
 
 
-def _class_of(w: Workload) -> type[nnx.Module]:
-    return variants()[w.layer or ""]
+def _flax(task: Twin) -> JaxProgram:
+    graph, params, rest = nnx.split(task.flax(), nnx.Param, ...)
+    params = jax.tree.map(lambda x: x.astype(task.dtype), params)
+
+    def call(inputs: Any) -> Any:
+        return nnx.merge(graph, inputs["params"], rest)(*[inputs["x"]] * task.num_inputs)
+
+    return JaxProgram(call, task.which, {"params": params})
 
 
-def _inputs(w: Workload) -> int:
-    """Number of arrays that the call requires."""
-    parameters = list(inspect.signature(_class_of(w).__call__).parameters.values())[1:]
-    return sum(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
-
-
-def config(w: Workload) -> dict[str, Any]:
-    """The constructor's required arguments, from the sizes of the workload."""
-    known = _sizes_as_arguments(w)
-    return {name: known[name] for name in _required(_class_of(w)) if name in known}
-
-
-def _required(kind: type[nnx.Module]) -> list[str]:
-    """Names of the constructor's required arguments."""
-    parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
-    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    return [p.name for p in named if p.default is p.empty]
-
-
-def _sizes_as_arguments(w: Workload) -> dict[str, Any]:
-    """Constructor arguments that follow from a workload's sizes."""
-    width, halves = w.features, w.heads // 2 if w.heads % 2 == 0 else w.heads
-    known = dict.fromkeys(("d_in", "d_out", "embed_dim", "in_features", "d_encoder"), width)
-    known |= dict.fromkeys(("d_decoder", "units", "head_size"), width)
-    known |= {"context_length": w.length, "dropout": 0.0, "num_heads": w.heads}
-    return known | {"num_kv_heads": halves, "head_dim": w.width, "dim": width}
-
-
-def layer(w: Workload) -> nnx.Module:
-    """Builds this library's layer."""
-    kind = _class_of(w)
-    module = kind(**config(w), rngs=nnx.Rngs(w.seed))  # pyright: ignore[reportCallIssue]
-    module.eval()
-    return module
-
-
-def twin(w: Workload) -> Any:
-    """Builds the PyTorch reference."""
-    kind = _class_of(w)
-    module = getattr(import_module(f"{REF}.{w.layer}"), kind.__name__)(**config(w))
-    return module.eval()
-
-
-def _flax(w: Workload, which: str) -> Program:
-    module, dtype = layer(w), w.dtype
-    graph, params, rest = nnx.split(module, nnx.Param, ...)
-    inputs = _inputs(w)
-    params = jax.tree.map(lambda x: x.astype(dtype), params)
-
-    def call(packed: Any) -> Any:
-        return nnx.merge(graph, packed[0], rest)(*[packed[1]] * inputs)
-
-    return JaxProgram(call, lambda arrays: (params, arrays["x"]), lambda grads: {}, which)
-
-
-def _torch(compiled: bool, w: Workload, which: str) -> Program:
+def _torch(compiled: bool, task: Twin) -> TorchProgram:
     torch = import_module("torch")
-    module = port(layer(w), twin(w))
-    like = tensor(w.arrays()["x"])
-    module = module.to(device=like.device, dtype=like.dtype)
-    run = torch.compile(module) if compiled else module
-    inputs = _inputs(w)  # computed outside the timed call
-
-    def pack(tensors: Any) -> Any:
-        return [tensors["x"], *module.parameters()]
-
-    return TorchProgram(
-        lambda packed: run(*[packed[0]] * inputs),
-        pack,
-        lambda packed: packed,
-        lambda grads: {},
-        which,
-    )
+    module = port(task.flax(), task.torch())
+    module = module.to(device=device(), dtype=getattr(torch, task.dtype))
+    run, count = torch.compile(module) if compiled else module, task.num_inputs
+    params = dict(module.named_parameters())
+    return TorchProgram(lambda inputs: run(*[inputs["x"]] * count), task.which, params)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from ..weights.move import Move
 from ..weights.plan import Plan
 from ..weights.rule import Rule
-from .workload import PROJECTIONS
 
+PROJECTIONS = ("query", "key", "value", "out")
 THREE = "{query,key,value}"
 NOTEBOOK = ("W_query", "W_key", "W_value", "out_proj")  # the book's names for the four projections
 
@@ -26,11 +26,6 @@ def plan_of(*rules: Rule) -> Plan:
         ]
         names = [name for name in names if not any(name in sources for sources, _ in groups)]
     return Plan(tuple(moves), (), (), ())
-
-
-def paths(plan: Plan) -> list[str]:
-    """A layer's paths, in the order of the plan."""
-    return [path for move in plan.moves for path in move.targets]
 
 
 def separate(layers: Sequence[str], weight: str, transposed: bool) -> Plan:

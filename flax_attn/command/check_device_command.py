@@ -1,7 +1,13 @@
-"""`flax-attn check-device`: runs each part within its time limit, and writes a report."""
+"""`flax-attn check-device`: three commands in a row, each in its time, and a report.
+
+PyTorch's recorded results, requests to every backend, and `flax-attn bench`: each is a process of
+its own that leaves what it has found, so that a crash or the end of its time loses nothing. The
+command itself computes nothing, so that each can use the whole device.
+"""
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .._internal.nearest import did_you_mean
-from ..device_check.part import PARTS
-from ..device_check.task import Task, rows_of
+from ..device_check.part import MODULES, Part, rows_of
 from .options import check_folder, made_folder
 from .wrap import wrapped
 
@@ -22,14 +27,32 @@ if TYPE_CHECKING:
 
 MINUTES = {False: 8.0, True: 2.0}  # default duration, keyed by `small`
 RESERVED = 5.0  # seconds reserved for the report
-GRACE_SECONDS = 5.0  # seconds that a part may exceed its limit before it is killed
-FIRST = "machine"
-WORDS = {"refuses": "not served"}
+GRACE_SECONDS = 10.0  # seconds that a part may exceed its time before it is killed
 REPORT, LOG = "report.md", "check-device.log"
+# The parts in order, each with its share of the time.
+SHARES = {"layers": 0.28, "requests": 0.22, "speed": 0.25, "decoding": 0.15, "memory": 0.10}
+# The options of `flax-attn bench`, in full and in small.
+BENCH = {
+    "speed": (
+        "--preset flash --causal --width 128 --heads 8 --batch 1 --seq 1k,4k,16k --dtype bf16 "
+        "--backend auto,blockwise,tokamax --against jax.nn,torch --rounds 7 --seconds 2",
+        "--causal --width 32 --heads 2 --batch 1 --seq 128,256 --backend auto,blockwise "
+        "--against jax.nn,torch --rounds 7 --seconds 1",
+    ),
+    "decoding": (
+        "--preset decode --seq 1k,8k,32k --heads 16 --width 128 --against torch --rounds 7",
+        "--preset decode --seq 128,512 --heads 4 --width 16 --against torch --rounds 7 --seconds 1",
+    ),
+    "memory": (
+        "--preset memory --seq 8k,16k --heads 4 --width 128 --dtype bf16 "
+        "--backend auto,blockwise,reference --against jax.nn",
+        "--preset memory --seq 1k,2k --heads 4 --width 16 --against jax.nn",
+    ),
+}
 # Several processes share one GPU, so none may preallocate its memory.
 SETTINGS = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 # Otherwise XLA autotunes every matrix product, which takes longer than everything else.
-QUICK = {"layers": "--xla_gpu_autotune_level=0", "requests": "--xla_gpu_autotune_level=0"}
+QUICK = "--xla_gpu_autotune_level=0"
 
 
 def check_device(options: argparse.Namespace, console: "Console", progress: "Progress") -> int:
@@ -42,51 +65,59 @@ def check_device(options: argparse.Namespace, console: "Console", progress: "Pro
     Raises:
       ValueError: for a duration that is not positive, or an unwritable or non-empty folder.
     """
+    from ..device_check import page
+
     minutes = MINUTES[options.small] if options.minutes is None else options.minutes
     if not minutes > 0:
         raise ValueError(f"--minutes takes a number above 0; got {minutes:g}.")
-    parts = _chosen(options.only)
+    names = _chosen(options.only)
     out = _folder(options.out)
     until = time.time() + 60 * minutes - RESERVED
-    progress.begin(len(parts))
-    for task in _tasks(parts, out, until, options.small):
-        progress.at(task.part)
-        _run(task)
-        _write_page(out)
-        progress.write_line(_summary(task))
+    progress.begin(len(names))
+    for part in _parts(names, out, until, options.small):
+        progress.at(part.name)
+        _run(part)
+        (out / REPORT).write_text(page.markdown(out, verdict(out, names)), "utf-8")
+        text = dict(page.summary(out)).get(part.name, "nothing was tried")
+        progress.write_line(wrapped(f"{part.name}: {text}", console.width))
         progress.advance()
-    text, wrong = _write_page(out)
-    missing = too_little(out, parts)
-    last = f"wrote {out}: to share these results, send the folder"
+    lines = [f"\n{page.heading(out)}", verdict(out, names), ""]
+    lines += [f"{name:10}{text}" for name, text in page.summary(out)]
+    lines += [f"wrong     {line}" for line in page.wrong_lines(out)[:5]]
+    lines += [f"left out  {line}" for line in page.left_out(out)]
+    lines.append(f"\nwrote {out / REPORT}: to share these results, send the folder")
+    for line in lines:
+        console.out(wrapped(line, console.width), highlight=False)
+    return 1 if page.wrong_lines(out) else 2 if too_little(out, names) else 0
+
+
+def verdict(out: Path, names: Sequence[str]) -> str:
+    """What is known of this device after these parts, in a sentence."""
+    from ..device_check import page
+
+    count, missing = len(page.wrong_lines(out)), too_little(out, names)
+    if count:
+        return f"Not right on this device: {count} results differ or failed."
     if missing:
-        last = f"wrote {out}. Too little was tried: {missing}; give it more time by --minutes"
-    console.out(f"\n{text}\n{wrapped(last, console.width)}", highlight=False)
-    return 1 if wrong else 2 if missing else 0
+        return f"Too little was tried: {missing}; give it more time by --minutes."
+    return "Everything that was tried is equal."
 
 
-def too_little(out: Path, parts: Sequence[str]) -> str:
+def too_little(out: Path, names: Sequence[str]) -> str:
     """What of these parts had no time, if their results say little about the device; "" if not."""
-    from ..device_check.page import timed_rows
+    from ..device_check import page
 
-    rows = [row for part in PARTS for row in (*rows_of(out, part), *timed_rows(out, part))]
+    rows = [row for part in MODULES for row in rows_of(out, part)]
     layers = {row["layer"]: row["of"] for row in rows if "layer" in row}
-    if "layers" in parts and not layers:
+    if "layers" in names and not layers:
         return "no layer"
     if layers and len(layers) < max(layers.values()) / 2:
         return f"{len(layers)} of {max(layers.values())} layers"
-    if "requests" in parts and not any("request" in row for row in rows):
+    if "requests" in names and not any("request" in row for row in rows):
         return "no request"
-    proven = any(row.get("verdict") in ("equal", "timed") for row in rows)
-    return "" if proven else "nothing was proven"
-
-
-def _write_page(out: Path) -> tuple[str, int]:
-    """Rewrites the report; returns its text and the number of wrong rows."""
-    from ..device_check import page
-
-    text, wrong = page.markdown(out), page.count_wrong(out)
-    (out / REPORT).write_text(text, "utf-8")
-    return text, wrong
+    verdicts = {row.get("verdict") for row in rows}
+    verdicts |= {row.status for results in page.benches(out).values() for row in results.rows}
+    return "" if verdicts & {"equal", "timed", "measured"} else "nothing was proven"
 
 
 def _folder(name: str) -> Path:
@@ -99,61 +130,67 @@ def _folder(name: str) -> Path:
 
 
 def _chosen(only: str | None) -> list[str]:
-    """The requested parts, and the first one, which describes the machine to the others.
-
-    Raises:
-      ValueError: for an unknown part.
-    """
-    names = [*PARTS] if only is None else only.split(",")
+    """The requested parts, in order; raises ValueError for one that is unknown."""
+    names = [*SHARES] if only is None else only.split(",")
     for name in names:
-        if name not in PARTS:
-            raise ValueError(
-                f"--only has no part {name!r}: {did_you_mean(name, PARTS, 'they are')}"
-            )
-    return [name for name in PARTS if name in names or name == FIRST]
+        if name not in SHARES:
+            known = did_you_mean(name, SHARES, "they are")
+            raise ValueError(f"--only has no part {name!r}: {known}")
+    return [name for name in SHARES if name in names]
 
 
-def _tasks(parts: Sequence[str], out: Path, until: float, small: bool) -> Iterator[Task]:
+def _parts(names: Sequence[str], out: Path, until: float, small: bool) -> Iterator[Part]:
     """Yields the parts, each with its share of the time left when it starts."""
-    shares = {name: PARTS[name][1] for name in parts}
-    for name in parts:
-        share = shares[name] / sum(shares.values())
-        del shares[name]
-        now = time.time()
-        yield Task(out, name, now + share * max(0.0, until - now), small)
+    for i, name in enumerate(names):
+        now, rest = time.time(), sum(SHARES[x] for x in names[i:])
+        yield Part(out, name, now + SHARES[name] / rest * max(0.0, until - now), small)
 
 
-def _run(task: Task) -> None:
-    """Runs a part in a process, and kills it if it exceeds its time."""
-    from ..device_check.page import timed_rows  # imports JAX, as in the functions below
-
-    arguments = [task.part, str(task.out), str(task.until), *(["small"] if task.small else [])]
-    command = [sys.executable, "-m", "flax_attn.device_check.part", *arguments]
-    with (task.out / LOG).open("a", encoding="utf-8") as log:
-        log.write(f"== {task.part}\n")
+def _run(part: Part) -> None:
+    """Runs a part in a process; when its time is over it gets Ctrl-C, and is killed if late."""
+    results = part.out / f"{part.name}.json"
+    if part.name in BENCH:
+        options = BENCH[part.name][part.small].split()
+        command = ["flax_attn", "bench", *options, "--json", str(results)]
+    else:
+        small = ["small"] if part.small else []
+        command = ["flax_attn.device_check.part", part.name, part.out, part.until, *small]
+    with (part.out / LOG).open("a", encoding="utf-8") as log:
+        log.write(f"== {part.name}\n")
         log.flush()
-        settings = _settings(task.part)
         process = subprocess.Popen(
-            command, env=settings, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            [sys.executable, "-m", *map(str, command)],
+            env=_settings(part.name),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         try:
-            code = process.wait(task.seconds_left + GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            begun = rows_of(task.out, task.part) or timed_rows(task.out, task.part)
-            what = f"the rest of {task.part}" if begun else f"{task.part}, all of it"
-            task.leave_out(what, "it was still at work when its time was over")
-            return
+            code = _code(process, part)
         finally:
             _end(process)
-    if code:
+    if code is None:
+        part.leave_out(f"the rest of {part.name}", "it was still at work when its time was over")
+    elif code == 130 and not results.exists():
+        part.leave_out(f"all of {part.name}")
+    elif code not in (0, 130) and not (part.name in BENCH and code == 1):
         text = f"its process ended with exit code {code}; {LOG} has what it printed"
-        task.write(verdict="failed", what=task.part, text=text)
+        part.write(verdict="failed", what=part.name, text=text)
+
+
+def _code(process: subprocess.Popen, part: Part) -> int | None:
+    """The exit code of a part's process; None if it did not end in time."""
+    for seconds in (max(0.0, part.seconds_left), GRACE_SECONDS):
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            if part.name in BENCH:
+                process.send_signal(signal.SIGINT)  # it keeps what was measured
+    return None
 
 
 def _end(process: subprocess.Popen) -> None:
     """Kills a process and its children."""
-    import signal
-
     if hasattr(os, "killpg"):
         try:
             os.killpg(process.pid, signal.SIGKILL)
@@ -164,19 +201,8 @@ def _end(process: subprocess.Popen) -> None:
     process.wait()
 
 
-def _settings(part: str) -> Mapping[str, str]:
+def _settings(name: str) -> Mapping[str, str]:
     """Environment variables of a part's process."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} {QUICK.get(part, '')}".strip()
+    quick = QUICK if name in MODULES else ""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} {quick}".strip()
     return {**SETTINGS, **os.environ, **({"XLA_FLAGS": flags} if flags else {})}
-
-
-def _summary(task: Task) -> str:
-    """One line about a finished part."""
-    from ..device_check.page import timed_rows
-
-    counts: dict[str, int] = {}
-    for row in [*rows_of(task.out, task.part), *timed_rows(task.out, task.part)]:
-        verdict = str(row.get("verdict", "measured"))
-        verdict = WORDS.get(verdict, verdict)
-        counts[verdict] = counts.get(verdict, 0) + 1
-    return f"{task.part}: " + (", ".join(f"{n} {word}" for word, n in counts.items()) or "nothing")

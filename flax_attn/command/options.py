@@ -15,6 +15,7 @@ from .wrap import wrapped
 
 # Packages that every command needs; their distributions have the same names.
 REQUIRED = ("einops", "flax", "jax", "jaxtyping", "numpy", "optax", "rich")
+VALUE = re.compile(r"^argument (--\S+?)(?:/\S+)?: takes")  # of a `type` that names its option so
 CHOICE = re.compile(r"argument command: invalid choice: '([^']*)'")
 
 
@@ -49,6 +50,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Prints one sentence to stderr and exits with code 2."""
+        message = VALUE.sub(r"\1 takes", message)
         choice = CHOICE.match(message)
         if choice is not None:
             suggestion = did_you_mean(choice[1], self.commands, "the commands are")

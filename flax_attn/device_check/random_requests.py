@@ -56,6 +56,11 @@ class DrawnRequest:
         shapes |= {"sinks": (N,)} if self.options.get("sinks") else {}
         return {name: draw(shape).astype(jnp.dtype(self.dtype)) for name, shape in shapes.items()}
 
+    def rules(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """The keyword arguments of `attend`, with the sinks among these arrays."""
+        sinks = {"sinks": jnp.asarray(arrays["sinks"])} if "sinks" in arrays else {}
+        return {"mask": self.mask, "score": self.score, **self.options, **sinks}
+
 
 def draw_request(i: int, small: bool = False, seed: int = 0) -> DrawnRequest:
     """Returns the i-th request of a seed; the first ones use each mask once, without a score.
@@ -97,10 +102,6 @@ def _packed(drawn: Random, sizes: tuple[int, ...]) -> masks.Documents:
     return masks.Documents(np.diff(cuts, prepend=0, axis=1))
 
 
-def _documents(drawn: Random, sizes: tuple[int, ...]) -> Mask:
-    return CAUSAL & _packed(drawn, sizes)
-
-
 def _lengths(drawn: Random, sizes: tuple[int, ...]) -> Mask:
     return masks.Lengths(drawn.integers(1, sizes[2] + 1, sizes[0]))
 
@@ -108,11 +109,6 @@ def _lengths(drawn: Random, sizes: tuple[int, ...]) -> Mask:
 def _dense(drawn: Random, sizes: tuple[int, ...]) -> Mask:
     B, T, S = sizes[:3]
     return masks.Dense(drawn.random((B, 1, T, S)) < 0.7)
-
-
-def _every_third(drawn: Random, sizes: tuple[int, ...]) -> Mask:
-    """A user-defined mask: near keys, and every third of all."""
-    return masks.MaskFn(lambda b, n, q, k: (abs(q - k) < 9) | (k % 3 == n % 3))
 
 
 MASKS: Mapping[str, Callable[[Random, tuple[int, ...]], Mask]] = {
@@ -123,13 +119,15 @@ MASKS: Mapping[str, Callable[[Random, tuple[int, ...]], Mask]] = {
     "Window(20, 30, end)": lambda drawn, sizes: masks.Window(20, 30, "end"),
     "Causal(end) & Chunked(100)": lambda drawn, sizes: masks.Causal("end") & masks.Chunked(100),
     "Causal(end) & Segments": _segments,
-    "CAUSAL & Documents": _documents,
+    "CAUSAL & Documents": lambda drawn, sizes: CAUSAL & _packed(drawn, sizes),
     "Documents": _packed,
     "Prefix(33) | CAUSAL": lambda drawn, sizes: masks.Prefix(33) | CAUSAL,
     "Lengths": _lengths,
     "Causal(end) & Lengths": lambda drawn, sizes: masks.Causal("end") & _lengths(drawn, sizes),
     "Dense": _dense,
-    "MaskFn": _every_third,
+    "MaskFn": lambda drawn, sizes: masks.MaskFn(
+        lambda b, n, q, k: (abs(q - k) < 9) | (k % 3 == n % 3)  # near keys, and a third of all
+    ),
 }
 SCORES: Mapping[str, Callable[[Random, tuple[int, ...]], Score]] = {
     "Softcap(20)": lambda drawn, sizes: scores.Softcap(20.0),

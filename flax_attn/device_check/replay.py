@@ -1,4 +1,4 @@
-"""Part two: PyTorch's recorded results for every layer, against this device.
+"""PyTorch's recorded results for every layer, against this device.
 
 In float32 with IEEE products, since a GPU rounds float32 products to ten bits by default, and in
 bfloat16. As in `flax-attn parity`, an error may be a few times PyTorch's own.
@@ -15,35 +15,34 @@ from ..parity.cases.selection import select_cases
 from ..parity.cases.strict import strict
 from ..parity.cases.workers import Failure, Workers
 from ..parity.report import Report
-from .facts import processes
-from .task import Task
+from .part import Part
 
 CASES = "parity_tests"
 DTYPES = ("float32", "bfloat16")
 SMALL_LAYERS = 6  # layers of a small check
 
 
-def run(task: Task) -> None:
+def run(part: Part) -> None:
     """Writes a row for each case and dtype, beginning with one case of every layer."""
-    with Workers(processes(task)) as workers:
-        listed = _in_order(select_cases(CASES, (), workers).cases)
-        chosen = listed[:SMALL_LAYERS] if task.small else listed
+    with Workers(part.processes()) as workers:
+        listed = in_order(select_cases(CASES, (), workers).cases)
+        every = len({case.variant for case in listed})
+        chosen = listed[:SMALL_LAYERS] if part.small else listed
+        counts = {"of": len({case.variant for case in chosen}), "all": every}
         items = [(case, dtype) for case in chosen for dtype in DTYPES]
-        layers = len({case.variant for case in chosen})
-        results = workers.map(_replayed, items)
-        pairs = zip(items, results, strict=True)
-        for (case, dtype), result in task.in_time(pairs, len(items), "pairs of a case and a dtype"):
-            _write(task, case, dtype, layers, result)
+        pairs = zip(items, workers.map(_replayed, items), strict=True)
+        for (case, dtype), result in part.in_time(pairs, len(items), "pairs of a case and a dtype"):
+            write(part, case, dtype, counts, result)
 
 
-def _in_order(listed: Sequence[Listed]) -> list[Listed]:
+def in_order(listed: Sequence[Listed]) -> list[Listed]:
     """Orders cases: the first case of each layer, the second of each, and so on."""
     count: dict[str, int] = {}
     ordered = []
     for case in listed:
-        ordered.append(count.get(case.variant, 0))
-        count[case.variant] = ordered[-1] + 1
-    return [case for _, case in sorted(zip(ordered, listed, strict=True), key=lambda x: x[0])]
+        count[case.variant] = count.get(case.variant, -1) + 1
+        ordered.append((count[case.variant], case))
+    return [case for _, case in sorted(ordered, key=lambda pair: pair[0])]
 
 
 def _replayed(item: tuple[Listed, str]) -> Report | None:
@@ -58,19 +57,15 @@ def _replayed(item: tuple[Listed, str]) -> Report | None:
         return case.report(live=False, eager=False)
 
 
-def _write(
-    task: Task, case: Listed, dtype: str, layers: int, result: Report | Failure | None
+def write(
+    part: Part, case: Listed, dtype: str, counts: dict[str, int], result: Report | Failure | None
 ) -> None:
-    facts = {"layer": case.variant, "of": layers, "case": case.title, "dtype": dtype}
+    """Writes the row of a case; none if it was not recorded in this dtype."""
+    row = {"layer": case.variant, **counts, "case": case.title, "dtype": dtype}
     if isinstance(result, Failure):
-        task.write(**facts, verdict="failed", text=result.text)
+        part.write(**row, verdict="failed", text=result.text)
     elif result is not None:
-        verdict = "equal" if result.ok else "different"
-        text = {} if result.ok else {"text": str(result)}
-        task.write(**facts, verdict=verdict, share=worst_share(result), **text)
-
-
-def worst_share(report: Report) -> float:
-    """The largest ratio of an error to its limit in a report."""
-    verdicts = [row.verdict for row in report.rows if row.verdict.shows and row.verdict.limit]
-    return max((v.error / v.limit for v in verdicts), default=0.0)
+        verdicts = [row.verdict for row in result.rows if row.verdict.shows and row.verdict.limit]
+        share = max((v.error / v.limit for v in verdicts), default=0.0)
+        text = {"verdict": "equal"} if result.ok else {"verdict": "different", "text": str(result)}
+        part.write(**row, share=share, **text)

@@ -28,16 +28,13 @@ LIKE_JOBS = {
     "bench": {
         "_equinox": "equinox's competitor",
         "_flax": "a program of a Flax module",
-        "_jax": "JAX's competitor",
         "_jax_nn": "jax.nn's competitor",
         "_nnx": "flax.nnx's competitor",
         "_torch": "torch's competitor",
         "_flax_attn": "this library's competitor",
         "_sdpa": "the competitor by torch's fused function",
         "_book": "a layer of the book",
-        "_program": "what is timed",
         "_prove": "what is proven first",
-        "_ratios": "a table of ratios",
     },
     "layers": {"_check": "arguments of a constructor", "_check_sizes": "its sizes"},
     "recurrence": {

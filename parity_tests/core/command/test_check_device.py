@@ -12,12 +12,12 @@ from rich.console import Console
 
 from flax_attn._internal.progress import Progress
 from flax_attn.backends import BACKENDS
+from flax_attn.bench.attention import Attention
 from flax_attn.bench.result import Results, Row
-from flax_attn.bench.workload import FORWARD, Workload
 from flax_attn.command import check_device_command as command
-from flax_attn.device_check import page, replay, requests, speed
+from flax_attn.device_check import page, replay, requests
+from flax_attn.device_check.part import Part, rows_of
 from flax_attn.device_check.random_requests import MASKS, SCORES, draw_request
-from flax_attn.device_check.task import Task, file_of, rows_of
 from flax_attn.parity.cases.collect import Listed
 from flax_attn.parity.cases.workers import Failure, LastResult, Workers
 from parity_tests.core.backends.refusal import told
@@ -36,8 +36,8 @@ MACHINE = {
 }
 
 
-def task(out: Path, part: str, seconds: float = 60.0) -> Task:
-    return Task(out, part, time.time() + seconds, small=True)
+def part(out: Path, name: str, seconds: float = 60.0) -> Part:
+    return Part(out, name, time.time() + seconds, small=True)
 
 
 def checked(out: Path, **options) -> int:
@@ -51,38 +51,39 @@ def checked(out: Path, **options) -> int:
 
 
 def test_what_there_is_no_time_for_is_told(tmp_path):
-    late = task(tmp_path, "layers", -1.0)
+    late = part(tmp_path, "layers", -1.0)
     assert list(late.in_time([5, 6, 7], 3, "things")) == [5]
     assert [row["what"] for row in rows_of(tmp_path, "layers")] == ["2 of 3 things"]
-    early = task(tmp_path, "memory")
+    early = part(tmp_path, "memory")
     assert list(early.in_time([5, 6, 7], 3, "things")) == [5, 6, 7]
     assert rows_of(tmp_path, "memory") == []
 
 
 def test_shares_of_parts_that_end_early_go_to_the_others(tmp_path):
-    tasks = command._tasks(["machine", "speed", "memory"], tmp_path, time.time() + 100, False)
-    lengths = [each.seconds_left for each in tasks]
-    assert lengths[0] == min(lengths) and 80 < lengths[1] < 90 and 95 < lengths[2] <= 100
+    parts = command._parts(["layers", "speed", "memory"], tmp_path, time.time() + 100, False)
+    lengths = [each.seconds_left for each in parts]
+    assert 40 < lengths[0] < 50 and 65 < lengths[1] < 75 and 95 < lengths[2] <= 100
 
 
 def test_a_part_that_is_late_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(command, "GRACE_SECONDS", 0.0)
     begun = time.monotonic()
-    command._run(task(tmp_path, "machine", 0.2))
+    command._run(part(tmp_path, "layers", 0.2))
     assert time.monotonic() - begun < 5
-    (row,) = rows_of(tmp_path, "machine")
+    (row,) = rows_of(tmp_path, "layers")
     assert row["verdict"] == "left out" and "still at work" in row["reason"]
 
 
 def test_a_part_that_breaks_is_told_and_its_log_kept(tmp_path):
-    command._run(task(tmp_path, "nothing of that name"))
+    part(tmp_path, "machine").write(platform="cpu")
+    command._run(part(tmp_path, "nothing of that name"))
     (row,) = rows_of(tmp_path, "nothing of that name")
     assert row["verdict"] == "failed" and "exit code 1" in row["text"]
     assert "KeyError" in (tmp_path / command.LOG).read_text()
 
 
 def test_a_line_that_was_cut_off_is_no_row(tmp_path):
-    file_of(tmp_path, "layers").write_text('{"verdict": "equal"}\n{"verd')
+    (tmp_path / "layers.jsonl").write_text('{"verdict": "equal"}\n{"verd')
     assert rows_of(tmp_path, "layers") == [{"verdict": "equal"}]
 
 
@@ -110,17 +111,18 @@ def test_a_check_that_tried_too_little_is_no_success(
 ):
     equal = {"dtype": "float32", "verdict": "equal", "share": 0.1}
 
-    def run(task):
-        for i in range(layers if task.part == "layers" else 0):
-            task.write(layer=str(i), of=4, case="0", **equal)
-        for i in range(requests if task.part == "requests" else 0):
-            task.write(request=i, backend="reference", words="CAUSAL", **equal)
-        task.leave_out("the rest")
+    def run(part):
+        for i in range(layers if part.name == "layers" else 0):
+            part.write(layer=str(i), of=4, all=48, case="0", **equal)
+        for i in range(requests if part.name == "requests" else 0):
+            part.write(request=i, of=8, backend="reference", words="CAUSAL", **equal)
+        part.leave_out("the rest")
 
     monkeypatch.setattr(command, "_run", run)
     assert checked(tmp_path / "check") == code
     text = " ".join(capsys.readouterr().out.split())
-    assert ("Too little was tried: " + words in text) == (code == 2) != ("send the folder" in text)
+    assert ("Too little was tried: " + words in text) == (code == 2)
+    assert (f"{layers} of 48 layers" if layers else "layers nothing was tried") in text
 
 
 # Right and wrong.
@@ -139,13 +141,13 @@ def test_requests_of_a_seed_are_the_same_and_of_every_kind():
 @pytest.mark.nightly
 def test_a_backend_that_is_off_is_called_different(monkeypatch):
     """And one that is right equal, in the same row of requests."""
-    right = requests._computed
+    right = requests.computed
 
     def off(asked, arrays, backend):
         results = right(asked, arrays, backend)
         return {**results, "v": results["v"] * 1.1} if backend == "blockwise" else results
 
-    monkeypatch.setattr(requests, "_computed", off)
+    monkeypatch.setattr(requests, "computed", off)
     rows = {row["backend"]: row for row in requests._checked(requests.Item(1, True))}
     assert rows.keys() == BACKENDS.keys()
     assert rows["blockwise"]["verdict"] == "different"
@@ -180,14 +182,14 @@ class Once:
 
 @pytest.mark.nightly
 def test_a_backend_that_breaks_the_device_is_not_blamed_on_the_next(tmp_path, monkeypatch):
-    right = requests._computed
+    right = requests.computed
 
     def breaks(asked, arrays, backend):
         if backend == "blockwise":
             raise RuntimeError("an illegal memory access")
         return right(asked, arrays, backend)
 
-    monkeypatch.setattr(requests, "_computed", breaks)
+    monkeypatch.setattr(requests, "computed", breaks)
     result = requests._checked(requests.Item(0, True))
     assert isinstance(result, LastResult) and result.result[-1]["untried"] == [
         "autodiff",
@@ -198,7 +200,7 @@ def test_a_backend_that_breaks_the_device_is_not_blamed_on_the_next(tmp_path, mo
 
     monkeypatch.setattr(requests, "Workers", Once)
     monkeypatch.setattr(requests, "FEW", 1)
-    requests.run(task(tmp_path, "requests"))
+    requests.run(part(tmp_path, "requests"))
     verdicts = {row["backend"]: row["verdict"] for row in rows_of(tmp_path, "requests")}
     assert verdicts["blockwise"] == "failed" and verdicts["reference"] == "equal"
     assert verdicts.keys() == BACKENDS.keys()
@@ -213,13 +215,13 @@ def test_a_process_that_says_so_works_no_more():
 
 def test_one_case_of_each_layer_comes_first():
     cases = [Listed("p", "m", i, name, "w", f"{name}{i}") for i, name in enumerate("aabbc")]
-    assert [case.title for case in replay._in_order(cases)] == ["a0", "b2", "c4", "a1", "b3"]
+    assert [case.title for case in replay.in_order(cases)] == ["a0", "b2", "c4", "a1", "b3"]
 
 
 def test_a_case_that_was_never_recorded_in_a_dtype_is_no_row(tmp_path):
     case = Listed("p", "m", 0, "a", "w", "a[0]")
     for result in (None, Failure("it broke")):
-        replay._write(task(tmp_path, "layers"), case, "bfloat16", 1, result)
+        replay.write(part(tmp_path, "layers"), case, "bfloat16", {"of": 1, "all": 1}, result)
     (row,) = rows_of(tmp_path, "layers")
     assert (row["verdict"], row["text"], row["layer"]) == ("failed", "it broke", "a")
 
@@ -229,76 +231,80 @@ def test_a_case_that_was_never_recorded_in_a_dtype_is_no_row(tmp_path):
 
 def write_all(out: Path) -> None:
     """What a machine may have left."""
-    task(out, "machine").write(**MACHINE)
-    layers = task(out, "layers")
-    layers.write(layer="cross", case="cross[0]", dtype="float32", verdict="equal", share=0.3)
-    layers.write(layer="t5", case="t5[0]", dtype="float32", verdict="equal", share=0.4)
+    part(out, "machine").write(**MACHINE)
+    layers = part(out, "layers")
+    case = {"of": 4, "all": 48, "dtype": "float32", "verdict": "equal"}
+    layers.write(layer="cross", case="cross[0]", share=0.3, **case)
+    layers.write(layer="t5", case="t5[0]", share=0.4, **case)
     layers.leave_out("3 of 5 recorded results")
-    some = task(out, "requests")
-    facts = {"request": 0, "words": "CAUSAL", "dtype": "bfloat16"}
-    some.write(**facts, backend="blockwise", verdict="equal", share=0.1)
-    some.write(**facts, backend="splash", verdict="refuses", text="needs a TPU")
-    memory = task(out, "memory")
-    for n in (1, 2):
-        memory.write(way="auto", T=n, H=8, dtype="float32", temporary=n * 2**20, peak=None)
-    work = Workload(4096, 128, 16, 1, "bfloat16")
-    row = Row(work, FORWARD, "flax_attn", "flax_attn", "cudnn", "timed", seconds=[2e-4])
-    rows = [row, replace(row, competitor="torch", family="torch", backend="", seconds=[4e-4])]
-    results = Results("t", "c", MACHINE, rows, complete=True)
-    results.write(speed.results_of(out, speed.FLASH))
+    some = part(out, "requests")
+    row = {"request": 0, "of": 60, "words": "CAUSAL", "dtype": "bfloat16"}
+    some.write(**row, backend="blockwise", verdict="equal", share=0.1)
+    some.write(**row, backend="splash", verdict="refuses", text="needs a TPU")
+    task = Attention(4096, 128, 16, 1, "bfloat16")
+    rows = [Row.of(task, name, name) for name in ("flax_attn", "torch")]
+    for row, time_of_one in zip(rows, (2e-4, 4e-4), strict=True):
+        row.status, row.seconds = "timed", [time_of_one] * 6
+    Results("t", "c", MACHINE, rows, complete=True).write(out / "speed.json")
+    memory = [replace(row, seconds=[], status="measured") for row in rows]
+    for row in memory:
+        row.figures = {"temporary": 2**20, "bytes": 1}
+    Results("t", "c", MACHINE, memory, missing=["one"]).write(out / "memory.json")
 
 
-def test_the_page_tells_all_parts(tmp_path):
+def test_the_screen_and_the_report_tell_all_parts(tmp_path):
     write_all(tmp_path)
-    text = page.markdown(tmp_path)
-    for part in (
-        "## NVIDIA H100 80GB HBM3",
-        "jax 0.11.2",
-        "64 GiB of its memory",
-        "**2 layers**",
-        "| float32 | 2 | 0 | 0.40 |",
-        "| blockwise | bfloat16 | 1 | 0 | 0.10 |",
-        "Not for this device or its packages: splash.",
-        "| 4096 | 1 x 16 | fwd | 200 us |",
-        "| 2x |",
-        "| auto | 1 / 2 | 2.0x | - / - |",
+    assert page.heading(tmp_path).startswith("NVIDIA H100 80GB HBM3, 64 GiB of memory; Python 3.12")
+    assert page.summary(tmp_path) == [
+        ("layers", "2 of 48 layers: 2 equal; largest error 0.40 of its limit"),
+        ("requests", "1 of 60 requests: 1 equal, 1 not served; largest error 0.10 of its limit"),
+        ("speed", "1 of 1 tasks; T 4096, B x N 1 x 16, fwd: flax_attn 200 us, torch 2x slower"),
+        ("memory", "1 of 2 tasks; T 4096, B x N 1 x 16, fwd: flax_attn 1 MiB, torch 1x level"),
+    ]
+    text = page.markdown(tmp_path, "Everything that was tried is equal.")
+    for words in (
+        "**Everything that was tried is equal.**",
+        "| float32 | 2 | 0 | 0 | 0 | 0.40 |",
+        "| blockwise | bfloat16 | 1 | 0 | 0 | 0 | 0.10 |",
+        "| 4096 | 1 x 16 | fwd | flax_attn | 200 us |",
         "* 3 of 5 recorded results: no time was left",
+        "* memory: 1 tasks: no time was left",
     ):
-        assert part in text
-    assert "What is wrong" not in text and page.count_wrong(tmp_path) == 0
+        assert words in text
+    assert "What is wrong" not in text and page.wrong_lines(tmp_path) == []
 
 
-def test_the_page_tells_what_is_wrong(tmp_path):
+def test_they_tell_what_is_wrong(tmp_path):
     write_all(tmp_path)
-    facts = {"request": 1, "words": "FULL, T 9", "dtype": "bfloat16", "backend": "tokamax"}
-    task(tmp_path, "requests").write(**facts, verdict="different", share=31.0, text="v is\noff")
-    text = page.markdown(tmp_path)
+    row = {"request": 1, "of": 60, "words": "FULL, T 9", "dtype": "bfloat16", "backend": "tokamax"}
+    part(tmp_path, "requests").write(**row, verdict="different", share=31.0, text="v is\noff")
+    text = page.markdown(tmp_path, command.verdict(tmp_path, ["requests"]))
     assert "* requests: FULL, T 9, tokamax, bfloat16 different: v is off" in text
-    assert "| tokamax | bfloat16 | 0 | 1 | 31.00 |" in text
-    assert page.count_wrong(tmp_path) == 1
+    assert "| tokamax | bfloat16 | 0 | 1 | 0 | 0 | 31.00 |" in text
+    assert "Not right on this device: 1 results" in text and len(page.wrong_lines(tmp_path)) == 1
 
 
-def test_a_wrong_contender_counts_if_it_is_ours(tmp_path):
+def test_a_wrong_competitor_counts_if_it_is_ours(tmp_path):
     write_all(tmp_path)
-    file = speed.results_of(tmp_path, speed.FLASH)
+    file = tmp_path / "speed.json"
     for family, wrong in (("torch", 0), ("flax_attn", 1)):
         document = json.loads(file.read_text())
         for row in document["rows"]:
             row["status"] = "wrong" if row["family"] == family else "timed"
         file.write_text(json.dumps(document))
-        assert page.count_wrong(tmp_path) == wrong
+        assert len(page.wrong_lines(tmp_path)) == wrong
 
 
 def test_a_page_of_nothing_says_so(tmp_path):
-    assert "of which nothing is known" in page.markdown(tmp_path)
+    assert "of which nothing is known" in page.markdown(tmp_path, "")
 
 
 @pytest.mark.nightly
-def test_all_of_it_in_small(tmp_path):
-    """Nothing differs, every part leaves its file, and the page shows all of them."""
-    assert checked(tmp_path / "check", minutes=4.0) == 0
-    text = (tmp_path / "check" / command.REPORT).read_text()
-    for part in ("### Is it right?", "### Is it fast?", "one step of a whole layer", "### Memory"):
-        assert part in text
+def test_all_of_it_in_small(tmp_path, capsys):
+    """Nothing differs, every part leaves its file, and the end is a screen."""
+    assert checked(tmp_path / "check", minutes=6.0) == 0
+    text = capsys.readouterr().out
+    assert "Everything that was tried is equal." in text and "<details>" not in text
+    assert max(map(len, text.splitlines())) <= max(80, len(f"wrote {tmp_path}") + 60)
     files = {path.name for path in (tmp_path / "check").iterdir()}
-    assert files >= {"layers.jsonl", "requests.jsonl", "memory.jsonl", "flash.json", "decode.json"}
+    assert files >= {"layers.jsonl", "requests.jsonl", *(f"{x}.json" for x in page.BENCHES)}

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from flax_attn.bench import functions, race, result
+from flax_attn.bench import attention, race, reader
 from flax_attn.command import cli, proving
 from flax_attn.parity.cases import home, known, markdown
 from flax_attn.parity.cases.collect import Listed
@@ -161,21 +161,22 @@ def test_other_kinds_of_runs_are_interrupted_too(stopped, monkeypatch, capsys):
 def test_bench_names_what_it_did_not_measure(tmp_path, monkeypatch, capsys, known_machine):  # noqa: F811
     done = race.Race.run
 
-    def run(self, w, which, rows, notify=None):
-        if w.length == 12:
+    def run(self, task, rows, notify=None):
+        if task.length == 12:
             os.kill(os.getpid(), signal.SIGINT)
-        done(self, w, which, rows)
+        done(self, task, rows)
 
     monkeypatch.setattr(race.Race, "run", run)
-    monkeypatch.setattr(functions, "others", list)
+    monkeypatch.setattr(attention, "others", list)
     path = tmp_path / "kept.json"
     sizes = ["--seq", "6,12,24", "--width", "4", "--heads", "3", "--batch", "2", "--rounds", "2"]
     assert cli.main(["bench", *sizes, "--no-grad", "--causal", "--json", str(path)]) == 130
     text = capsys.readouterr().out
-    kept = result.read(path)
-    assert [row.workload.length for row in kept.rows] == [6] and not kept.complete
-    assert [line.split(",")[1] for line in kept.missing] == [" T 12", " T 24"]
-    assert "Not finished: B 2, T 12, N 3, H 4, causal, float32, fwd; B 2, T 24" in text
+    kept = reader.read(path)
+    assert [row.cells["T"] for row in kept.rows] == ["6"] and not kept.complete
+    assert [line.split(",")[0] for line in kept.missing] == ["T 12", "T 24"]
+    one = "T 12, B x N 2 x 3, fwd, head width 4, causal, float32"
+    assert f"Not finished: {one}; T 24" in " ".join(text.split())
 
 
 CHILD = """

@@ -29,7 +29,7 @@ def test_in_a_pipe_lines_go_to_stderr_and_results_to_stdout(fast, capsys):
     def heard():
         nonlocal err
         err += capsys.readouterr().err
-        return "run: torch, 1 of 3 (0 s)" in err
+        return "run: torch, 1 of 3, about 0 s left (0 s)" in err
 
     console = Console(file=io.StringIO())
     with Progress("run", console) as progress:
@@ -65,7 +65,7 @@ def test_on_a_terminal_a_bar_is_drawn_and_gone_at_the_end(fast, capsys):
         progress._bar.refresh()
         progress.write_line("a result")
     drawn = screen.getvalue()
-    assert "window, 1 of 3 \x1b[33m0:00:00" in drawn and "a result\n" in drawn
+    assert "window, 1 of 3, about 0 s left \x1b[33m0:00:00" in drawn and "a result\n" in drawn
     assert drawn.endswith("\x1b[1A\x1b[2K")  # one line up, and it is cleared
     assert capsys.readouterr().err == ""
 

@@ -9,7 +9,7 @@ import pytest
 
 from flax_attn._internal.markdown import fill, table, text_between
 from flax_attn.bench.page import factors, rows, sections
-from flax_attn.bench.presets import presets
+from flax_attn.bench.presets import PRESETS
 from parity_tests.core.pages.pages import ROOT, missing, run, text_of
 
 PAGE = text_of("docs/benchmarks.md")
@@ -21,18 +21,18 @@ SECTION = re.compile(
 )
 
 SHORT = text_between("<!-- in short -->", "<!-- end of in short -->")
-CAUSAL = "time over that of flax_attn: head width 64, causal"
-# What is shown: its preset, the titles of its tables, the column, and the length, if it is one.
+CAUSAL = "head width 64, causal"
+# What is shown: its preset, what tables' titles hold, the competitor, and the length, if it is one.
 SHOWN = {
     "`jax.nn` over `attend`, width 64, causal": ("flash", CAUSAL, "jax.nn", ""),
     "torch over `attend`, width 64, causal": ("flash", CAUSAL, "torch", ""),
-    "memory of `jax.nn`, 16,384 tokens, both passes": ("memory", "memory over", "jax.nn", "16384"),
-    "torch over `attend`, window of 256, 8,192 tokens": ("window", "time over", "torch", "8192"),
-    "published layers: transformers, sdpa": ("layers", "time over", "transformers, sdpa", ""),
-    "published layers: transformers, eager": ("layers", "time over", "transformers, eager", ""),
-    "a step of decoding: torch, static cache": ("decode", "time over", "torch, static cache", ""),
-    "a step of decoding: flax.nnx": ("decode", "time over", "flax.nnx", ""),
-    "the gated delta rule: transformers": ("linear", "time over", "transformers, chunked", ""),
+    "memory of `jax.nn`, 16,384 tokens, both passes": ("memory", "", "jax.nn", "16384"),
+    "torch over `attend`, window of 256, 8,192 tokens": ("window", "", "torch", "8192"),
+    "published layers: transformers, sdpa": ("layers", "", "transformers, sdpa", ""),
+    "published layers: transformers, eager": ("layers", "", "transformers, eager", ""),
+    "a step of decoding: torch, static cache": ("decode", "", "torch, static cache", ""),
+    "a step of decoding: flax.nnx": ("decode", "", "flax.nnx", ""),
+    "the gated delta rule: transformers": ("linear", "", "transformers, chunked", ""),
 }
 VERSION = re.compile(r"flax-attn ([\d.]+\d)")
 
@@ -48,9 +48,10 @@ def in_short(page: str) -> str:
     return table(["time or memory over that of flax_attn", *heads], lines)
 
 
-def ratios(section: str, title: str, column: str, length: str) -> str:
-    every = [row for row in rows(section, title) if length in ("", row.get("T"))]
-    values = [factor for row in every for factor in factors(row.get(column, ""))]
+def ratios(section: str, title: str, name: str, length: str) -> str:
+    every = [row for row in rows(section, title) if row["competitor"] == name]
+    every = [row for row in every if length in ("", row.get("T"))]
+    values = [factor for row in every for factor in factors(row["ratio"])]
     ends = dict.fromkeys(f"{end:.2g}x" if end < 100 else f"{end:.0f}x" for end in limits(values))
     return " to ".join(ends)
 
@@ -73,7 +74,7 @@ def test_its_figures_stand_in_the_tables_of_the_machines():
 
 def test_every_preset_is_named_and_has_a_section():
     named = {*re.findall(r"flax-attn bench --preset (\w+)", PAGE)}
-    assert named == {name for name in presets() if name}
+    assert named == {name for name in PRESETS if name}
     recorded = {preset for preset, _, _ in SECTION.findall(MEASURED)}
     assert named <= recorded, f"named and not recorded: {sorted(named - recorded)}"
 

@@ -115,14 +115,14 @@ def speed(page: str) -> str:
     lines = []
     for device, section in sections(page, "flash").items():
         version = re.search(r"flax-attn ([\d.]+\d)", section)[1]
-        table = rows(section, f"time over that of flax_attn: {SHAPE}")
+        table = rows(section, SHAPE)
         ranges = [f"{call} {_range(name, table)}" for name, call in CALLS.items()]
         where = f"**{device}, two cores, flax_attn {version}**"
         lines += [f"{where}: over all lengths and both passes, {', '.join(ranges)}."]
-        both = [r for r in rows(section, f"every figure: {SHAPE}") if r["pass"] == "fwd+bwd"]
+        both = [row for row in table if row["pass"] == "fwd+bwd"]
         memory = {(r["T"], r["competitor"]): r["memory"] for r in both}
         last = max((t for t, name in memory if name == "jax.nn"), key=int)
-        shape = next(row["B x N"] for row in table if row["T"] == last)  # sequences x heads
+        shape = re.search(rf"^\| {last} \| (\d+ x \d+) \|", section, re.MULTILINE)[1]
         needs = f"{memory[last, 'flax_attn']} of temporary memory; `jax.nn` needs"
         where = f"There both passes over {shape} heads of {int(last):,} tokens"
         lines += [f"{where} need {needs} {memory[last, 'jax.nn']}."]
@@ -131,7 +131,8 @@ def speed(page: str) -> str:
 
 def _range(name: str, rows: list[dict[str, str]]) -> str:
     """The smallest and largest ratio."""
-    ratios = [ratio for row in rows for ratio in factors(row[name])]
+    mine = (row["ratio"] for row in rows if row["competitor"] == name)
+    ratios = [ratio for cell in mine for ratio in factors(cell)]
     return f"{min(ratios):.2g}x to {max(ratios):.2g}x"
 
 

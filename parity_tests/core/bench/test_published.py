@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from flax_attn.bench import presets, published, race, result
-from flax_attn.bench.settings import Settings
-from flax_attn.bench.workload import FORWARD
+from flax_attn.bench import published, race, reader
+from flax_attn.bench.task import FORWARD
 from flax_attn.command import cli
 from flax_attn.parity.cases.case import has_torch
+
+from .conftest import tasks
 
 pytestmark = pytest.mark.usefixtures("promotion")
 SMALL = {"hidden_size": 20, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
@@ -39,14 +40,14 @@ def test_the_preset_runs_and_prints(tmp_path, capsys):
     given = ["--seq", "12", "--rounds", "2", "--seconds", "0.01", "--grad", "--json", str(path)]
     assert cli.main(["bench", "--preset", "layers", *given]) == 0
     assert "time over that of flax_attn: Llama 3 8B, width 20" in capsys.readouterr().out
-    rows = {(row.workload.layer, row.competitor): row for row in result.read(path).rows}
+    rows = {(row.table.split(", width")[0], row.competitor): row for row in reader.read(path).rows}
     timed = {key for key, row in rows.items() if row.status == "timed"}
     for name in (LLAMA, LOCAL, SWIN):
         assert {(name, "flax_attn"), (name, "transformers, eager")} <= timed
     assert {(LLAMA, "transformers, sdpa"), (LLAMA, "flax.nnx")} <= timed and len(timed) == 8
     assert rows[LOCAL, "flax.nnx"].reason == rows[LOCAL, "transformers, sdpa"].reason
     assert rows[LOCAL, "flax.nnx"].reason == "it has no sinks"
-    assert rows[SWIN, "flax_attn"].workload.length == 49 and rows[SWIN, "flax_attn"].proof
+    assert rows[SWIN, "flax_attn"].cells["T"] == "49" and "error" in rows[SWIN, "flax_attn"].figures
 
 
 @pytest.mark.nightly(but=["many tokens"])
@@ -60,8 +61,9 @@ def test_a_wrong_layer_gets_no_time(axis, size, monkeypatch):
 
     monkeypatch.setattr(published, "_called", called)
     monkeypatch.setattr(published, "WIDE", 8)
-    w, rows = published.workloads([12])[0], []
-    race.Race(published.competitors()[:1], Settings(rounds=1)).run(w, FORWARD, rows)
+    rows = []
+    ours = race.Race(published.competitors()[:1], race.Settings(rounds=1))
+    ours.run(published.layer(LLAMA, 12, FORWARD), rows)
     assert rows[0].status == "wrong" and rows[0].reason and not rows[0].seconds
 
 
@@ -73,9 +75,9 @@ def test_a_narrow_layer_keeps_its_groups():
 
 def test_the_preset_has_the_sizes_that_were_promised(monkeypatch):
     monkeypatch.undo()
-    works = presets.presets()["layers"].workloads()
+    works = tasks("layers", "--grad")
     assert {512, 1024, 2048, 4096} < {w.length for w in works}
-    assert {w.layer for w in works} == {*published.MODELS} and len(works) == 28
-    assert {w.model_width for w in works} == {4096, 3584, 2880, 2048, 96}
-    assert [w.window for w in works if w.layer == "gpt-oss 20B, local"] == [128] * 4
-    assert all(w.length % 49 == 0 for w in works if w.layer == SWIN)
+    assert {w.model for w in works} == {*published.MODELS} and len(works) == 28
+    assert {w.features for w in works} == {4096, 3584, 2880, 2048, 96}
+    assert {w.of.window for w in works if w.model == LOCAL} == {128}
+    assert all(w.length % 49 == 0 for w in works if w.model == SWIN)
