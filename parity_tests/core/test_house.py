@@ -4,18 +4,15 @@ All is read from the sources by `ast`, so that torch need not be there.
 """
 
 import ast
-import json
 import re
 import subprocess
 import sys
 import tokenize
 import tomllib
-import zlib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import flax_attn
@@ -24,6 +21,7 @@ from flax_attn import masks
 from flax_attn.masks import Mask
 from flax_attn.parity.cases import markdown
 from flax_attn.parity.cases.collect import Listed, listed
+from flax_attn.parity.recording.store import opened
 from flax_attn.parity.report import ANOTHER_WAY, EQUAL
 from parity_tests import real
 from parity_tests.core import layer_facts
@@ -114,10 +112,10 @@ def test_the_case_file_of_a_layer_has_cases_of_it(layer):
 
 @of_whole_variants
 def test_no_golden_was_forgotten(layer):
-    path, again = f"flax_attn/goldens/{layer}.npz", f"run `flax-attn parity {layer} --record`"
+    path = f"flax_attn/goldens/{layer}.safetensors"
+    again = f"run `flax-attn parity {layer} --record`"
     assert (ROOT / path).exists(), f"{path} is missing, the record of torch's results: {again}."
-    with np.load(ROOT / path) as stored:
-        recorded = json.loads(zlib.decompress(stored["meta"].tobytes()))["cases"]
+    recorded = opened(ROOT / path, again)[0]["cases"]
     titles = {case.title for case in cases_of(layer)}
     assert titles <= {*recorded}, f"{path} lacks the case {min(titles - {*recorded})}: {again}."
     extra = {*recorded} - titles
@@ -125,9 +123,9 @@ def test_no_golden_was_forgotten(layer):
 
 
 def test_every_golden_is_of_a_layer():
-    for name in sorted({path.stem for path in (ROOT / "flax_attn/goldens").glob("*.npz")}):
-        known = name in LAYERS or name.startswith("real_")
-        assert known, f"flax_attn/goldens/{name}.npz belongs to no layer: delete it."
+    for path in sorted((ROOT / "flax_attn/goldens").iterdir()):
+        known = path.stem in LAYERS or path.name.startswith("real_")
+        assert known, f"{path} belongs to no layer: delete it."
 
 
 @of_whole_variants

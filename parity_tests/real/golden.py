@@ -16,8 +16,8 @@ from flax import nnx
 
 import flax_attn
 from flax_attn.parity import ParityError, Report, Row, judge
-from flax_attn.parity.cases.golden import sketch
-from flax_attn.parity.rows.values import gradients
+from flax_attn.parity.recording.sketch import sketch
+from flax_attn.parity.rows.values import gradients, judged_by_size
 from flax_attn.parity.sides.flax.side import Flax
 from flax_attn.parity.sides.pair import Names, canonical
 from flax_attn.parity.sides.run import Run, RunRequest, rounded
@@ -219,8 +219,4 @@ def _judge(run: Run, facts: list[Any], arrays: Arrays, dtype: str, mode: str) ->
             got, want = run.outputs[name], arrays[name]
         else:
             got, want = sketch(name, run.gradients[name]), arrays[f"gradient {name}"]
-        if dtype == "float64":
-            verdict = judge.same_function(got, want, scale)
-        else:
-            verdict = judge.within_precision(got, own, want, dtype, scale)
-        yield Row(name, kind, dtype, mode, verdict)
+        yield Row(name, kind, dtype, mode, judged_by_size(got, want, dtype, scale, own))

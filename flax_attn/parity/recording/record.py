@@ -1,19 +1,15 @@
 """`record`: saves the first side's results, for a comparison elsewhere or later."""
 
-import json
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
 
-from ...errors import CheckpointError, ParityError
 from ...weights.plan import Plan
 from ...weights.rule import Rule
-from ...weights.safetensors import write_file
 from ..call_spec import CallSpec
 from ..decode import Decode
 from ..options import DTYPES, Options, Weights
@@ -22,8 +18,7 @@ from ..side_checks import arguments, check_recorded
 from ..sides.jax.original import JaxOriginal
 from ..sides.torch.live import Live
 from ..versions import versions
-from .recording import CHECKSUM, FORMAT, KEY, checksum
-from .store import NotSerializable, Spool, Writer
+from .store import FORMAT, NotSerializable, Writer, write
 
 Side = Live | JaxOriginal
 
@@ -91,7 +86,7 @@ def record(
     names = [source.name for source in live.sources]
     skipped = [name for rule in skips for group, _ in rule.groups(names) for name in group]
     live = live.with_weights(weights, Plan((), (), tuple(skipped), ()))
-    return _written(
+    return write(
         Path(file),
         lambda writer: {
             **_described(live, weights, skipped, writer),
@@ -201,17 +196,3 @@ def _trained(
     after = [writer.tree("steps", [step.gradients, step.values]) for step in steps]
     name, settings = options.optimizer
     return {"optimizer": [name, writer.tree("", dict(settings))], "steps": after}
-
-
-def _written(path: Path, facts: Callable[[Writer], dict[str, Any]]) -> Path:
-    """Writes the file from `facts`; tensors are first spooled to disk to save memory."""
-    try:
-        with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as file:
-            writer = Writer(Spool(file, Path(file.name)))
-            text = json.dumps({**facts(writer), "checksums": writer.checksums})
-            metadata = {KEY: text, CHECKSUM: checksum(text, writer.tensors.entries)}
-            write_file(path, writer.tensors, metadata)
-    except (OSError, CheckpointError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ParityError(f"{path} cannot be written: {why}.") from error
-    return path

@@ -1,7 +1,5 @@
 """`Recording`: torch's side of a comparison, read from a file that `record` wrote."""
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -11,11 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ...errors import CheckpointError, ParityError
+from ...errors import ParityError
 from ...weights.described import Source
-from ...weights.entry import Entry
 from ...weights.plan import Plan
-from ...weights.safetensors import read_described
 from .. import judge
 from ..call_spec import CallSpec
 from ..decode import Cut
@@ -23,13 +19,9 @@ from ..options import Options
 from ..sides.original import Arrays, Original, Part, Stepped
 from ..sides.run import OUTPUT, Run, RunRequest, is_floating
 from ..sides.steps import Steps
-from .store import Reader
+from .store import DAMAGE, Reader, opened
 
-# Exceptions that a description which is not as `record` writes it may raise.
-DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
-KEY = "flax_attn.recording"  # metadata key of the JSON
-CHECKSUM = "flax_attn.checksum"  # and of its checksum, which files of version 0.2 do not have
-FORMAT = 1
+REMEDY = "record it with flax_attn.parity.record, where torch is"
 NO_FLOAT64 = (
     "torch was not recorded in float64: its own result in {} stands for the truth, and what its "
     "rounding changes there in three runs for its error, so that the same precision is all that is "
@@ -71,7 +63,11 @@ class Recording:
 
     def __init__(self, file: str | PathLike[str]):
         self.path = Path(file)
-        facts, self.reader = _opened(self.path)
+        facts, self.reader = opened(self.path, REMEDY)
+        if "cases" in facts:
+            raise ParityError(
+                f"{self.path} holds sketches of cases, which `flax-attn parity` reads: {REMEDY}."
+            )
         self.facts = facts
         self.loaded: Arrays = {}
         try:
@@ -89,7 +85,7 @@ class Recording:
             self.request = _request(facts["request"], self.reader)
             self.keeps = self.reader.value(facts["keeps"])
         except DAMAGE as error:
-            raise ParityError(f"{self.path} is damaged ({error}): record it again.") from error
+            raise self.reader.damaged(error) from error
 
     @property
     def parts(self) -> list[str]:
@@ -266,41 +262,6 @@ def original_of(torch_module: Any, call_spec: CallSpec) -> Original:
     """Returns torch's side of a comparison: live, or recorded."""
     is_recording = isinstance(torch_module, Recording)
     return torch_module.call_spec(call_spec) if is_recording else call_spec.side(torch_module)
-
-
-def _opened(path: Path) -> tuple[dict[str, Any], Reader]:
-    """Opens a recording: its JSON, and a reader for its tensors."""
-    try:
-        entries, metadata = read_described(path)
-        text = metadata[KEY]
-        damaged = metadata.get(CHECKSUM) not in (None, checksum(text, entries))
-        facts = json.loads(text)
-        is_recording = isinstance(facts, dict) and isinstance(facts.get("format"), int)
-    except (CheckpointError, KeyError, ValueError, RecursionError) as error:
-        why = "" if isinstance(error, KeyError) else f" ({' '.join(str(error).split())})"
-        raise ParityError(
-            f"{path} is no recording{why}: flax_attn.parity.record writes one where torch is."
-        ) from error
-    if not is_recording or facts["format"] > FORMAT:
-        what = facts.get("format") if isinstance(facts, dict) else None
-        raise ParityError(
-            f"{path} is of format {what}, and this flax_attn reads {FORMAT}: install a newer one, "
-            "or record again with this one."
-        )
-    if damaged:
-        raise ParityError(f"{path} is damaged: its description is not what was recorded.")
-    return facts, Reader(path, entries, facts.get("checksums", {}))
-
-
-def checksum(text: str, entries: Mapping[str, Entry]) -> str:
-    """Hash of a recording's JSON, and of its tensors' names, dtypes and shapes.
-
-    The bytes of each tensor have a checksum of their own, which is in the JSON.
-    """
-    digest = hashlib.sha256(text.encode())
-    for name in sorted(entries):
-        digest.update(f"{name} {entries[name].dtype} {entries[name].shape}".encode())
-    return digest.hexdigest()
 
 
 def _source(fields: Mapping[str, Any]) -> Source:

@@ -1,26 +1,36 @@
-"""Serialises the values of a run: arrays as safetensors, their structure as JSON.
+"""The files of recordings and goldens: arrays as safetensors, their structure as JSON.
 
 Each tensor is written once, even if it occurs repeatedly. Float64 values that are exactly
 representable in float32 are written as float32, complex values as pairs; the JSON has the
-original dtype.
+original dtype. Every tensor has a checksum in the JSON, and the JSON has one beside it.
 """
 
+import json
 import zlib
-from collections.abc import Iterator, Mapping
+from base64 import b85decode, b85encode
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from hashlib import sha256
 from math import isfinite
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import IO, Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 
-from ...errors import ParityError
+from ...errors import CheckpointError, ParityError
 from ...weights.dtypes import NAMES
 from ...weights.entry import Entry
+from ...weights.safetensors import read_described, write_file
 from ..sides.run import Call, Run, Step
 
+# Exceptions that a description which is not as it was written may raise.
+DAMAGE = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
+KEY = "flax_attn.recording"  # metadata key of the JSON
+CHECKSUM = "flax_attn.checksum"  # and of its checksum, which files of version 0.2 do not have
+FORMAT = 1
+MAX_DESCRIPTION_BYTES = 2**28  # of a packed JSON
 # Dataclasses that can be serialised, by name.
 KINDS = {kind.__name__: kind for kind in (Run, Call, Step)}
 MAX_NAME_LENGTH = 400  # of a tensor's name; the reader accepts 512
@@ -148,11 +158,22 @@ class Reader:
       path: path of the file.
       entries: location of each tensor.
       checksums: checksum of each tensor's bytes.
+      remedy: how the file is written anew; the end of errors' sentences.
     """
 
-    def __init__(self, path: Path, entries: Mapping[str, Entry], checksums: Mapping[str, int]):
-        self.path, self.entries, self.checksums = path, entries, checksums
+    def __init__(
+        self,
+        path: Path,
+        entries: Mapping[str, Entry],
+        checksums: Mapping[str, int],
+        remedy: str = "record it again",
+    ):
+        self.path, self.entries, self.checksums, self.remedy = path, entries, checksums, remedy
         self.known: WeakValueDictionary[str, np.ndarray] = WeakValueDictionary()
+
+    def damaged(self, why: object) -> ParityError:
+        """The error to raise for a file that is not as it was written."""
+        return ParityError(f"{self.path} is damaged ({why}): {self.remedy}.")
 
     def tensor(self, fields: Mapping[str, str]) -> np.ndarray:
         """Reads the array that this JSON refers to.
@@ -165,7 +186,7 @@ class Reader:
         if made is None:
             array = self.entries[name].read(name)
             if _checksum(array) != self.checksums.get(name):
-                raise ParityError(f"{self.path} is damaged: {name} is not what was recorded.")
+                raise self.damaged(f"{name} is not what was recorded")
             made = _as(array, kind)
             made.flags.writeable = False
             self.known[f"{name} {kind}"] = made
@@ -196,3 +217,83 @@ def _as(array: np.ndarray, kind: str) -> np.ndarray:
         part = np.float32 if kind == "complex64" else np.float64
         return np.ascontiguousarray(array, part).view(np.dtype(kind))[..., 0]
     return array.astype(np.dtype(kind))
+
+
+def write(path: Path, facts: Callable[[Writer], dict[str, Any]], packed: bool = False) -> Path:
+    """Writes a file and returns its path; tensors are first spooled to disk to save memory.
+
+    Args:
+      path: the file; a folder of a packed file is made.
+      facts: stores tensors by the writer, and returns the JSON.
+      packed: compresses the JSON, which is longer than the sketches that it describes.
+
+    Raises:
+      ParityError: if it cannot be written.
+    """
+    try:
+        if packed and not path.parent.exists():
+            path.parent.mkdir()
+        with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as file:
+            writer = Writer(Spool(file, Path(file.name)))
+            text = json.dumps({**facts(writer), "checksums": writer.checksums})
+            text = b85encode(zlib.compress(text.encode(), 9)).decode() if packed else text
+            metadata = {KEY: text, CHECKSUM: _digest(text, writer.tensors.entries)}
+            write_file(path, writer.tensors, metadata)
+    except (OSError, CheckpointError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ParityError(f"{path} cannot be written: {why}.") from error
+    return path
+
+
+def opened(path: Path, remedy: str) -> tuple[dict[str, Any], Reader]:
+    """Opens a file that `write` wrote: its JSON, and a reader for its tensors.
+
+    Args:
+      path: the file.
+      remedy: how it is written anew; the end of errors' sentences.
+
+    Raises:
+      ParityError: if it is another file, is damaged, or has a newer format.
+    """
+    try:
+        entries, metadata = read_described(path)
+        text = metadata[KEY]
+    except (CheckpointError, KeyError) as error:
+        why = "" if isinstance(error, KeyError) else f" ({' '.join(str(error).split())})"
+        raise ParityError(f"{path} is no recording{why}: {remedy}.") from error
+    reader = Reader(path, entries, {}, remedy)
+    if metadata.get(CHECKSUM) not in (None, _digest(text, entries)):
+        raise reader.damaged("its description is not what was recorded")
+    try:
+        facts = json.loads(text if text.startswith("{") else _unpacked(text))
+        file_format, reader.checksums = facts["format"], facts.get("checksums", {})
+        is_newer = file_format > FORMAT
+    except (*DAMAGE, RecursionError, zlib.error) as error:
+        raise reader.damaged(error) from error
+    if is_newer:
+        raise ParityError(
+            f"{path} is of format {file_format}, and this flax_attn reads {FORMAT}: install a "
+            f"newer one, or {remedy}."
+        )
+    return facts, reader
+
+
+def _unpacked(text: str) -> bytes:
+    unpack = zlib.decompressobj()
+    plain = unpack.decompress(b85decode(text), MAX_DESCRIPTION_BYTES)
+    if not unpack.eof:
+        raise ValueError(
+            f"its description ends early or has more than {MAX_DESCRIPTION_BYTES} bytes"
+        )
+    return plain
+
+
+def _digest(text: str, entries: Mapping[str, Entry]) -> str:
+    """Hash of the JSON as it is stored, and of the tensors' names, dtypes and shapes.
+
+    The bytes of each tensor have a checksum of their own, which is in the JSON.
+    """
+    digest = sha256(text.encode())
+    for name in sorted(entries):
+        digest.update(f"{name} {entries[name].dtype} {entries[name].shape}".encode())
+    return digest.hexdigest()

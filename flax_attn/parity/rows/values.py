@@ -195,6 +195,22 @@ def value_of(
     return _with_noise(verdict, torch_value, None, moved)
 
 
+def judged_by_size(
+    got: np.ndarray,
+    want: np.ndarray,
+    dtype: str,
+    scale: float | None,
+    torch_error: float | None,
+    zero: bool = False,
+    noisy: Sequence[np.ndarray] = (),
+) -> judge.Verdict:
+    """The verdict on a value, or on its sketch, given the scale of its error and torch's error."""
+    if dtype == "float64":
+        return judge.same_function(got, want, scale, zero, noisy=noisy)
+    assert torch_error is not None  # it is measured in every narrower dtype
+    return judge.within_precision(got, torch_error, want, dtype, scale, zero)
+
+
 def _with_noise(
     verdict: judge.Verdict,
     torch_value: np.ndarray,
@@ -238,10 +254,8 @@ def _judged_gradients(
     runs = [names.gradients(run.gradients) for run in noisy]
     for name, want, scale, error in gradients(torch_run, truth, names, dtype):
         moved, value = [run[name] for run in runs], got.gradients[name]
-        if error is None:
-            verdict = judge.same_function(value, want, scale, zero=True, noisy=moved)
-        else:
-            verdict = judge.within_precision(value, error, want, dtype, scale, zero=True)
+        verdict = judged_by_size(value, want, dtype, scale, error, zero=True, noisy=moved)
+        if dtype != "float64":
             verdict = _with_noise(verdict, owns[name], scale, moved)
         rows.append(Row(name, "gradient", dtype, mode, verdict))
     return rows

@@ -389,7 +389,7 @@ def case_of(mine, **options):
     ids=["whole", "steps"],
 )
 def test_a_golden_replays_the_steps(options, tmp_path, monkeypatch):
-    monkeypatch.setattr(golden, "path_of", lambda case: tmp_path / "decoders.npz")
+    monkeypatch.setattr(golden, "path_of", lambda case: tmp_path / "decoders.safetensors")
     case = case_of(Mine, **options)
     golden.record([case])
     assert case.report(live=True, eager=False).ok

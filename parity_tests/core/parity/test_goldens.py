@@ -1,126 +1,132 @@
 """A golden whose numbers were changed is refused by its name; it never judges a port."""
 
 import json
-import zlib
 
 import numpy as np
 import pytest
 
 from flax_attn import GroupedQueryAttention, Rotary
-from flax_attn.parity import Case, ParityError, judge
+from flax_attn.parity import Case, ParityError, Recording, judge
 from flax_attn.parity.cases import golden
 from flax_attn.parity.cases.collect import collect
+from flax_attn.parity.recording.sketch import sketch
+from flax_attn.parity.recording.store import CHECKSUM, KEY, opened, write
+from flax_attn.weights.safetensors import read_described, write_file
 
 VARIANT = "parity_tests.test_uniform_causal_average"
 
 
-@pytest.fixture(scope="module")
-def recorded():
-    """The cases of one variant and what its committed golden holds of each."""
-    cases = collect(VARIANT)[:2]
-    stored, meta = golden._load(golden.path_of(cases[0]), "")
-    found = {}
-    for case in cases:
-        entry = meta["cases"][str(case)]
-        pieces = {dtype: stored[f"{entry['at']}/{dtype}"] for dtype in entry["results"]}
-        found[str(case)] = (entry, pieces)
-    return cases, found
-
-
 @pytest.fixture
-def written(recorded, tmp_path, monkeypatch):
-    """The same written anew, as a recording writes it."""
-    cases, found = recorded
-    path = tmp_path / "goldens" / "uniform.npz"
+def committed(tmp_path, monkeypatch):
+    """The first case of a variant, and a copy of its committed golden, which it reads."""
+    case = collect(VARIANT)[0]
+    path = tmp_path / "uniform.safetensors"
+    path.write_bytes(golden.path_of(case).read_bytes())
     monkeypatch.setattr(golden, "path_of", lambda case: path)
-    monkeypatch.setattr(golden, "_record_case", lambda case: found[str(case)])
-    assert golden.record(cases) == path
-    return cases, path
+    return case, path
 
 
-def changed(path, change, digest=True):
-    """A file written again after `change(arrays, meta)`, with the digest it had or without one."""
-    with np.load(path) as file:
-        arrays = {name: array.copy() for name, array in file.items()}
-    meta = json.loads(zlib.decompress(arrays["meta"].tobytes()))
-    change(arrays, meta)
-    if not digest:
-        meta.pop("digest")
-    arrays["meta"] = np.frombuffer(zlib.compress(json.dumps(meta).encode()), np.uint8)
-    np.savez_compressed(path, **arrays)
+def rewritten(path, change):
+    """The file written again after `change(entry)` of its first case, with right checksums."""
+    facts, reader = opened(path, "")
+    tensors = {name: reader.tensor({"tensor": name}) for name in reader.entries}
+    change(facts["cases"])
+
+    def written(writer):
+        for name, x in tensors.items():
+            writer.tensor(name, x)
+        return facts
+
+    write(path, written, packed=True)
 
 
-def put(at, value):
-    """A change of one of the numbers that are not zero, of the first case in float64."""
-
-    def change(arrays, meta):
-        place = np.flatnonzero(arrays["0/float64"])[at]
-        arrays["0/float64"][place] = value(arrays["0/float64"][place])
-
-    return change
+def results(cases):
+    return next(iter(cases.values()))["results"]["float64"]
 
 
-def swapped(arrays, meta):
-    arrays["0/float32"], arrays["0/float64"] = arrays["0/float64"], arrays["0/float32"]
-
-
-def looser(arrays, meta):
-    next(iter(meta["cases"].values()))["results"]["float64"]["facts"][-1][3] = 1e9
-
-
-CHANGES = {
-    "a NaN first": put(0, lambda x: np.nan),
-    "an Inf last": put(-1, lambda x: np.inf),
-    "a number a little larger": put(10, lambda x: x * 1.001),
-    "one bit": put(10, lambda x: np.nextafter(x, 2)),
-    "a zero": put(3, lambda x: 0.0),
-    "two arrays in each other's place": swapped,
-    "another scale of a gradient": looser,
-}
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_change_of_any_number_is_damage_and_no_verdict(change, written):
-    (case, *_), path = written
-    changed(path, change)
-    with pytest.raises(ParityError, match=r"uniform.npz.* is damaged \(.*\): run `flax-attn"):
+def refused(case, why):
+    with pytest.raises(ParityError, match=rf"uniform.safetensors is damaged \({why}\): run `flax-"):
         case.report(live=False)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("at", [0, 10, -1])
-def test_a_file_without_a_digest_is_read_but_never_a_number_that_is_none(at, value, written):
-    (case, *_), path = written
-    changed(path, put(at, lambda x: value), digest=False)
-    with pytest.raises(ParityError, match=r"uniform.npz.* is damaged \(.*NaN or Inf.*\): run `fl"):
-        case.report(live=False)
+@pytest.mark.parametrize("bit", [1, 128])
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_a_change_of_any_number_is_damage_and_no_verdict(place, bit, committed):
+    case, path = committed
+    entry, content = read_described(path)[0]["0/float64"], bytearray(path.read_bytes())
+    content[entry.start if place == "first" else entry.start + entry.size - 1] ^= bit
+    path.write_bytes(content)
+    refused(case, "0/float64 is not what was recorded")
+
+
+@pytest.mark.parametrize("change", ["another description", "tensors in each other's place"])
+def test_a_change_of_what_a_number_is_of_is_damage(change, committed):
+    case, path = committed
+    entries, metadata = read_described(path)
+    tensors = {name: entry.read(name) for name, entry in entries.items()}
+    if change == "another description":
+        facts, _ = opened(path, "")
+        results(facts["cases"])["facts"][-1][3] = 1e9
+        metadata[KEY] = json.dumps(facts)
+    else:
+        tensors |= {"0/float64": tensors["1/float64"], "1/float64": tensors["0/float64"]}
+    write_file(path, tensors, {key: metadata[key] for key in (KEY, CHECKSUM)})
+    refused(case, ".* not what was recorded")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda cases: cases.update({name: 3 for name in cases}),
+        lambda cases: next(iter(cases.values())).pop("sources"),
+        lambda cases: results(cases).update(facts=[[1, 2]]),
+        lambda cases: results(cases).update(numbers={"tensor": "none"}),
+    ],
+    ids=["no entry", "no sources", "other facts", "no numbers"],
+)
+def test_a_description_of_another_kind_is_damage(change, committed):
+    case, path = committed
+    rewritten(path, change)
+    refused(case, ".*")
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("digest", [True, False], ids=["with a digest", "without one"])
-def test_what_was_recorded_is_replayed(digest, written):
-    (case, *_), path = written
-    changed(path, lambda arrays, meta: None, digest=digest)
+def test_what_was_recorded_is_replayed(committed):
+    case, path = committed
+    rewritten(path, lambda cases: None)
     report = case.report(live=False, eager=False)
     assert report.ok and report.rows
 
 
-def test_a_recorded_value_that_flax_has_no_longer_is_missed(written):
-    (case, *_), path = written
+def test_a_recorded_value_that_flax_has_no_longer_is_missed(committed):
+    case, path = committed
 
-    def renamed(arrays, meta):
-        facts = next(iter(meta["cases"].values()))["results"]["float64"]["facts"]
+    def renamed(cases):
+        facts = results(cases)["facts"]
         next(fact for fact in facts if fact[0] == "gradient")[1] = "gone"
 
-    changed(path, renamed, digest=False)
+    rewritten(path, renamed)
     report = case.report(live=False, eager=False)
     assert {row.name for row in report.failed} == {"gone"}
 
 
-def test_a_dtype_that_was_not_recorded_is_told(written):
-    (case, *_), _ = written
+def test_a_dtype_that_was_not_recorded_is_told(committed):
+    case, _ = committed
     with pytest.raises(ParityError, match="is not recorded in float16: run `flax-attn"):
         golden.replay(case, ("float64", "float16"), eager=False)
+
+
+def test_a_golden_is_no_recording_of_one_module(committed):
+    _, path = committed
+    with pytest.raises(ParityError, match=r"holds sketches of cases, which `flax-attn parity` rea"):
+        Recording(path)
+
+
+def test_a_golden_of_an_older_version_is_to_be_recorded_again(committed):
+    case, path = committed
+    path.rename(path.with_suffix(".npz"))
+    with pytest.raises(ParityError, match=r"uniform.npz is of flax_attn 0.3.*: run `flax-attn par"):
+        case.report(live=False)
 
 
 @pytest.mark.parametrize("size", [(3, 4), (20, 20)], ids=str)
@@ -130,7 +136,7 @@ def test_a_recording_holds_numbers_alone_however_large_the_results(worst, size):
     x[::2] = worst
     other = x.copy()
     other[0] = 3.0
-    kept, again, off = (golden.sketch("scores", array) for array in (x, x.copy(), other))
+    kept, again, off = (sketch("scores", array) for array in (x, x.copy(), other))
     assert np.isfinite(kept).all()
     assert judge.exact(kept, again).ok and not judge.same_function(off, kept).ok
 

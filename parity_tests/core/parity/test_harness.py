@@ -298,11 +298,11 @@ def recorded(port, name="", **inputs):
 
 @pytest.mark.nightly
 def test_a_golden_is_replayed_without_torch(tmp_path, monkeypatch):
-    monkeypatch.setattr(golden, "path_of", lambda case: tmp_path / f"{case.variant}.npz")
+    monkeypatch.setattr(golden, "path_of", lambda case: tmp_path / f"{case.variant}.safetensors")
     case = recorded(Faithful)
     with pytest.raises(ParityError, match=r"not recorded.*--record test_harness"):
         case.report(live=False)
-    assert golden.record([case]) == tmp_path / "test_harness.npz"
+    assert golden.record([case]) == tmp_path / "test_harness.safetensors"
     assert case.report(live=False, eager=False).ok
     for port in (NoScale, WrongBackward, OneNaN, Flat, OtherRate):
         report = recorded(port).report(live=False, eager=False)
@@ -315,7 +315,7 @@ def test_a_golden_is_replayed_without_torch(tmp_path, monkeypatch):
 
 
 def test_two_cases_of_one_name_are_not_recorded(tmp_path, monkeypatch):
-    monkeypatch.setattr(golden, "path_of", lambda case: tmp_path / "none.npz")
+    monkeypatch.setattr(golden, "path_of", lambda case: tmp_path / "none.safetensors")
     with pytest.raises(ParityError, match="a name of its own"):
         golden.record([recorded(Faithful), recorded(NoScale)])
     assert not list(tmp_path.iterdir())

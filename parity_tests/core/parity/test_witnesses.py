@@ -54,7 +54,7 @@ def makers(monkeypatch):
 @pytest.fixture
 def kept(makers, tmp_path, monkeypatch):
     """A golden of the case, recorded while its witness could be made."""
-    path = tmp_path / "linear.npz"
+    path = tmp_path / "linear.safetensors"
     monkeypatch.setattr(golden, "path_of", lambda case: path)
     monkeypatch.setattr(golden, "_read_from", lambda case: path)
     golden.record([case()])
