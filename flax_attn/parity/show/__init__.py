@@ -10,7 +10,7 @@ from ..cases import certificate
 from ..report import DIFFERENT, NOTHING, UNSURE, Divergence, Report, plural
 from . import chart as page_chart
 from .heat import heat_map
-from .html import Html, code, el, join, number
+from .html import Html, code, el, join, number, table_of
 from .table import summary, tables, where
 from .text import effects, unproven
 from .text import lines_of as lines_of
@@ -240,10 +240,8 @@ def _contents(lines: Sequence[certificate.Line]) -> Html:
     for i, (line, row) in enumerate(zip(lines, shown, strict=True)):
         name, reference, *cells = row
         link = join(["✓ " if line.ok else "✕ ", el("a", name, href=f"#v{i}")])
-        all_cells = [link, reference, len(line.reports), *cells]
-        rows.append(el("tr", *(el("td", c) for c in all_cells), class_=None if line.ok else "bad"))
-    head = el("thead", el("tr", *(el("th", text) for text in heads)))
-    return el("div", el("table", head, el("tbody", *rows), class_="variants"), class_="scroll")
+        rows.append(([link, reference, len(line.reports), *cells], not line.ok))
+    return table_of(heads, rows, class_="variants")
 
 
 def _whole(reports: Sequence[Report]) -> dict[int, Html]:

@@ -5,8 +5,8 @@ from math import ceil, floor, isfinite, log10, nan
 from typing import NamedTuple
 
 from ..judge import Verdict
-from ..report import Report, Row
-from .html import Html, badness, el, number
+from ..report import Report, Row, badness
+from .html import Html, el, number
 
 EDGE, END = 9.0, 2.0  # percent: margin on either side of a strip, and position of 0 and inf
 # Percent between the centres of two labels, so that they do not overlap on a phone.

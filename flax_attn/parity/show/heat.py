@@ -1,9 +1,7 @@
-"""Heat maps of `|flax - torch|`: PNG images written with zlib only, in inline SVG."""
+"""Heat maps of `|flax - torch|` as inline SVG."""
 
-import struct
-import zlib
-from base64 import b64encode
 from collections.abc import Sequence
+from itertools import pairwise
 from math import ceil, floor, isfinite, log10
 from typing import NamedTuple
 
@@ -12,10 +10,10 @@ import numpy as np
 from .html import Html, el, number
 
 PANELS = 24  # maximum number of panels per tap
-LEVELS = 62  # number of colours between "equal" and "NaN or Inf"
-FEW, FINE, COARSE = 6, 128, 64  # up to FEW panels have FINE cells per side, more have COARSE
-FAINT_COLOUR, FULL_COLOUR, NOT_FINITE_COLOUR = (235, 90, 70), (150, 0, 62), (122, 63, 240)
+LEVELS = 20  # number of colours between "equal" and "NaN or Inf"
+FEW, FINE, COARSE = 6, 96, 48  # up to FEW panels have FINE cells per side, more have COARSE
 FAINT = 0.02  # share of differing elements that may lie below the colour scale
+BAR = 140, 12  # pixels of the legend's bar
 AXES = {"scores": ("query", "key"), "weights": ("query", "key")}
 
 
@@ -26,7 +24,7 @@ class Scale(NamedTuple):
     high: int
 
     def levels(self, values: np.ndarray) -> np.ndarray:
-        """Palette index of each value: 0 for equal, the last one for non-finite values."""
+        """Index of each value's colour: 0 for equal, the last one for non-finite values."""
         finite = np.isfinite(values)
         logs = np.log10(np.where(finite & (values > 0), values, 1.0))
         share = np.clip((logs - self.low) / (self.high - self.low), 0, 1)
@@ -44,41 +42,26 @@ def scale_of(values: np.ndarray) -> Scale:
     return Scale(low, max(high, low + 1))
 
 
-def palette() -> tuple[bytes, bytes]:
-    """PNG's PLTE and tRNS: transparent, then faint to full opacity, then non-finite."""
-    share = np.linspace(0, 1, LEVELS)[:, None]
-    ramp = np.round(
-        np.array(FAINT_COLOUR) + share * (np.array(FULL_COLOUR) - np.array(FAINT_COLOUR))
-    )
-    colours = np.concatenate([[(0, 0, 0)], ramp, [NOT_FINITE_COLOUR]]).astype(np.uint8)
-    opacity = np.round(255 * (0.1 + 0.9 * share[:, 0] ** 1.3)).astype(np.uint8)
-    return colours.tobytes(), bytes([0, *opacity, 255])
+def drawn(levels: np.ndarray, x: float, y: float, width: float, height: float) -> Html:
+    """A matrix of levels at a place: a path for each level, with a line for each run in a row.
 
-
-def png(levels: np.ndarray) -> bytes:
-    """Encodes a matrix of palette indices as a PNG image.
-
-    >>> png(np.zeros((2, 3), np.uint8))[:4]
-    b'\\x89PNG'
+    >>> drawn(np.array([[0, 2, 2], [2, 0, 0]]), 0, 0, 30, 20)[57:-4]
+    '<path d="M1 0h2M0 1h1" opacity="0.12"></path>'
     """
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        crc = zlib.crc32(kind + data)
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", crc)
-
-    height, width = levels.shape
-    colours, opacity = palette()
-    lines = b"".join(b"\0" + line.tobytes() for line in levels)
-    return b"".join(
-        [
-            b"\x89PNG\r\n\x1a\n",
-            chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)),
-            chunk(b"PLTE", colours),
-            chunk(b"tRNS", opacity),
-            chunk(b"IDAT", zlib.compress(lines, 9)),
-            chunk(b"IEND", b""),
-        ]
-    )
+    runs: dict[int, list[str]] = {}
+    for i, row in enumerate(levels.astype(int)):
+        for start, end in pairwise(np.flatnonzero(np.diff(row, prepend=-1, append=-1))):
+            runs.setdefault(int(row[start]), []).append(f"M{start} {i}h{end - start}")
+    runs.pop(0, None)
+    paths = []
+    for level, lines in sorted(runs.items()):
+        share = (level - 1) / (LEVELS - 1)
+        shade = {"class_": "odd"} if share > 1 else {"opacity": f"{0.1 + 0.9 * share**1.3:.2f}"}
+        paths.append(el("path", d="".join(lines), **shade))
+    rows, columns = levels.shape
+    across, down = width / columns, height / rows
+    at = f"translate({x:.6g} {y + down / 2:.6g}) scale({across:.6g} {down:.6g})"
+    return el("g", *paths, class_="cells", transform=at)  # a line lies around its middle
 
 
 def pooled(values: np.ndarray, most: int) -> np.ndarray:
@@ -90,14 +73,9 @@ def pooled(values: np.ndarray, most: int) -> np.ndarray:
     for axis in (0, 1):
         count = values.shape[axis]
         if count > most:
-            starts = np.arange(most) * count // most
+            starts = np.arange(0, count, -(-count // most))
             values = np.maximum.reduceat(values, starts, axis=axis)
     return values
-
-
-def data_uri(values: np.ndarray, scale: Scale) -> str:
-    """The image of a matrix as a data URI."""
-    return "data:image/png;base64," + b64encode(png(scale.levels(values))).decode()
 
 
 def heat_map(tap: str, difference: np.ndarray) -> Html:
@@ -152,16 +130,16 @@ class Drawing(NamedTuple):
             names = [f"{axis}, {name}" for axis, name in zip(names, known, strict=True)]
         return names[0] if self.rank > 1 else "", names[1] if self.rank else ""
 
-    def side(self, count: int) -> int:
-        """Length in pixels of an axis of `count` elements, a whole number per cell if possible."""
+    def side(self, cells: int) -> int:
+        """Length in pixels of an axis of so many cells, a whole number per cell if possible."""
         least, most, each = (44, 132, 14) if self.small else (66, 280, 22)
-        cells = min(count, COARSE if self.small else FINE)
-        return max(cells * min(each, most // cells), least) if count > 1 else each
+        return max(cells * min(each, most // cells), least) if cells > 1 else each
 
     def panel(self, values: np.ndarray, lead: list[int], boxed: bool) -> Html:
         """One matrix with its axes; `boxed` draws a box around its largest element."""
         rows, columns = values.shape
-        width, height = self.side(columns), self.side(rows)
+        levels = self.scale.levels(pooled(values, COARSE if self.small else FINE))
+        height, width = map(self.side, levels.shape)
         left, top = 34, 18 if lead else 4
         y, x = (int(i) for i in np.unravel_index(int(values.argmax()), values.shape))
         index = [*lead, y, x][max(0, 2 - self.rank) :]
@@ -172,7 +150,7 @@ class Drawing(NamedTuple):
             el("title", f"largest {_size(float(values.max()))} at {index}"),
             el("text", whole, x=left, y=12, class_="lead") if lead else None,
             el("rect", x=left, y=top, width=width, height=height, class_="frame"),
-            _image(values, self, {"x": left, "y": top, "width": width, "height": height}),
+            drawn(levels, left, top, width, height),
             _box(left + (x + 0.5) * cell[0], top + (y + 0.5) * cell[1], cell) if boxed else None,
             *_ticks(columns, width, lambda x: {"x": left + x, "y": top + height + 13}, "middle"),
             *_ticks(rows, height, lambda y: {"x": left - 5, "y": top + y + 4}, "end"),
@@ -182,12 +160,6 @@ class Drawing(NamedTuple):
             width=left + width + 16,
             height=top + height + 32,
         )
-
-
-def _image(values: np.ndarray, drawing: Drawing, place: dict[str, int]) -> Html:
-    cells = pooled(values, COARSE if drawing.small else FINE)
-    attributes = {**place, "preserveAspectRatio": "none", "href": data_uri(cells, drawing.scale)}
-    return el("image", **attributes)
 
 
 def _size(value: float) -> str:
@@ -226,7 +198,9 @@ def _steps():
 def _legend(scale: Scale, odd: bool) -> Html:
     """Legend: equal, the decades, and non-finite values."""
     ramp = np.logspace(scale.low, scale.high, LEVELS)[None]
-    bar = el("span", class_="bar", style=f"background-image:url({data_uri(ramp, scale)})")
+    width, height = BAR
+    bar = drawn(scale.levels(ramp), 0, 0, width, height)
+    bar = el("svg", bar, width=width, height=height, class_="bar")
     parts: Sequence[Html | None] = [
         el("span", el("span", class_="cell"), "equal"),
         el("span", f"1e{scale.low:+03d}", bar, f"1e{scale.high:+03d}", " |flax - torch|"),

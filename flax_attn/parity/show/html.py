@@ -1,7 +1,7 @@
 """Builds HTML elements; strings are escaped unless they are `Html`."""
 
+from collections.abc import Iterable, Sequence
 from html import escape
-from math import inf
 from typing import Any
 
 VOID = ("meta", "link")
@@ -48,15 +48,22 @@ def number(value: float) -> str:
     return "0" if value == 0 else f"{value:.1e}"
 
 
-def badness(error: float) -> float:
-    """Sort key for errors: NaN counts as inf.
-
-    >>> badness(0.5), badness(float("nan"))
-    (0.5, inf)
-    """
-    return error if error == error else inf
-
-
 def code(text: Any) -> Html:
     """Formats a name, a value or a command in fixed width."""
     return el("code", text)
+
+
+def table_of(
+    headings: Sequence[str], rows: Iterable[tuple[Sequence[Any], bool]], class_: str | None = None
+) -> Html:
+    """A table that scrolls sideways; each row is its cells, and whether they are marked as bad.
+
+    >>> table_of(["name"], [(["a < b"], True)])[64:-22]
+    '<tbody><tr class="bad"><td>a &lt; b</td></tr>'
+    """
+    head = el("thead", el("tr", *(el("th", text) for text in headings)))
+    body = [
+        el("tr", *(el("td", cell) for cell in cells), class_="bad" if bad else None)
+        for cells, bad in rows
+    ]
+    return el("div", el("table", head, el("tbody", *body), class_=class_), class_="scroll")

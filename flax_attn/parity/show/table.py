@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from ..report import Row, plural
-from .html import Html, badness, el, number
+from ..report import Row, badness, plural
+from .html import Html, el, join, number, table_of
 
 
 def tables(rows: Sequence[Row], rewritten: Sequence[str]) -> list[Html]:
@@ -23,9 +23,8 @@ def summary(rows: Sequence[Row], rewritten: Sequence[str]) -> Html:
         v = worst.verdict
         cells = [" ".join(filter(None, key)), len(group), f"✕ {off}" if off else 0]
         cells += [number(v.error), number(v.limit), worst.name]
-        lines.append(el("tr", *(el("td", cell) for cell in cells), class_="bad" if off else None))
-    head = el("thead", el("tr", *(el("th", head) for head in heads)))
-    return el("div", el("table", head, el("tbody", *lines)), class_="scroll")
+        lines.append((cells, bool(off)))
+    return table_of(heads, lines)
 
 
 def _groups(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
@@ -77,27 +76,17 @@ def _table(rows: list[Row]) -> Html:
     torch_errors = any(row.verdict.other_error is not None for row in rows)
     heads = ["name", *(["mode"] if modes else []), "error", "limit"]
     heads += ["torch's own", "error / own"] if torch_errors else []
-    body = [_line(row, modes, torch_errors) for row in rows]
-    return el(
-        "div",
-        el(
-            "table",
-            el("thead", el("tr", *(el("th", head) for head in heads))),
-            el("tbody", *body),
-        ),
-        class_="scroll",
-    )
-
-
-def _line(row: Row, modes: bool, torch_errors: bool) -> Html:
-    v = row.verdict
-    cells = [el("td", "✕ " if v.differs else None, row.name, _more(row))]
-    cells += [el("td", row.mode)] if modes else []
-    cells += [el("td", number(v.error)), el("td", number(v.limit))]
-    if torch_errors:
-        cells.append(el("td", "" if v.other_error is None else number(v.other_error)))
-        cells.append(el("td", "" if v.ratio is None else f"{v.ratio:.3g}x"))
-    return el("tr", *cells, class_="bad" if v.differs else None)
+    lines = []
+    for row in rows:
+        v = row.verdict
+        cells = [join(["✕ " if v.differs else None, row.name, _more(row)])]
+        cells += [row.mode] if modes else []
+        cells += [number(v.error), number(v.limit)]
+        if torch_errors:
+            cells.append("" if v.other_error is None else number(v.other_error))
+            cells.append("" if v.ratio is None else f"{v.ratio:.3g}x")
+        lines.append((cells, v.differs))
+    return table_of(heads, lines)
 
 
 def _more(row: Row) -> Html | None:

@@ -92,14 +92,13 @@ def _first(report: Report) -> list[str]:
     accumulated_error = {
         row.name: f"{row.verdict.error:.1e}" for row in report.rows[::-1] if row.kind in kinds
     }
-    wide = max(len(row.name) for row in neighbours)
-    lines.append(f"  {'':<{wide + 2}}  {'local error':<13}{'accumulated':<13}limit")
+    cells = [("", "local error", "accumulated", "limit")]
     for row in neighbours:
         here = row.name == first.tap
-        line = f"  {'>' if here else ' '} {row.name:<{wide}}  {row.verdict.error:<13.1e}"
-        line += f"{accumulated_error.get(row.name, ''):<13}{row.verdict.limit:.1e}"
-        lines.append(line + (_worst_noise_line(first) if here else ""))
-    return lines
+        errors = f"{row.verdict.error:.1e}", accumulated_error.get(row.name, "")
+        limit = f"{row.verdict.limit:.1e}{_worst_noise_line(first) if here else ''}"
+        cells.append((f"{'>' if here else ' '} {row.name}", *errors, limit))
+    return [*lines, *_aligned(cells, "  ")]
 
 
 def _backward(place: Divergence) -> bool:
@@ -151,18 +150,21 @@ def _noise(report: Report) -> list[str]:
     rows = [row for row in report.rows if row.verdict.noise is not None and row.kind in MEASURED]
     if not report.noise or not rows:
         return []
-    wide = max(len(row.name) for row in rows)
-    lines = ["  how much difference is normal here: torch's own rounding noise beside each error"]
-    lines.append(f"    {'':<{wide + 20}}  error    noise    torch's own error")
     last = {(row.dtype, row.kind, row.name): row for row in rows}
-    return lines + [_noise_line(row, wide) for row in last.values()]
+    cells: list[tuple[str, ...]] = [("", "error", "noise", "torch's own error")]
+    for (dtype, kind, name), row in last.items():
+        errors = row.verdict.error, row.verdict.noise, row.verdict.other_error
+        what = f"{dtype:<9} {kind:<9} {name}"
+        cells.append((what, *("" if x is None else f"{x:.1e}" for x in errors)))
+    heading = "  how much difference is normal here: torch's own rounding noise beside each error"
+    return [heading, *_aligned(cells, "    ")]
 
 
-def _noise_line(row: Row, wide: int) -> str:
-    v = row.verdict
-    torch_error = "" if v.other_error is None else f"  {v.other_error:.1e}"
-    what = f"    {row.dtype:<9} {row.kind:<9} {row.name:<{wide}}"
-    return f"{what}  {v.error:.1e}  {v.noise:.1e}{torch_error}"
+def _aligned(rows: Sequence[Sequence[str]], indent: str) -> list[str]:
+    """The lines of a table, each column as wide as its longest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    placed = ([x.ljust(width) for x, width in zip(row, widths, strict=True)] for row in rows)
+    return [(indent + "  ".join(cells)).rstrip() for cells in placed]
 
 
 def _few(names: Sequence[str]) -> str:
