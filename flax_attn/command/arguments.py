@@ -21,7 +21,7 @@ def add_parity(commands: Any) -> None:
         nargs="*",
         metavar="NAME",
         help="what to prove whole: a variant or its class; a package, a module or a file that "
-        "holds CASES; the name of one case, as a report prints it",
+        "holds CASES; the name of a case, as a report prints it, or a part of that",
     )
     parity.add_argument("--all", action="store_true", help="prove every case of this library whole")
     parity.add_argument("--json", metavar="FILE", help="write every comparison as JSON")
@@ -67,6 +67,12 @@ def _add_ways(parity: argparse.ArgumentParser) -> None:
         help="prove layers with their inputs sharded over as many of N devices as batch and length "
         "allow, against the original on one, in float64: the first case of each, or all of what is "
         "named; a CPU stands for as many as are asked for",
+    )
+    parity.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="prove N cases at a time, each in a process; default: one a core, one on a GPU",
     )
     parity.add_argument(
         "--no-cache",

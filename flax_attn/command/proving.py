@@ -1,69 +1,173 @@
-"""Runs the cases of `flax-attn parity` in workers: selected by name, a fixed set, or all."""
+"""Runs the comparisons of `flax-attn parity`, and fills in their results as each is done."""
 
+import argparse
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from .._internal.devices import fake_devices
 from .._internal.progress import Progress
 from ..errors import ParityError
 from ..parity.cases import markdown
-from ..parity.cases.certificate import in_minutes
+from ..parity.cases.cache import cache_settings
+from ..parity.cases.home import OWN, has_torch
 from ..parity.cases.markdown import PageFacts
-from ..parity.cases.prove import Job, jobs, not_proven, prove, record, short
-from ..parity.cases.selection import Selection, select_cases
+from ..parity.cases.prove import Job, jobs, not_proven, record, short
+from ..parity.cases.selection import select_cases
 from ..parity.cases.strict import strict
 from ..parity.cases.workers import Failure, Workers
 from ..parity.report import Report, plural
-from .estimate import Estimate
-from .results import ParityOptions, Proof, Remaining, Results
+from .results import Proof, Results
 from .wrap import wrapped
 
 if TYPE_CHECKING:  # importing these imports jax, which only workers need
     from ..parity.cases.case import Case
-    from ..parity.cases.sharded import Split
 
-FULL_CASE_FACTOR = 2.0  # approximate ratio of the time for a full case to one of the fixed set
-MIN_TIMED_CASES = 4  # number of cases after which the remaining time is estimated
-SLOW_SECONDS = 90.0  # the user is warned if the remaining time is longer
 NUM_BUNDLED = 2  # number of trained layers included in the library
 PAGE_DEVICES = 8  # number of devices used for the page
 
 
-def proven(wanted: ParityOptions, progress: Progress) -> Results:
-    """Runs everything that was requested.
+def proven(options: argparse.Namespace, results: Results, progress: Progress) -> None:
+    """Proves cases: those selected by name, or all, or the fixed set in float64 under jit.
 
     Args:
-      wanted: the request.
-      progress: reports progress, the mode and the machine.
+      options: the command's.
+      results: gets a row for each case before the first is proven, and its report when it is.
+      progress: reports progress, the mode, the machine and each case.
+
+    Raises:
+      ValueError: for a name that matches nothing, a page that cannot be written, or more devices
+        than there are.
+      ParityError: if JAX does not start.
     """
-    more = fake_devices(wanted.devices) if wanted.devices else {}
-    start = time.monotonic()
-    with Workers(settings={**wanted.settings, **more}) as workers:
-        workers.start(1 if wanted.names else min(2, os.cpu_count() or 1))
-        selection = select_cases(wanted.package, wanted.names, workers)
-        every = jobs(selection.cases, wanted.live, wanted.seed)
+    live = has_torch() and not options.replay
+    whole = bool(options.names or options.all or options.record or options.markdown)
+    settings = cache_settings(not options.no_cache)
+    more = fake_devices(options.devices) if options.devices else {}
+    cores = os.cpu_count() or 1
+    with Workers(options.workers or min(2, cores), {**settings, **more}) as workers:
+        cases, known, failed = select_cases(OWN, options.names, workers)
         machine = workers.call(_machine, None)
         if isinstance(machine, Failure):
             raise ParityError(machine.text)
-        started = time.monotonic() - start
-        workers.most = (os.cpu_count() or 1) if machine.platform == "cpu" else 1
-        write_mode(wanted.live, machine, progress)
-        if wanted.devices:
-            outcome = _over_devices(every, wanted, machine, workers, progress)
-        elif wanted.short:
-            outcome = _short(every, workers, progress)
-        else:
-            estimate = Estimate(every, workers, started)
-            outcome = _whole(every, selection, wanted, workers, progress, estimate)
-    outcome.proofs += [
-        (n.rpartition(".")[2], "-", not_proven(n, why)) for n, why in selection.failed
-    ]
-    return outcome
+        workers.most = options.workers or (cores if machine.platform == "cpu" else 1)
+        write_mode(live, machine, progress)
+        every = jobs(cases, live, options.seed)
+        for name, failure in failed:
+            results.add([(name.rpartition(".")[2], "-", not_proven(name, failure.text))])
+        if options.devices:
+            if options.devices > machine.devices:
+                raise ValueError(
+                    f"--devices {options.devices}: JAX has "
+                    f"{plural(machine.devices, machine.platform)} here. Where it has none but a "
+                    "CPU, that one stands for as many as are asked for."
+                )
+            chosen = [job._replace(devices=options.devices) for job in every if job.eager or whole]
+            _prove_each(chosen, results, workers, progress)
+            return
+        page = Path(options.markdown) if options.markdown else None
+        if page is not None:
+            markdown.check(page, cases, known)
+        for variant, result in record(every, known, workers) if options.record else ():
+            if isinstance(result, Failure):
+                why = not_proven(variant, f"not recorded: {result.text}")
+                results.add([(variant, "-", why)])
+            else:
+                progress.write_line(f"recorded {result}")
+        names = markdown.layers(cases)
+        results.about = {variant: PageFacts(name) for variant, name in names.items()}
+        chosen = every if whole else short(every)
+        _prove_each(chosen, results, workers, progress)
+        if not whole:
+            rest = {job.listed for job in every} - {job.listed for job in chosen}
+            results.untried = len(rest) + NUM_BUNDLED, len({case.variant for case in rest})
+        elif not options.names or page:  # rows of a page include the trained layers
+            variants = {case.variant for case in cases if case.package == OWN}
+            bundled = workers.call(_bundled_proofs, variants)
+            if isinstance(bundled, Failure):
+                why = not_proven("the layers of trained weights", bundled.text)
+                bundled = [("real", "trained weights", why)]
+            results.add(bundled)
+        if page is not None:
+            first = [job for job in every if job.eager and live]
+            results.about = _page_facts(first, names, settings, workers)
+
+
+def _prove_each(
+    chosen: Sequence[Job], results: Results, workers: Workers, progress: Progress
+) -> None:
+    """Proves cases, and writes a line for each when it is done."""
+    rows = results.begin(job.listed[3:6] for job in chosen)
+    progress.begin(len(rows))
+    start = time.monotonic()
+    for i, result in workers.as_completed(prove, chosen):
+        row = rows[i]
+        progress.advance()
+        seconds = (time.monotonic() - start) / progress.done * (len(rows) - progress.done)
+        progress.at(f"{row.variant}, about {seconds:.0f} s left")
+        if result is None:
+            results.rows.remove(row)
+            continue
+        failed = isinstance(result, Failure)
+        report, row.devices = (not_proven(row.title, result.text), "-") if failed else result
+        row.report = replace(report, flax_class=chosen[i].listed.of)
+        count = f"{progress.done} of {progress.total}"
+        progress.write_line(f"{count}, {row.report.verdict}: {row.title}")
+
+
+def prove(job: Job) -> tuple[Report, str] | None:
+    """The report of a case, and the split of its inputs over devices, if they are sharded.
+
+    None for several devices if the case does not use `attend`, or its sizes allow no split.
+    """
+    from ..parity.cases.sharded import sharded_report
+
+    case = job.case
+    is_own_case = case.home.is_own(case.flax_class)
+    if job.devices and is_own_case and not _attends(case):
+        return None
+    with strict() if is_own_case else nullcontext():
+        if not job.devices:
+            return case.report(job.live, eager=job.eager), "-"
+        sharded = sharded_report(case, job.live, job.devices)
+    return None if sharded is None else (sharded[0], str(sharded[1]))
+
+
+def _page_facts(
+    first: Sequence[Job], names: dict[str, str], settings: Mapping[str, str], workers: Workers
+) -> dict[str, PageFacts]:
+    """By variant, the facts of its page row that reports do not contain.
+
+    Args:
+      first: the first case of each reference, if torch runs.
+      names: of the layers, by variant.
+      settings: environment variables of the processes that have several devices.
+      workers: the other processes.
+    """
+    backends: dict[str, list[str]] = {}
+    for job, passed in zip(first, workers.map(_backends_of, first), strict=True):
+        passed = ["none"] if isinstance(passed, Failure) else passed
+        before = backends.get(job.listed.variant, passed)
+        backends[job.listed.variant] = [name for name in before if name in passed]
+    splits: dict[str, str] = {}
+    with Workers(2, {**settings, **fake_devices(PAGE_DEVICES)}) as many:
+        many.folders = workers.folders
+        work = [job._replace(devices=PAGE_DEVICES) for job in first]
+        for job, result in zip(first, many.map(prove, work), strict=True):
+            if isinstance(result, Failure) or (result is not None and not result[0].ok):
+                splits[job.listed.variant] = "none"
+            elif result is not None:
+                splits.setdefault(job.listed.variant, result[1])
+    return {
+        variant: PageFacts(name, ", ".join(backends.get(variant, ["-"])), splits.get(variant, "-"))
+        for variant, name in names.items()
+    }
 
 
 class Machine(NamedTuple):
@@ -82,160 +186,6 @@ def write_mode(live: bool, machine: Machine, progress: Progress) -> None:
     progress.write_line(wrapped(line, progress.console.width))
 
 
-def _short(every: Sequence[Job], workers: Workers, progress: Progress) -> Results:
-    """Runs the fixed set, and estimates the time for all other cases."""
-    wanted, result, times = short(every), Results(), [time.monotonic()]
-    try:
-        for proof in _proofs(wanted, workers, progress):
-            result.proofs.append(proof)
-            times.append(time.monotonic())
-            if len(result.proofs) == MIN_TIMED_CASES:
-                _write_if_slow(times[1:], len(wanted), progress)
-    except KeyboardInterrupt:
-        result.interrupt(wanted[len(result.proofs) :])
-        return result
-    seconds = (times[-1] - times[0]) / max(len(wanted), 1)
-    done = {job.listed for job in wanted}
-    rest = [job.listed.variant for job in every if job.listed not in done]
-    cases = len(rest) + NUM_BUNDLED
-    result.untried = Remaining(cases, len({*rest}), seconds * FULL_CASE_FACTOR * cases)
-    return result
-
-
-def _write_if_slow(times: Sequence[float], cases: int, progress: Progress) -> None:
-    """Writes a line if the rest will take long; `times` exclude the start of the workers."""
-    rest = (times[-1] - times[0]) / (len(times) - 1) * (cases - len(times))
-    if rest > SLOW_SECONDS:
-        progress.write_line(f"{cases} cases; this machine is slow or busy: {in_minutes(rest)} more")
-
-
-def _whole(
-    every: Sequence[Job],
-    selection: Selection,
-    options: ParityOptions,
-    workers: Workers,
-    progress: Progress,
-    estimate: Estimate,
-) -> Results:
-    """Runs all comparisons of every case."""
-    if options.page is not None:
-        markdown.check(options.page, selection.cases, selection.known)
-    failures = []
-    for result in record(every, selection.known, workers) if options.record else ():
-        if isinstance(result, Failure):
-            failures.append((result.about, result))
-        else:
-            progress.write_line(f"recorded {result}")
-    names = markdown.layers(selection.cases)
-    result = Results(about={variant: PageFacts(name) for variant, name in names.items()})
-    try:
-        for proof in _proofs(every, workers, progress, estimate):
-            result.proofs.append(proof)
-        if not options.names or options.page:  # rows of a page include the trained layers
-            variants = [case.variant for case in selection.cases if case.package == options.package]
-            result.proofs += _bundled_layers(options.package, {*variants}, workers)
-        if options.page:
-            result.about = _page_facts(every, selection, options, workers)
-    except KeyboardInterrupt:
-        result.interrupt(every[len(result.proofs) :])
-    result.proofs += [(n.rpartition(".")[2], "-", not_proven(n, why)) for n, why in failures]
-    return result
-
-
-def _page_facts(
-    every: Sequence[Job], selection: Selection, wanted: ParityOptions, workers: Workers
-) -> dict[str, markdown.PageFacts]:
-    """By variant, the facts of its page row that reports do not contain."""
-    first = [job for job in every if job.eager and wanted.live]
-    backends = _backends(first, workers)
-    with Workers(2, {**wanted.settings, **fake_devices(PAGE_DEVICES)}) as many:
-        many.folders = workers.folders
-        devices = _devices(first, many)
-    return {
-        variant: markdown.PageFacts(name, backends.get(variant, "-"), devices.get(variant, "-"))
-        for variant, name in markdown.layers(selection.cases).items()
-    }
-
-
-def _devices(first: Sequence[Job], workers: Workers) -> dict[str, str]:
-    """By variant, the device split with which the first case of each reference is equal."""
-    device_counts: dict[str, str] = {}
-    for job, result in _sharded(first, PAGE_DEVICES, workers):
-        if isinstance(result, Failure) or (result is not None and not result[0].ok):
-            device_counts[job.listed.variant] = "none"
-        elif result is not None:
-            device_counts.setdefault(job.listed.variant, str(result[1]))
-    return device_counts
-
-
-def _proofs(
-    wanted: Sequence[Job], workers: Workers, progress: Progress, estimate: Estimate | None = None
-) -> Iterator[Proof]:
-    progress.begin(len(wanted))
-    if estimate is not None and wanted:
-        progress.write_line(estimate.line())
-    for job, report in zip(wanted, prove(wanted, workers), strict=True):
-        left = f", {estimate.left(progress.done + 1)}" if estimate is not None else ""
-        progress.advance(job.listed.variant + left)
-        if estimate is not None and (line := estimate.correction(progress.done)):
-            progress.write_line(line)
-        yield job.listed.variant, job.listed.reference, report
-
-
-def _over_devices(
-    every: Sequence[Job],
-    wanted: ParityOptions,
-    machine: Machine,
-    workers: Workers,
-    progress: Progress,
-) -> Results:
-    """Runs each case with sharded inputs: the first ones, or all that were selected by name.
-
-    Raises:
-      ValueError: if the machine has too few devices.
-    """
-    count = wanted.devices or 0
-    if count > machine.devices:
-        raise ValueError(
-            f"--devices {count}: JAX has {plural(machine.devices, machine.platform)} here. Where "
-            "it has none but a CPU, that one stands for as many as are asked for."
-        )
-    chosen = [job for job in every if job.eager or not wanted.short]
-    outcome = Results()
-    progress.begin(len(chosen))
-    try:
-        for job, result in _sharded(chosen, count, workers):
-            variant, reference, title = job.listed[3:6]
-            progress.advance(variant)
-            if isinstance(result, Failure):
-                outcome.proofs.append((variant, reference, not_proven(title, result)))
-            elif result is not None:
-                outcome.proofs.append((variant, reference, result[0]))
-                outcome.devices.setdefault((variant, reference), str(result[1]))
-    except KeyboardInterrupt:
-        outcome.interrupt(chosen[progress.done :])
-    return outcome
-
-
-def _sharded(wanted: Sequence[Job], devices: int, workers: Workers) -> Iterator[tuple[Job, Any]]:
-    """Yields each job with the result of `_prove_over`, or a Failure."""
-    work = [(job, devices) for job in wanted]
-    return zip(wanted, workers.map(_prove_over, work), strict=True)
-
-
-def _prove_over(work: tuple[Job, int]) -> "tuple[Report, Split] | None":
-    """Runs one case on several devices; None without `attend`, or if no split is possible."""
-    from ..parity.cases.sharded import sharded_report
-
-    job, count = work
-    case = job.case
-    is_own_case = case.home.is_own(case.flax_class)
-    if is_own_case and not _attends(case):
-        return None
-    with strict() if is_own_case else nullcontext():
-        return sharded_report(case, job.live, count)
-
-
 def _machine(_: None = None) -> Machine:
     import jax
 
@@ -243,27 +193,8 @@ def _machine(_: None = None) -> Machine:
     return Machine(device.platform, device.device_kind, len(jax.devices()))
 
 
-def _bundled_layers(package: str, variants: set[str], workers: Workers) -> list[Proof]:
-    """Compares the bundled layers with trained weights of these variants."""
-    result = workers.call(_bundled_proofs, (package, variants))
-    if isinstance(result, Failure):
-        return [("real", "trained weights", not_proven("the layers of trained weights", result))]
-    return result
-
-
-def _bundled_proofs(wanted: tuple[str, set[str]]) -> list[Proof]:
-    package, variants = wanted
-    return import_module(f"{package}.real").kept(variants)
-
-
-def _backends(first: Sequence[Job], workers: Workers) -> dict[str, str]:
-    """By variant, the backends on which the first case of each reference is equal."""
-    backends: dict[str, list[str]] = {}
-    for job, names in zip(first, workers.map(_backends_of, first), strict=True):
-        names = ["none"] if isinstance(names, Failure) else names
-        before = backends.get(job.listed.variant, names)
-        backends[job.listed.variant] = [name for name in before if name in names]
-    return {variant: ", ".join(names) for variant, names in backends.items()}
+def _bundled_proofs(variants: set[str]) -> list[Proof]:
+    return import_module(f"{OWN}.real").kept(variants)
 
 
 def _backends_of(job: Job) -> list[str]:
@@ -316,31 +247,24 @@ def _equal_on(backend: str, case: "Case") -> bool:
         raise
 
 
-def real(package: str, progress: Progress) -> Iterator[Proof]:
+def real(results: Results, progress: Progress) -> None:
     """Runs the comparisons on trained weights, which are downloaded."""
     write_mode(True, _machine(), progress)
-    yield from _own_proofs(import_module(f"{package}.real"), progress)
+    package = import_module(f"{OWN}.real")
+    names = [f"comparison {n} of {package.TOTAL}" for n in range(1, package.TOTAL + 1)]
+    rows = results.begin(("real", "trained weights", name) for name in names)
+    progress.begin(len(rows))
+    for row, proof in zip(rows, package.rows(progress.at), strict=True):
+        row.variant, row.reference, row.report = proof
+        progress.advance()
 
 
-def collected(proofs: Iterable[Proof], progress: Progress) -> Results:
-    """The results of comparisons that run one by one, until the last or until Ctrl-C."""
-    outcome = Results()
-    try:
-        for proof in proofs:
-            outcome.proofs.append(proof)
-    except KeyboardInterrupt:
-        outcome.interrupted = True
-        rest = plural(progress.total - progress.done, "more layer")
-        outcome.missing.append(("real", "trained weights", rest))
-    return outcome
-
-
-def families(package: str, names: Sequence[str], progress: Progress) -> Results:
+def families(names: Sequence[str], results: Results, progress: Progress) -> None:
     """Compares the attention of published models with transformers, reporting each at once.
 
     Args:
-      package: with the proofs.
       names: model types; none for all that are not aliases.
+      results: gets a row for each of them.
       progress: shows how far it is.
 
     Raises:
@@ -352,30 +276,16 @@ def families(package: str, names: Sequence[str], progress: Progress) -> Results:
             "--families compares with the classes of transformers; missing: "
             f"{', '.join(missing)}. pip install torch 'transformers==5.24.*' brings them."
         )
-    runner = import_module(f"{package}.families")
+    runner = import_module(f"{OWN}.families")
     chosen = runner.chosen(names)  # before the first line, which says what is proven
     write_mode(True, _machine(), progress)
-    outcome = Results()
-    progress.begin(len(chosen))
-    try:
-        for proof in runner.rows(chosen, progress.at):
-            progress.advance()
-            verdict = "equal" if proof.report.ok else "DIFFERENT"
-            error = proof.report.worst("float64", "output")
-            count = f"{progress.done} of {progress.total}"
-            progress.write_line(f"{count}: {proof.family}, {proof.layer}: {verdict}, {error:.1e}")
-            outcome.about[proof.family] = PageFacts(proof.layer)
-            outcome.proofs.append((proof.family, proof.reference, proof.report))
-    except KeyboardInterrupt:
-        outcome.interrupted = True
-        rest = [x.model_type for x in chosen[progress.done :]]
-        outcome.missing += [(name, "transformers", name) for name in rest]
-    return outcome
-
-
-def _own_proofs(package: Any, progress: Progress) -> Iterator[Any]:
-    """Runs the comparisons of a package with its own runner, `TOTAL` in number."""
-    progress.begin(package.TOTAL)
-    for proof in package.rows(progress.at):
+    rows = results.begin((x.model_type, "transformers", x.model_type) for x in chosen)
+    progress.begin(len(rows))
+    for row, proof in zip(rows, runner.rows(chosen, progress.at), strict=True):
         progress.advance()
-        yield proof
+        row.variant, row.reference, row.report = proof.family, proof.reference, proof.report
+        results.about[proof.family] = PageFacts(proof.layer)
+        verdict = "equal" if proof.report.ok else "DIFFERENT"
+        error = proof.report.worst("float64", "output")
+        count = f"{progress.done} of {progress.total}"
+        progress.write_line(f"{count}: {proof.family}, {proof.layer}: {verdict}, {error:.1e}")

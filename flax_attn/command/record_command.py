@@ -7,9 +7,8 @@ from pathlib import Path
 
 from .._internal.progress import Progress
 from ..parity.cases.home import file_of, has_torch
-from ..parity.cases.known import check_names, may_be_package
-from ..parity.cases.prove import jobs, record_each
-from ..parity.cases.selection import select_cases
+from ..parity.cases.prove import jobs, record_one
+from ..parity.cases.selection import is_package, select_cases
 from ..parity.cases.workers import Failure, Workers
 from .options import check_folder, made_folder
 from .wrap import wrapped
@@ -35,22 +34,20 @@ def recorded(library: str, names: Sequence[str], folder: Path, progress: Progres
     if not has_torch():
         raise ValueError("record needs torch: pip install 'flax-attn[torch]'.")
     wanted = [piece for name in names for piece in pieces(name)]
-    check_names(library, wanted)
-    check_folder("--to", made_folder("--to", str(folder)))
     with Workers() as workers:
         selection = select_cases(library, wanted, workers)
+        check_folder("--to", made_folder("--to", str(folder)))
         work = [(job, folder / file_name(job.listed.title)) for job in jobs(selection.cases, True)]
-        failures = [Failure(failure.text, name) for name, failure in selection.failed]
+        failures = [f"{name}: {failure.text}" for name, failure in selection.failed]
         progress.begin(len(work))
-        for result in record_each(work, workers):
+        for (job, _), result in zip(work, workers.map(record_one, work), strict=True):
             progress.advance()
             if isinstance(result, Failure):
-                failures.append(result)
+                failures.append(f"{job.listed.title}: not recorded: {result.text}")
             else:
                 progress.write_line(f"recorded {result}")
     for failure in failures:
-        line = f"{failure.about}: {failure.text}"
-        progress.write_line(wrapped(line, progress.console.width))
+        progress.write_line(wrapped(failure, progress.console.width))
     return 1 if failures or not work else 0
 
 
@@ -65,7 +62,7 @@ def pieces(name: str) -> list[str]:
         return [name]
     if package.partition(".")[0] == "flax_attn":
         return [last]
-    return [package, last] if may_be_package(package) else [name]
+    return [package, last] if is_package(package) else [name]
 
 
 def file_name(title: str) -> str:

@@ -1,79 +1,57 @@
-"""What `flax-attn parity` is asked for, and what it gives."""
+"""What `flax-attn parity` gives: a row for every comparison, proven or not yet."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NamedTuple
 
 from ..parity.cases.markdown import PageFacts
-from ..parity.cases.prove import Job
 from ..parity.report import Report
 
-Proof = tuple[str, str, Report]
+Proof = tuple[str, str, Report]  # variant, reference and report
 
 
-@dataclass(frozen=True)
-class ParityOptions:
-    """What to compare, and how.
+@dataclass(eq=False)
+class Row:
+    """One comparison: a case or another, its report once it is proven, and its split if sharded."""
 
-    Attributes:
-      package: the package of this library's cases.
-      names: the command's arguments.
-      live: whether to compare with torch, else with its record.
-      record: whether torch's results are recorded first.
-      page: the page on which to write the table, if any.
-      seed: replaces each case's own.
-      short: whether to run only the fixed set, in float64 under jit.
-      settings: environment variables of the workers.
-      devices: number of devices over which inputs are sharded, if any.
-    """
-
-    package: str
-    names: Sequence[str] = ()
-    live: bool = True
-    record: bool = False
-    page: Path | None = None
-    seed: int | None = None
-    short: bool = False
-    settings: Mapping[str, str] = field(default_factory=dict)
-    devices: int | None = None
+    variant: str
+    reference: str
+    title: str
+    report: Report | None = None
+    devices: str = "-"
 
 
 @dataclass
 class Results:
-    """Results.
+    """All comparisons, in their order.
 
     Attributes:
-      proofs: variant, reference and report of every comparison.
+      rows: the comparisons.
       about: by variant, facts of its page row that reports do not contain.
-      untried: what the fixed set leaves out, if only that was run.
-      devices: by variant and reference, the split of the first case: batch x length.
+      untried: how many cases, and of how many variants, the fixed set leaves out.
       interrupted: whether Ctrl-C ended it early.
-      missing: variant, reference and title of the cases that were not proven because of that.
     """
 
-    proofs: list[Proof] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     about: dict[str, PageFacts] = field(default_factory=dict)
-    untried: "Remaining | None" = None
-    devices: dict[tuple[str, str], str] = field(default_factory=dict)
+    untried: tuple[int, int] | None = None
     interrupted: bool = False
-    missing: list[tuple[str, str, str]] = field(default_factory=list)
 
-    def interrupt(self, rest: Sequence[Job]) -> None:
-        """Records that Ctrl-C came before the jobs in `rest` were done."""
-        self.interrupted = True
-        self.missing += [job.listed[3:6] for job in rest]
+    def begin(self, titles: Iterable[tuple[str, str, str]]) -> list[Row]:
+        """Adds and returns a row, not yet proven, for each variant, reference and title."""
+        rows = [Row(*title) for title in titles]
+        self.rows += rows
+        return rows
+
+    def add(self, proofs: Iterable[Proof]) -> None:
+        """Adds comparisons that are proven."""
+        self.rows += [Row(*proof[:2], proof[2].title, proof[2]) for proof in proofs]
 
     @property
-    def whole(self) -> list[Proof]:
-        """The comparisons of variants of which no case is missing."""
-        part = {variant for variant, *_ in self.missing}
-        return [proof for proof in self.proofs if proof[0] not in part]
+    def proofs(self) -> list[Proof]:
+        """The comparisons that are proven."""
+        return [(x.variant, x.reference, x.report) for x in self.rows if x.report is not None]
 
-
-class Remaining(NamedTuple):
-    """What the fixed set leaves out: numbers of cases and variants, and the estimated time."""
-
-    cases: int
-    variants: int
-    seconds: float
+    @property
+    def missing(self) -> list[Row]:
+        """The comparisons that Ctrl-C prevented."""
+        return [row for row in self.rows if row.report is None]

@@ -202,16 +202,14 @@ def footer(
     )
 
 
-def remaining_text(cases: int, variants: int, seconds: float) -> str:
+def remaining_text(cases: int, variants: int) -> str:
     """One line about the cases that only `--all` runs.
 
-    >>> print(remaining_text(436, 53, 2400.0).partition(";")[0])
-    Not tried: 436 more cases of 53 variants, float32 and bfloat16
+    >>> remaining_text(436, 53)
+    'Not tried: 436 more cases of 53 variants, float32 and bfloat16; --all proves them.'
     """
     counts = f"{plural(cases, 'more case')} of {plural(variants, 'variant')}"
-    return (
-        f"Not tried: {counts}, float32 and bfloat16; --all proves them, in {in_minutes(seconds)}."
-    )
+    return f"Not tried: {counts}, float32 and bfloat16; --all proves them."
 
 
 def interrupted_text(proven: int, missing: Sequence[str]) -> str:
@@ -230,15 +228,6 @@ def interrupted_text(proven: int, missing: Sequence[str]) -> str:
     more = [f"{len(names) - MAX_MISSING} more variants"] if len(names) > MAX_MISSING else []
     rest = ", ".join([*names[:MAX_MISSING], *more]) or "what follows the cases"
     return f"interrupted: {proven:,} of {total} were proven; missing: {rest}"
-
-
-def in_minutes(seconds: float) -> str:
-    """Formats a duration in minutes.
-
-    >>> in_minutes(70.0), in_minutes(170.0)
-    ('about a minute', 'about 3 minutes')
-    """
-    return "about a minute" if seconds < 90 else f"about {seconds / 60:.0f} minutes"
 
 
 def _count(lines: list[Line], strict: bool) -> str:

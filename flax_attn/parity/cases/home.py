@@ -1,14 +1,15 @@
 """Locates the package in which a case is defined, and with it its goldens."""
 
 import sys
-from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from ..._internal.nearest import did_you_mean
 from ...errors import ParityError
 
 LIBRARY = Path(__file__).resolve().parents[3]
+OWN = "parity_tests"  # the package of this library's cases
 
 
 class Home(NamedTuple):
@@ -63,7 +64,7 @@ class Home(NamedTuple):
     def is_own(self, flax_class: type) -> bool:
         """Whether the case is one of this library's own tests of one of its own classes."""
         from_library = is_from_this_library(flax_class) and self.in_file
-        return from_library and self.folder == LIBRARY / "parity_tests"
+        return from_library and self.folder == LIBRARY / OWN
 
 
 def is_from_this_library(flax_class: type) -> bool:
@@ -98,10 +99,8 @@ def file_of(name: str) -> File | None:
     if not is_file and not (Path(name).name != name and _is_package(path)):
         return None
     if is_file and not path.is_file():
-        similar = get_close_matches(path.name, [file.name for file in path.parent.glob("*.py")], 1)
-        raise ValueError(
-            f"There is no file {name}{f': did you mean {similar[0]}?' if similar else '.'}"
-        )
+        others = [file.name for file in path.parent.glob("*.py")] or ["no file of Python"]
+        raise ValueError(f"There is no file {name}: {did_you_mean(path.name, others, 'there is')}")
     folder, parts = path.parent, [path.stem if is_file else path.name]
     while _is_package(folder):
         folder, parts = folder.parent, [folder.name, *parts]

@@ -1,16 +1,12 @@
-"""Runs many cases in worker processes, so that a crash affects only one case."""
+"""What workers get to do: cases by their positions; the fixed set of the command."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from copy import copy
-from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..report import Report
 from .collect import Listed, cases_in
-from .strict import strict
 from .workers import Failure, Workers
 
 if TYPE_CHECKING:  # importing Case imports jax, which only workers need
@@ -68,6 +64,7 @@ class Job(NamedTuple):
       eager: whether float64 also runs eagerly.
       seed: replaces the case's own.
       short: whether to run one dtype only.
+      devices: number of devices over which its inputs are sharded, if any.
     """
 
     listed: Listed
@@ -75,11 +72,12 @@ class Job(NamedTuple):
     eager: bool
     seed: int | None = None
     short: bool = False
+    devices: int = 0
 
     @property
     def case(self) -> "Case":
         """The case itself; imports its module."""
-        case = copy(_cases(self.listed.package, self.listed.module)[self.listed.at])
+        case = copy(cases_in(self.listed.package, self.listed.module)[self.listed.at])
         if self.seed is not None:
             case.seed = self.seed
         if self.short:
@@ -107,69 +105,40 @@ def short(wanted: Sequence[Job]) -> list[Job]:
     return [first[name]._replace(eager=False, short=True) for name in FIXED if name in first]
 
 
-def prove(wanted: Sequence[Job], workers: Workers) -> Iterator[Report]:
-    """Yields the reports in order; a case that could not be compared gives an empty report."""
-    for job, result in zip(wanted, workers.map(_prove, wanted), strict=True):
-        failed = isinstance(result, Failure)
-        report = not_proven(job.listed.title, result) if failed else result
-        yield replace(report, flax_class=job.listed.of)
-
-
-def not_proven(title: str, failure: Failure) -> Report:
+def not_proven(title: str, why: str) -> Report:
     """An empty report, which counts as not equal."""
     from ..versions import versions
 
-    return Report(title, (), notes=(failure.text,), versions=versions())
+    return Report(title, (), notes=(why,), versions=versions())
 
 
 def record(
-    wanted: Sequence[Job], cases: Sequence[Listed], workers: Workers
-) -> Iterator[Path | Failure]:
-    """Records torch's results for all cases of the jobs' variants; yields the files.
+    wanted: Sequence[Job], known: Sequence[Listed], workers: Workers
+) -> Iterator[tuple[str, Path | Failure]]:
+    """Records torch's results for all cases of the jobs' variants; yields these and the files.
 
     Args:
       wanted: the jobs.
-      cases: all known cases of their packages.
+      known: all cases of their packages.
       workers: the worker processes.
     """
     groups: dict[tuple[str, str], list[Listed]] = {
         (job.listed.package, job.listed.variant): [] for job in wanted
     }
-    for case in cases:
+    for case in known:
         groups.get((case.package, case.variant), []).append(case)
-    for (_, variant), result in zip(
-        groups, workers.map(_record, list(groups.values())), strict=True
-    ):
-        failed = isinstance(result, Failure)
-        yield Failure(f"not recorded: {result.text}", variant) if failed else result
+    variants = [variant for _, variant in groups]
+    return zip(variants, workers.map(_record, list(groups.values())), strict=True)
 
 
-def record_each(wanted: Sequence[tuple[Job, Path]], workers: Workers) -> Iterator[Path | Failure]:
-    """Records the full results of each job's reference in its own file; yields the files."""
-    for (job, _), result in zip(wanted, workers.map(_record_one, wanted), strict=True):
-        failed = isinstance(result, Failure)
-        yield Failure(f"not recorded: {result.text}", job.listed.title) if failed else result
-
-
-def _record_one(wanted: tuple[Job, Path]) -> Path:
+def record_one(wanted: tuple[Job, Path]) -> Path:
+    """Records the full results of a job's reference in a file, and returns its path."""
     job, file = wanted
     return job.case.record(file)
-
-
-def _prove(job: Job) -> Report:
-    case = job.case
-    with strict() if case.home.is_own(case.flax_class) else nullcontext():
-        return case.report(job.live, eager=job.eager)
 
 
 def _record(cases: Sequence[Listed]) -> Path:
     """Records the cases of one variant."""
     from . import golden
 
-    return golden.record([_cases(case.package, case.module)[case.at] for case in cases])
-
-
-@lru_cache
-def _cases(package: str, module: str) -> "list[Case]":
-    """The cases of a module; cached, so the objects are the same each time."""
-    return cases_in(package, module)
+    return golden.record([cases_in(case.package, case.module)[case.at] for case in cases])

@@ -1,4 +1,4 @@
-"""Worker processes, so that a crashing case cannot end the command or other cases."""
+"""Worker processes: what kills its process is one failure, and all other work is done."""
 
 import importlib
 import os
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 from ...errors import ParityError
@@ -20,21 +20,15 @@ A = TypeVar("A")
 B = TypeVar("B")
 HOME = os.path.dirname(sys.modules[__name__.partition(".")[0]].__file__ or "")
 IMPORTS = os.path.dirname(importlib.__file__)
-LARGEST = 1.1 * 2**30  # bytes; larger workers are replaced, since jax keeps all compiled programs
+MAX_ITEMS = 100  # of one process, since jax keeps all compiled programs in memory
 SAFE = "PYTHONSAFEPATH"  # keeps the current folder off the front of a new process's path
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Describes work that raised, exited or killed its process.
-
-    Attributes:
-      text: what happened, without a subject.
-      about: the subject, if the caller does not know it.
-    """
+    """Describes work that raised, exited or killed its process, without a subject."""
 
     text: str
-    about: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,8 +48,17 @@ def attempt(work: Callable[[A], B], item: A) -> B | Failure:
         return Failure(_error_text(error))
 
 
+@dataclass(eq=False)
+class _Worker:
+    """A process, this end of its pipe, and the number of items it was given."""
+
+    process: BaseProcess
+    pipe: Connection
+    items: int = 0
+
+
 class Workers:
-    """Process pool whose workers take one item at a time; dead or large workers are replaced.
+    """Processes that take one item at a time; for one that died, a new one is started.
 
     If two modules have the same name, workers import the one that plain Python would: `folders` and
     the current folder come last on the path.
@@ -70,203 +73,140 @@ class Workers:
         self.most = most
         self.folders: tuple[str, ...] = ()
         self.settings = dict(settings or {})
+        self._started: list[_Worker] = []
         self._idle: list[_Worker] = []
-        self._busy: dict[_Worker, int] = {}
 
     def __enter__(self) -> "Workers":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in (*self._idle, *self._busy):
+        for worker in self._started:
             worker.process.kill()
-        for worker in (*self._idle, *self._busy):
-            worker.end()
-        self._idle, self._busy = [], {}
-
-    def add_path(self, folder: str) -> None:
-        """Adds an import folder for processes started from now on."""
-        self.folders = (folder, *self.folders)
-        self._drop_idle()
-
-    def start(self, count: int) -> None:
-        """Starts processes in advance, so that they are ready when needed."""
-        while len(self._idle) < count:
-            self._idle.append(self._new())
+        for worker in self._started:
+            worker.process.join()
+            worker.pipe.close()
 
     def call(self, work: Callable[[A], B], item: A) -> B | Failure:
         """Runs one item."""
         return next(self.map(work, [item]))
 
     def map(self, work: Callable[[A], B], items: Sequence[A]) -> Iterator[B | Failure]:
-        """Yields the results in order. `work` and `items` must be picklable."""
-        waiting = deque(range(len(items)))
+        """Yields the results in the order of the items."""
         done: dict[int, B | Failure] = {}
-        many = max(1, min(self.most, len(items) // 2))
-        for at in range(len(items)):
-            while at not in done:
-                while waiting and len(self._busy) < many:
-                    self._assign(waiting.popleft(), work, items)
-                for worker, result in self._results():
-                    i = self._busy.pop(worker)
-                    if isinstance(result, LastResult):
-                        done[i] = result.result
-                        worker.end()
-                    elif not isinstance(result, _WorkerDied):
-                        done[i] = result
-                        self._keep(worker)
-                    elif worker.served > 1:  # earlier work may have caused it: retry once
+        following = 0
+        for i, result in self.as_completed(work, items):
+            done[i] = result
+            while following in done:
+                yield done.pop(following)
+                following += 1
+
+    def as_completed(
+        self, work: Callable[[A], B], items: Sequence[A]
+    ) -> Iterator[tuple[int, B | Failure]]:
+        """Yields the index of each item with its result, as soon as it has one.
+
+        `work` and `items` must be picklable. An item is a failure if a process dies of it that did
+        nothing before; if it did, that may be the cause, and the item gets a new process.
+        """
+        waiting, busy = deque(range(len(items))), {}
+        most, retried = max(1, min(self.most, len(items) // 2)), set()
+        while waiting or busy:
+            while waiting and len(busy) < most:
+                i = waiting.popleft()
+                worker = self._idle.pop() if self._idle and i not in retried else self._new()
+                worker.items += 1
+                busy[worker] = i
+                try:
+                    worker.pipe.send((work, items[i]))
+                except OSError:  # it died while it was idle, which is found below
+                    pass
+            ready = wait([worker.pipe for worker in busy], timeout=1.0)
+            for worker in [*busy]:
+                if worker.pipe not in ready and worker.process.is_alive():
+                    continue
+                i = busy.pop(worker)
+                try:
+                    if not worker.pipe.poll():  # a process of its own may hold the other end
+                        raise EOFError
+                    result = worker.pipe.recv()
+                except (EOFError, OSError):
+                    if worker.items > 1:
+                        retried.add(i)
                         waiting.appendleft(i)
-                        self._drop_idle()
                     else:
-                        done[i] = Failure(result.text)
-            yield done.pop(at)
+                        yield i, Failure(_end_of(worker.process))
+                    continue
+                if isinstance(result, LastResult):
+                    result = result.result
+                elif worker.items < MAX_ITEMS:
+                    self._idle.append(worker)
+                yield i, result
 
-    def _assign(self, i: int, work: Callable[[A], B], items: Sequence[A]) -> None:
-        worker = self._idle.pop() if self._idle else self._new()
-        try:
-            worker.assign(work, items[i])
-        except OSError:  # it died while idle
-            worker.end()
-            worker = self._new()
-            worker.assign(work, items[i])
-        self._busy[worker] = i
-
-    def _new(self) -> "_Worker":
-        return _Worker(self.folders, self.settings)
-
-    def _keep(self, worker: "_Worker") -> None:
-        """Keeps an idle worker for the next item, unless it has grown large."""
-        if worker.size > LARGEST:
-            worker.end()
-        else:
-            self._idle.append(worker)
-
-    def _results(self) -> Iterator[tuple["_Worker", Any]]:
-        """Yields results that workers have sent, and workers that died."""
-        ready = wait([worker.pipe for worker in self._busy], timeout=1.0)
-        for worker in list(self._busy):
-            if worker.pipe in ready or not worker.process.is_alive():
-                yield worker, worker.result()
-
-    def _drop_idle(self) -> None:
-        """Ends all idle workers, so that the next item gets a new process."""
-        for worker in self._idle:
-            worker.end()
-        self._idle = []
-
-
-@dataclass(frozen=True)
-class _WorkerDied:
-    text: str
-
-
-class _Worker:
-    """One process; ignores Ctrl-C, since its parent ends it.
-
-    Attributes:
-      served: number of items it has received.
-      size: its peak memory in bytes; 0 if unknown.
-    """
-
-    def __init__(self, folders: tuple[str, ...], settings: Mapping[str, str]) -> None:
+    def _new(self) -> _Worker:
         context = get_context("spawn")
-        self.pipe, child_end = context.Pipe()
-        self.process = context.Process(target=_serve, args=(child_end, folders, dict(settings)))
-        self.served, self.size = 0, 0
-        with _without_interrupts(), _safe_path():
-            self.process.start()
+        pipe, child_end = context.Pipe()
+        process = context.Process(target=_serve, args=(child_end, self.folders, self.settings))
+        worker = _Worker(process, pipe)
+        with _safe_start():
+            process.start()
+            self._started.append(worker)
         child_end.close()
-
-    def assign(self, work: Callable[..., Any], item: Any) -> None:
-        self.pipe.send((work, item))
-        self.served += 1
-
-    def result(self) -> Any:
-        try:
-            if self.pipe.poll():
-                result, self.size = self.pipe.recv()
-                return result
-        except (EOFError, OSError):
-            pass
-        self.end()
-        code = self.process.exitcode or 0
-        if code < 0:
-            return _WorkerDied(f"its process was killed by {_name_of(-code)}")
-        return _WorkerDied(f"it ended its process with exit code {code}")
-
-    def end(self) -> None:
-        """Joins the process, killing it if it is still alive."""
-        self.process.join(0.1)
-        if self.process.is_alive():
-            self.process.kill()
-        self.process.join()
-        self.pipe.close()
+        return worker
 
 
 @contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Context in which started processes ignore Ctrl-C."""
-    blocks = hasattr(signal, "pthread_sigmask")
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if blocks else ()
-    try:
-        yield
-    finally:
-        if blocks:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _safe_path() -> Iterator[None]:
-    """Context in which started processes do not import from the current folder at startup."""
+def _safe_start() -> Iterator[None]:
+    """Processes started here ignore Ctrl-C, and import nothing from the current folder at first."""
     before = os.environ.get(SAFE)
     os.environ[SAFE] = "1"
+    blocks = hasattr(signal, "pthread_sigmask")
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if blocks else ()
     try:
         yield
     finally:
         os.environ.pop(SAFE) if before is None else os.environ.update({SAFE: before})
+        if blocks:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _serve(pipe: Connection, folders: tuple[str, ...], settings: Mapping[str, str]) -> None:
-    """Serves requests until the pipe is closed."""
+    """Does what comes through the pipe, until it is closed."""
     os.environ.pop(SAFE, None)
     os.environ.update(settings)
     sys.path += [path for path in (*folders, os.getcwd()) if path not in sys.path]
-    _one_thread()
+    # One thread for torch, so that processes do not compete for cores; read when it is imported.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
     while True:
         try:
             work, item = pipe.recv()
         except (EOFError, OSError):
             return
-        result = attempt(lambda request: request[0](request[1]), (work, item))
+        except BaseException as error:
+            result = Failure(_error_text(error))
+        else:
+            result = attempt(work, item)
         try:
-            pipe.send((result, _size()))
-        except (EOFError, OSError):
+            pipe.send(result)
+        except OSError:
             return
         except Exception as error:
-            pipe.send((Failure(f"its result cannot be sent: {_error_text(error)}"), _size()))
+            pipe.send(Failure(f"its result cannot be sent: {_error_text(error)}"))
 
 
-def _size() -> int:
-    """Peak memory of this process in bytes; 0 on systems that do not report it.
-
-    On Linux, getrusage also includes the parent's peak.
-    """
-    status = Path("/proc/self/status")
-    if status.exists():
-        facts = dict(line.split(":", 1) for line in status.read_text().splitlines())
-        return int(facts["VmHWM"].split()[0]) * 1024
+def _end_of(process: BaseProcess) -> str:
+    """How a process ended that gives no more results."""
+    process.join(timeout=1.0)
+    process.kill()  # one that lives on without its pipe
+    process.join()
+    code = process.exitcode or 0
+    if code >= 0:
+        return f"it ended its process with exit code {code}"
     try:
-        from resource import RUSAGE_SELF, getrusage
-    except ImportError:
-        return 0
-    return getrusage(RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def _one_thread() -> None:
-    """Limits torch to one thread per process, so that processes do not compete for cores."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported, which happens later
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)
+        return f"its process was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"its process was killed by signal {-code}"
 
 
 def _error_text(error: BaseException) -> str:
@@ -284,10 +224,3 @@ def _error_text(error: BaseException) -> str:
     return text + (
         f" ({user_frames[-1].filename}, line {user_frames[-1].lineno})" if user_frames else ""
     )
-
-
-def _name_of(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -9,12 +9,12 @@ import sys
 import pytest
 
 from flax_attn.bench import attention, race, reader
-from flax_attn.command import cli, proving
-from flax_attn.parity.cases import home, known, markdown
+from flax_attn.command import cli, parity_command, proving
+from flax_attn.parity.cases import markdown
 from flax_attn.parity.cases.collect import Listed
-from flax_attn.parity.cases.selection import Selection
-from flax_attn.parity.cases.workers import Workers
+from parity_tests import real
 from parity_tests.core.bench.conftest import known_machine  # noqa: F401
+from parity_tests.core.parity.in_process import known_reports
 from parity_tests.core.parity.test_command import judged
 
 NAMES = ("alpha", "alpha", "beta", "beta", "gamma")
@@ -40,16 +40,11 @@ def stopped(monkeypatch):
     """The command on five cases of three variants, that gets Ctrl-C after some of them."""
 
     def run(*options, after=3):
-        reports = [judged(1.0)] * after
-        monkeypatch.setattr(proving, "prove", lambda *_: signalled(reports))
+        cases = [place(at, name) for at, name in enumerate(NAMES)]
+        known_reports(monkeypatch, cases, signalled([judged(1.0)] * after))
         return cli.main(["parity", *options])
 
-    cases = [place(at, name) for at, name in enumerate(NAMES)]
-    monkeypatch.setattr(proving, "select_cases", lambda *_: Selection(cases, cases, []))
-    monkeypatch.setattr(Workers, "start", lambda *_: None)
-    monkeypatch.setattr(Workers, "call", lambda *_: proving.Machine("cpu", "cpu", 1))
-    monkeypatch.setattr(home, "has_torch", lambda: True)
-    monkeypatch.setattr(known, "check_names", lambda *_: None)
+    monkeypatch.setattr(parity_command, "has_torch", lambda: True)
     monkeypatch.setattr(proving, "_page_facts", lambda *_: pytest.fail("it went on"))
     return run
 
@@ -144,17 +139,10 @@ def test_the_fixed_set_is_interrupted_too(stopped, monkeypatch, capsys):
 def test_other_kinds_of_runs_are_interrupted_too(stopped, monkeypatch, capsys):
     monkeypatch.setattr(proving, "_machine", lambda *_: proving.Machine("cpu", "cpu", 1))
     proof = ("alpha", "torch_ref.Alpha", judged(1.0))
-    monkeypatch.setattr(proving, "real", lambda *_: signalled([proof]))
+    monkeypatch.setattr(real, "rows", lambda _: signalled([proof]))
     assert cli.main(["parity", "--real"]) == 130
-    assert "interrupted: 1 of " in capsys.readouterr().out
-    machine = proving.Machine("cpu", "cpu", 2)
-    monkeypatch.setattr(Workers, "call", lambda *_: machine)
-    monkeypatch.setattr(
-        proving,
-        "_sharded",
-        lambda jobs, *_: zip(jobs, signalled([(judged(1.0), "2 x 1")]), strict=False),
-    )
-    assert cli.main(["parity", "x", "--devices", "2"]) == 130
+    assert f"interrupted: 1 of {real.TOTAL} cases" in capsys.readouterr().out
+    assert stopped("x", "--devices", "2", after=1) == 130
     assert "interrupted: 1 of 5 cases" in capsys.readouterr().out
 
 
@@ -182,12 +170,14 @@ def test_bench_names_what_it_did_not_measure(tmp_path, monkeypatch, capsys, know
 CHILD = """
 import os, signal, sys
 from flax_attn.command import cli, proving
-first = proving.prove
-def prove(wanted, workers):
-    yield next(first(wanted, workers))
-    os.kill(os.getpid(), signal.SIGINT)
-    yield from ()
-proving.prove = prove
+from flax_attn.parity.cases.workers import Workers
+first = Workers.as_completed
+def as_completed(self, work, items):
+    for result in first(self, work, items):
+        yield result
+        if work is proving.prove:
+            os.kill(os.getpid(), signal.SIGINT)
+Workers.as_completed = as_completed
 sys.exit(cli.main(sys.argv[1:]))
 """
 

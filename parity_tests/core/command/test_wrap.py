@@ -54,7 +54,7 @@ def test_code_in_a_sentence_stays_on_one_line():
 LONG = {
     "xyzzy": "there is no command 'xyzzy': the commands are parity, record,",
     "bench --seq 4k:1k": "--seq takes lengths such as 512,1024 or a range",
-    "parity nothing_like_it": "the variants are: attention_pool,",
+    "parity nothing_like_it": "the names are attention_pool,",
     "explain --q 1 2 3 4 --mask Causl --nosuch": "there is no option --nosuch",
 }
 

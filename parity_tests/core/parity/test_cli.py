@@ -119,10 +119,10 @@ def test_a_worker_proves_a_case(main):
 def test_what_is_not_there_is_told(somewhere, main):
     for name, told in (
         ("nobody", "did you mean somebody?"),
-        ("zzzz", "the variants are: attention_pool, "),
+        ("zzzz", "the names are attention_pool, "),
     ):
         status, _, err = main(name)
-        assert status == 2 and f"{name!r} is neither a package" in err and told in err
+        assert status == 2 and f"{name!r} is no file, no package" in err and told in err
 
 
 def test_only_modules_with_cases_are_imported(somewhere, monkeypatch):

@@ -13,17 +13,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flax_attn.command import cli, proving
+from flax_attn.command import cli, parity_command
 from flax_attn.parity import Case, ParityError, Report, Row, judge
-from flax_attn.parity.cases import golden, home, known
+from flax_attn.parity.cases import golden, home
 from flax_attn.parity.cases.case import has_torch
 from flax_attn.parity.cases.collect import Listed, collect
-from flax_attn.parity.cases.selection import Selection
-from flax_attn.parity.cases.workers import Workers
 from flax_attn.parity.recording.sketch import SKETCH, sketch
 from flax_attn.weights.safetensors import write_file
 
-from .in_process import forget
+from .in_process import forget, known_reports
 from .test_cli import THEIRS
 
 MINE = """
@@ -75,7 +73,7 @@ START = """
 from flax import nnx
 from flax_attn.parity import Case
 
-from .mine import *
+from .mine import Crashing, Dying, Half, Leaving, Raising, Third
 
 
 def case(of, **more):
@@ -293,14 +291,10 @@ VERDICTS = {
 @pytest.mark.parametrize("verdict", VERDICTS)
 def test_the_table_says_what_is_shown_and_strict_takes_no_excuse(verdict, monkeypatch, capsys):
     report, loose, strict = VERDICTS[verdict]
-    asked = Selection([Listed("here", "here", 0, "here", "torch.nn.Tanh", report.title)], [], [])
-    monkeypatch.setattr(known, "check_names", lambda *_: None)
-    monkeypatch.setattr(proving, "select_cases", lambda *_: asked)
-    monkeypatch.setattr(proving, "prove", lambda wanted, workers: iter([report]))
-    monkeypatch.setattr(Workers, "start", lambda *_: None)
-    monkeypatch.setattr(cli, "_width", lambda _: cli.WIDE)
-    monkeypatch.setattr(Workers, "call", lambda *_: proving.Machine("cpu", "cpu", 1))
+    cases = [Listed("here", "here", 0, "here", "torch.nn.Tanh", report.title)]
+    monkeypatch.setenv("COLUMNS", str(parity_command.WIDE))
     for options, code in (((), loose), (("--strict",), strict)):
+        known_reports(monkeypatch, cases, [report])
         assert cli.main(["parity", "here", *options]) == code
         text = capsys.readouterr().out
         (row,) = [x for x in text.splitlines() if x.startswith("here ")]

@@ -1,16 +1,17 @@
 """The command without names: its fixed set, what it never claims, its table, files and start."""
 
+import argparse
 import errno
 import os
 import re
 import subprocess
 import sys
+import threading
+import time
 import tomllib
 import warnings
 from io import StringIO
-from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,25 +19,24 @@ from flax import nnx
 from rich.console import Console
 
 from flax_attn import CausalAttention
-from flax_attn.command import cli, proving
+from flax_attn._internal.progress import Progress
+from flax_attn.command import cli, parity_command, proving
 from flax_attn.parity import Case, ParityError
-from flax_attn.parity.cases import cache, certificate, home, known, prove, workers
-from flax_attn.parity.cases.collect import Listed, collect, listed, modules
+from flax_attn.parity.cases import cache, certificate, prove, workers
+from flax_attn.parity.cases.collect import Listed, listed, modules
 from flax_attn.parity.cases.prove import (
     CLIMB,
     FIXED,
     ORIGINALS,
     Job,
-    _prove,
     jobs,
     not_proven,
     short,
 )
-from flax_attn.parity.cases.selection import Selection
 from flax_attn.parity.cases.strict import CACHE, MODES, WARNINGS, strict
 from flax_attn.parity.cases.workers import Failure, Workers, attempt
-from parity_tests.tables import with_nightly
 
+from .in_process import known_reports
 from .test_command import judged
 
 ROOT = Path(__file__).parents[3]
@@ -104,49 +104,39 @@ def everything(monkeypatch, reports, more=0):
     `more` is a number of cases that the fixed set does not have.
     """
     names = [f"v{i}" for i in range(len(reports) + more)]
-    asked = Selection([place(0, name) for name in names], [], [])
     monkeypatch.setattr(prove, "FIXED", names[: len(reports)])
-    monkeypatch.setattr(proving, "select_cases", lambda *_: asked)
-    monkeypatch.setattr(Workers, "start", lambda *_: None)
-    monkeypatch.setattr(Workers, "call", lambda *_: proving.Machine("cpu", "cpu", 1))
-    monkeypatch.setattr(proving, "prove", lambda *_: iter(reports))
+    known_reports(monkeypatch, [place(0, name) for name in names], reports)
     monkeypatch.setenv("COLUMNS", "80")
 
 
 def test_the_short_proof_says_what_it_is(monkeypatch, capsys):
     everything(monkeypatch, [judged(1.0), judged(1.0)], more=3)
     assert cli.main(["parity"]) == 0
-    *table, left, more, foot = capsys.readouterr().out.splitlines()  # on 80 columns
-    start = "Not tried: 5 more cases of 3 variants, float32 and bfloat16; --all proves them, in "
-    assert f"{left} {more}" == f"{start}about a minute."
+    _, first, second, *table, left, foot = capsys.readouterr().out.splitlines()
+    lines = [f"{n} of 2, equal: {place(0, f'v{n - 1}').title}" for n in (1, 2)]
+    assert [first, second] == lines
+    told = "Not tried: 5 more cases of 3 variants, float32 and bfloat16; --all proves them."
+    assert left == told
     assert foot.startswith("2 variants, 2 cases, 0 different; torch ")
     assert len([line for line in table if line.rstrip().endswith("equal")]) == 2
     assert not any(word in line for line in table for word in ("--all", "float32", "v2"))
 
 
-@pytest.mark.parametrize("seconds, rest", [(1.0, ""), (6.0, "about 3 minutes more")])
-def test_a_slow_machine_is_told_once_how_long_it_takes_and_proves_all(
-    seconds, rest, monkeypatch, capsys
-):
-    everything(monkeypatch, [judged(1.0)] * 30)
-    clock = SimpleNamespace(monotonic=count(0.0, seconds).__next__)
-    monkeypatch.setattr(proving, "time", clock)
-    assert cli.main(["parity"]) == 0
-    text = capsys.readouterr().out
-    lines = [line for line in text.splitlines() if "slow or busy" in line]
-    assert lines == [f"30 cases; this machine is slow or busy: {rest}"] * bool(rest)
-    assert "30 variants, 30 cases, 0 different" in text
+def test_progress_says_about_how_long_the_rest_takes(monkeypatch, capsys):
+    everything(monkeypatch, [judged(1.0)] * 3)
+    texts, seconds = [], iter([0, 0, 10, 20, 30])  # the first is of Progress
+    monkeypatch.setattr(proving.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(Progress, "at", lambda self, text: texts.append(text))
+    monkeypatch.setattr(Progress, "__exit__", lambda *_: None)
+    results = proving.Results()
+    options = argparse.Namespace(replay=True, names=[], all=False, record=False, markdown=None)
+    vars(options).update(no_cache=True, workers=None, seed=None, devices=None)
+    proving.proven(options, results, Progress("run", Console()))
+    assert texts == ["v0, about 20 s left", "v1, about 10 s left", "v2, about 0 s left"]
 
 
-NOTHING = {
-    (): "prove",
-    ("--all",): "prove",
-    ("here",): "prove",
-    ("--replay",): "prove",
-    ("--devices", "2"): "_sharded",
-    ("--real",): "real",
-    ("--families",): "families",
-}
+NOTHING = [(), ("--all",), ("here",), ("--replay",), ("--devices", "2"), ("--real",)]
+NOTHING += [("--families",)]
 
 
 @pytest.mark.parametrize("tried", [0, 2])
@@ -154,22 +144,17 @@ NOTHING = {
 def test_nothing_proven_is_exit_status_1_and_never_no_difference(
     options, tried, monkeypatch, capsys
 ):
-    results = [not_proven("here[0]", Failure("it is not recorded"))] * tried
-    everything(monkeypatch, results)
-    proofs = [("here", "torch.nn.Tanh", report) for report in results]
-    about = {"here": proving.PageFacts("Here")}
-    monkeypatch.setattr(home, "has_torch", lambda: True)
-    monkeypatch.setattr(known, "check_names", lambda *_: None)
-    monkeypatch.setattr(proving, "_bundled_layers", lambda *_: [])
-    monkeypatch.setattr(proving, "_machine", lambda *_: proving.Machine("cpu", "cpu", 2))
-    monkeypatch.setattr(Workers, "call", lambda *_: proving.Machine("cpu", "cpu", 2))
-    fakes = {
-        "prove": lambda *_: iter(results),
-        "_sharded": lambda jobs, *_: ((job, Failure("it is not recorded")) for job in jobs),
-        "real": lambda *_: proofs,
-        "families": lambda *_: proving.Results(proofs, about),
-    }
-    monkeypatch.setattr(proving, NOTHING[options], fakes[NOTHING[options]])
+    everything(monkeypatch, [Failure("it is not recorded")] * tried)
+    proofs = [("here", "torch.nn.Tanh", not_proven("here[0]", "it is not there"))] * tried
+
+    def found(*arguments):
+        results = arguments[-2]
+        results.add(proofs)
+        results.about["here"] = proving.PageFacts("Here")
+
+    monkeypatch.setattr(parity_command, "has_torch", lambda: True)
+    monkeypatch.setattr(proving, "real", found)
+    monkeypatch.setattr(proving, "families", found)
     assert cli.main(["parity", *options]) == 1
     text = capsys.readouterr().out
     assert ", nothing is proven; torch " in text.splitlines()[-1] and "different" not in text
@@ -181,22 +166,18 @@ def test_a_difference_is_exit_status_1_in_the_short_proof_too(
 ):
     monkeypatch.chdir(tmp_path)
     everything(monkeypatch, [judged(1.0), judged(1.0, 5.0)])
-    monkeypatch.setattr(known, "check_names", lambda *_: None)
-    monkeypatch.setattr(proving, "prove", lambda *_: iter([judged(1.0), judged(1.0, 5.0)]))
-    monkeypatch.setattr(proving, "_bundled_layers", lambda *_: [("real", "w", judged(1.0))])
-    monkeypatch.setattr(proving, "_backends", lambda *_: {})
-    monkeypatch.setattr(proving, "_devices", lambda *_: {})
+    monkeypatch.setattr(proving, "_page_facts", lambda *_: {})
     assert cli.main(["parity", *options]) == 1
     text = capsys.readouterr().out
     assert "1 different" in text and ("Not tried: " in text) == (not options)
 
 
-def test_a_worker_that_has_grown_is_replaced(monkeypatch):
+def test_a_process_that_has_done_much_is_replaced(monkeypatch):
     me = "__import__('os').getpid()"  # a function of this file's would bring jax to the workers
     with Workers() as some:
         assert some.call(eval, me) == some.call(eval, me) != os.getpid()
         before = some.call(eval, me)
-        monkeypatch.setattr(workers, "LARGEST", 1)
+        monkeypatch.setattr(workers, "MAX_ITEMS", 4)
         assert some.call(eval, me) == before != some.call(eval, me)
 
 
@@ -254,7 +235,7 @@ def test_files_that_cannot_be_written_are_refused_before_the_work(
     options, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "_proven", lambda *_: pytest.fail("it went to work"))
+    monkeypatch.setattr(proving, "proven", lambda *_: pytest.fail("it went to work"))
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")
     assert cli.main(["parity", *options]) == 2
@@ -285,12 +266,7 @@ QUICK = {
     "--version": (0, "flax-attn 0"),
     "parity --help": (0, "--no-cache"),
     "explain --help": (0, "--mask"),
-    "parity CausalAtention": (2, "did you mean causal_attention?"),
-    "parity causal-atention": (2, "did you mean causal_attention?"),
-    "parity nothing_like_it": (
-        2,
-        "the variants are: attention_pool, axial, bahdanau, causal_attention, ",
-    ),
+    "parity CausalAtention": (2, "did you mean CausalAttention"),
     "parity caes.py": (2, "There is no file caes.py"),
 }
 
@@ -308,18 +284,6 @@ def test_what_needs_no_jax_does_not_import_it(line):
     assert run.stdout.splitlines()[-1] == ""
 
 
-@pytest.mark.parametrize("step", with_nightly([100, 1], commit=[100]))
-def test_what_may_be_a_case_or_a_package_is_not_refused_early(step, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "somebody.py").write_text("")
-    for name in ("causal-attention", "CausalAttention", "somebody", "numpy.nothing", "x[y|z]"):
-        known.check_names("parity_tests", [name])
-    for case in collect("parity_tests")[::step]:
-        known.check_names("parity_tests", [case.name or str(case)])
-        known.check_names("parity_tests", [case.variant])
-        known.check_names("parity_tests", [case.flax_class.__name__])
-
-
 NAMES = ("random", "inspect", "socket", "tempfile", "typing", "pickle", "queue", "cli", "jax")
 
 
@@ -331,7 +295,7 @@ def test_files_here_named_like_modules_change_nothing_and_a_package_here_is_foun
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"{LIST} = []")
     more = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
-    told = "somebody.CASES holds no case, so there is nothing to prove."
+    told = "somebody holds no case: "
     script = "import sys; sys.path.pop(0); from flax_attn.command.cli import main; sys.exit(main())"
     line = [sys.executable, "-c", script, "parity", "somebody"]  # as an installed command has it
     run = subprocess.run(line, capture_output=True, text=True, **more)
@@ -364,9 +328,9 @@ def test_a_case_of_ours_is_proven_in_strict_modes_and_no_other(ours, monkeypatch
         warnings.simplefilter("ignore")
         if ours:
             with pytest.raises(UserWarning):
-                _prove(job)
+                proving.prove(job)
         else:
-            _prove(job)
+            proving.prove(job)
 
 
 def test_a_case_passes_if_its_input_can_tell_and_nothing_differs(monkeypatch):
@@ -439,6 +403,15 @@ def stumble(number):
     return number * 10
 
 
+def broken_by(number):
+    """1 leaves a thread that ends the process while 2 is at work."""
+    if number == 1:
+        threading.Timer(0.2, os._exit, [6]).start()
+    elif number == 2:
+        time.sleep(1)
+    return os.getpid()
+
+
 def test_work_is_done_in_order_and_a_death_costs_one_result():
     with Workers(2) as workers:
         for _ in range(2):
@@ -447,3 +420,24 @@ def test_work_is_done_in_order_and_a_death_costs_one_result():
             assert found[2] == Failure("it ended its process with exit code 5")
     result = attempt(leave, None)
     assert isinstance(result, Failure) and "it exited: sys.exit(3)" in result.text
+
+
+def test_a_death_by_earlier_work_is_not_blamed_on_the_next():
+    with Workers() as workers:
+        first, second = workers.map(broken_by, [1, 2])
+    assert isinstance(first, int) and isinstance(second, int) and first != second
+
+
+def wait_for_the_last(work):
+    number, file = work
+    if number == 3:
+        file.touch()
+    while number == 0 and not file.exists():
+        time.sleep(0.05)
+
+
+def test_results_come_as_they_end(tmp_path):
+    work = [(number, tmp_path / "done") for number in range(4)]
+    with Workers(2) as workers:
+        order = [i for i, _ in workers.as_completed(wait_for_the_last, work)]
+    assert order[:2] == [1, 2] and {*order[2:]} == {0, 3}

@@ -7,10 +7,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from flax_attn._internal.progress import Progress
+from flax_attn.command.proving import _prove_each
+from flax_attn.command.results import Results
 from flax_attn.parity import Divergence, Report, Row, judge
 from flax_attn.parity.cases.collect import Listed
-from flax_attn.parity.cases.prove import jobs, prove
+from flax_attn.parity.cases.prove import jobs
 from flax_attn.parity.cases.workers import Failure
 from flax_attn.parity.show import page, pages
 from flax_attn.parity.show.chart import Axis
@@ -438,8 +442,11 @@ def test_the_command_says_the_class_of_each_report():
     place = Listed(
         "us", "us.test", 0, "luong", "torch.nn.L", "luong[d=3|q=3|torch.nn.L]", of="Luong"
     )
-    some = jobs([place, place], live=True)
-    workers = SimpleNamespace(map=lambda *_: iter([equal(place.title), Failure("it died")]))
-    for report in prove(some, workers):
+    results = Results()
+    workers = SimpleNamespace(
+        as_completed=lambda *_: enumerate([(equal(place.title), "-"), Failure("it died")])
+    )
+    _prove_each(jobs([place, place], live=True), results, workers, Progress("run", Console()))
+    for *_, report in results.proofs:
         assert report.flax_class == report.to_dict()["flax_class"] == "Luong"
         assert "Parity of Luong against torch.nn.L" in Reader(page(report)).text
