@@ -59,6 +59,14 @@ def test_what_is_proven_is_shown_and_what_is_missing_named(stopped, capsys):
     assert last.endswith("beta (1 case), gamma (1 case)")
 
 
+def test_a_second_ctrl_c_changes_nothing(stopped, monkeypatch, capsys):
+    monkeypatch.setattr(
+        parity_command, "_write_files", lambda *_: [os.kill(os.getpid(), signal.SIGINT) or "last"]
+    )
+    assert stopped("x") == 130 and capsys.readouterr().out.endswith("last\n")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 def test_json_and_html_hold_the_missing_cases_as_not_proven(stopped, tmp_path):
     files = tmp_path / "all.json", tmp_path / "all.html"
     assert stopped("x", "--json", str(files[0]), "--html", str(files[1])) == 130
