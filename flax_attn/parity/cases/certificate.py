@@ -88,6 +88,8 @@ def lines(reports: Iterable[tuple[str, str, Report]]) -> list[Line]:
 def table(lines: Sequence[Line], width: int, strict: bool = False) -> Table:
     """The certificate for a terminal; each variant's name is shown once.
 
+    Equal is green, and different red.
+
     Args:
       lines: the lines.
       width: terminal width in columns. If a line needs more, variants get their own lines and names
@@ -95,13 +97,36 @@ def table(lines: Sequence[Line], width: int, strict: bool = False) -> Table:
       strict: whether equality within rounding noise only is shown as different.
     """
     headings, cells = columns(lines)
-    spaces = 2 * (len(headings) - 1)
     needed = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
-    styles = [_style(line, strict) for line in lines]
-    rows = list(zip(cells, styles, strict=True))
-    if sum(needed) + spaces <= width:
-        return _flat(headings, rows)
-    return _stacked(headings, rows, width, needed[2:])
+    *numbers, verdicts = needed[2:]
+    is_narrow = sum(needed) + 2 * (len(needed) - 1) > width
+    padding = (0, 1, 0, 0) if is_narrow else (0, 1)
+    shown = Table(box=None, pad_edge=False, padding=padding, header_style="bold")
+    names = needed[0]
+    if is_narrow:
+        left = width - sum(numbers) - len(needed[2:])
+        longest = max(len(name) for row in cells for name in (row[0], f" {row[1]}"))
+        names = max(min(longest, left - 9), 12)  # "DIFFERENT" has nine letters
+        verdicts = max(min(verdicts, left - names), 9)
+        shown.add_column("variant, equal to", width=names, no_wrap=True)
+    else:
+        shown.add_column(headings[0], no_wrap=True)
+        shown.add_column(headings[1], no_wrap=True)
+    for heading, number in zip(headings[2:-1], numbers, strict=True):
+        shown.add_column(heading, justify="right", width=number, no_wrap=True)
+    shown.add_column("", width=verdicts)
+    before = None
+    for line, (variant, reference, *rest, verdict) in zip(lines, cells, strict=True):
+        style = "green" if line.verdict in (EQUAL, ANOTHER_WAY) else ""
+        if not line.ok or (strict and not all(report.certain for report in line.reports)):
+            style = "red"
+        new = "" if variant == before else variant
+        if is_narrow and new:
+            shown.add_row(wrap_name(variant, names))
+        first = [wrap_name(reference, names, " ")] if is_narrow else [new, reference]
+        shown.add_row(*first, *rest, Text(verdict, style))
+        before = variant
+    return shown
 
 
 def columns(lines: Sequence[Line]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -111,50 +136,6 @@ def columns(lines: Sequence[Line]) -> tuple[tuple[str, ...], list[tuple[str, ...
     shown = [i for i, name in enumerate(HEADINGS) if name not in SOME or (filled and filled[i])]
     headings, *cells = (tuple(row[i] for i in shown) for row in (HEADINGS, *cells))
     return headings, cells
-
-
-def _style(line: Line, strict: bool) -> str:
-    """Green for equal, red for different, unstyled otherwise."""
-    if not line.ok or (strict and not all(report.certain for report in line.reports)):
-        return "red"
-    return "green" if line.verdict in (EQUAL, ANOTHER_WAY) else ""
-
-
-Rows = Sequence[tuple[tuple[str, ...], str]]  # cells, and the style of the verdict
-
-
-def _flat(headings: Sequence[str], rows: Rows) -> Table:
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for i, heading in enumerate(headings):
-        number = 2 <= i < len(headings) - 1
-        shown.add_column(heading, justify="right" if number else "left", no_wrap=True)
-    before = ""
-    for (variant, *cells, verdict), style in rows:
-        name = "" if variant == before else variant
-        shown.add_row(name, *cells, Text(verdict, style))
-        before = variant
-    return shown
-
-
-def _stacked(headings: Sequence[str], rows: Rows, width: int, needed: Sequence[int]) -> Table:
-    """Table with variants on their own lines and their references below, for narrow terminals."""
-    *numbers, verdicts = needed
-    left = width - sum(numbers) - len(needed)
-    longest = max(len(name) for cells, _ in rows for name in (cells[0], f" {cells[1]}"))
-    names = max(min(longest, left - 9), 12)  # "DIFFERENT" has nine letters
-    verdicts = max(min(verdicts, left - names), 9)
-    shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    shown.add_column("variant, equal to", width=names, no_wrap=True)
-    for heading, number in zip(headings[2:-1], numbers, strict=True):
-        shown.add_column(heading, justify="right", width=number, no_wrap=True)
-    shown.add_column("", width=verdicts)
-    before = None
-    for (variant, reference, *cells, verdict), style in rows:
-        if variant != before:
-            shown.add_row(wrap_name(variant, names))
-        shown.add_row(wrap_name(reference, names, " "), *cells, Text(verdict, style))
-        before = variant
-    return shown
 
 
 def wrap_name(name: str, width: int, indent: str = "") -> str:

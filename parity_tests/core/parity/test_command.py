@@ -107,6 +107,7 @@ open("started", "w").write(str(os.getpid()))
 {LIST} = time.sleep(600)
 """
 SLOW = f"""{START}
+import os
 import time
 
 
