@@ -109,8 +109,9 @@ def _prove_each(
     for i, result in workers.as_completed(prove, chosen):
         row = rows[i]
         progress.advance()
-        seconds = (time.monotonic() - start) / progress.done * (len(rows) - progress.done)
-        progress.at(f"{row.variant}, about {seconds:.0f} s left")
+        rest = len(rows) - progress.done
+        seconds = (time.monotonic() - start) / progress.done * rest
+        progress.at(f"{row.variant}, about {seconds:.0f} s left" if rest else row.variant)
         if result is None:
             results.rows.remove(row)
             continue
