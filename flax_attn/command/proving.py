@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -105,13 +104,9 @@ def _prove_each(
     """Proves cases, and writes a line for each when it is done."""
     rows = results.begin(job.listed[3:6] for job in chosen)
     progress.begin(len(rows))
-    start = time.monotonic()
     for i, result in workers.as_completed(prove, chosen):
         row = rows[i]
-        progress.advance()
-        rest = len(rows) - progress.done
-        seconds = (time.monotonic() - start) / progress.done * rest
-        progress.at(f"{row.variant}, about {seconds:.0f} s left" if rest else row.variant)
+        progress.advance(row.variant)
         if result is None:
             results.rows.remove(row)
             continue
