@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from flax_attn.bench.page import factors, rows, sections
+from parity_tests.core.pages.measured import factors, rows, sections
 
 HERE = Path(__file__).parent
 COLOURS = {"flax_attn": "#444444", "jax.nn": "#1f77b4", "flax.nnx": "#17becf"}

@@ -3,6 +3,7 @@
 import os
 import platform as host
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -68,33 +69,26 @@ def processor() -> str:
 def peak(dtype: str) -> float:
     """FLOP/s of one large matrix product, the better of jax's and torch's."""
     size = 8192 if platform() != "cpu" else 2048 if dtype == "float32" else 1024
-    return max(_jax_peak(size, dtype), _torch_peak(size, dtype))
-
-
-def _jax_peak(size: int, dtype: str) -> float:
     # Random, since a GPU multiplies constant matrices faster.
     x = jax.random.normal(jax.random.key(0), (size, size), dtype)
     product = jax.jit(jnp.matmul)
-    product(x, x).block_until_ready()
-    best = float("inf")
-    for _ in range(TIMES):
-        start = time.perf_counter()
-        product(x, x).block_until_ready()
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best
+    seconds = [_least(lambda: product(x, x).block_until_ready())]
+    if platform() == "cpu" and find_spec("torch") is not None:
+        torch = import_module("torch")
+        ones = torch.ones((size, size), dtype=getattr(torch, dtype))
+        seconds.append(_least(lambda: torch.matmul(ones, ones)))
+    return 2 * size**3 / min(seconds)
 
 
-def _torch_peak(size: int, dtype: str) -> float:
-    if platform() != "cpu" or find_spec("torch") is None:
-        return 0.0
-    torch = import_module("torch")
-    x = torch.ones((size, size), dtype=getattr(torch, dtype))
-    best = float("inf")
+def _least(call: Callable[[], object]) -> float:
+    """The least seconds of some calls, after one that is not timed."""
+    call()
+    seconds = []
     for _ in range(TIMES):
         start = time.perf_counter()
-        torch.matmul(x, x)
-        best = min(best, time.perf_counter() - start)
-    return 2 * size**3 / best
+        call()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
 
 
 def available_memory() -> float:

@@ -302,17 +302,26 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 def legend(results: Results) -> str:
-    """Says what the verdicts mean."""
+    """Says what the columns and verdicts mean."""
     if any(row.status == MEASURED for row in results.rows):
         return "Ratio: memory over that of this library's first line; less than 1 needs less."
-    text = (
-        "Ratio: time over that of flax_attn; more than 1 takes longer. Interval: of 100 such, 95 "
-        "hold the ratio that ever more rounds would give; where it holds 1 the two are level. "
-        "fastest: surely faster than each other line."
-    )
-    few = f" ?: fewer than {MIN_SURE} rounds, whose range is shown, which is less sure."
     rows = [row for row in results.rows if row.status == TIMED]
-    return text + (few if any(len(row.seconds) < MIN_SURE for row in rows) else "")
+    text = (
+        "Ratio: time over that of flax_attn; more than 1 takes longer. Interval: 95 % confidence "
+        "interval of the ratio; where it holds 1, level: these rounds do not tell which is faster. "
+        "fastest: surely faster than every other line; where no line says so, that is not sure."
+    )
+    if any(len(row.seconds) < MIN_SURE for row in rows):
+        text += (
+            f" ?: fewer than {MIN_SURE} rounds, whose interval is only from the lowest to the "
+            "highest ratio."
+        )
+    if any(row.by_least for row in rows):
+        text += (
+            " Times and ratios of steps are of the least timings, intervals of all. bound: the "
+            "time to read as many bytes as the cache has once, a lower limit."
+        )
+    return text
 
 
 def remarks(results: Results) -> list[str]:
@@ -323,9 +332,11 @@ def remarks(results: Results) -> list[str]:
         if row.amount is None:
             key = row.competitor, row.status, row.reason
             unmeasured.setdefault(key, []).append(_where(row))
+    same: dict[tuple, list[str]] = {}
     for (competitor, status, reason), where in unmeasured.items():
-        places = "; ".join(dict.fromkeys(where))
-        sentences.append(f"{competitor}, {status} at {places}: {reason}.")
+        same.setdefault((status, "; ".join(dict.fromkeys(where)), reason), []).append(competitor)
+    for (status, places, reason), names in same.items():
+        sentences.append(f"{'; '.join(names)}: {status} at {places}: {reason}.")
     if not results.complete:
         sentences.append(_interrupted(results))
     load, cores = results.machine.get("load"), results.machine.get("cores")

@@ -19,6 +19,7 @@ from flax_attn.bench.program import JaxProgram
 from flax_attn.bench.task import BOTH, COTANGENT, FORWARD
 from flax_attn.command import cli
 from parity_tests.core.bench.conftest import MACHINE, tasks
+from parity_tests.core.pages import measured
 
 TINY = Attention(length=6, width=4, heads=3, batch=2, which=BOTH)
 AHEAD = replace(TINY, which=FORWARD)
@@ -301,8 +302,8 @@ def test_several_runs_show_the_range_of_their_ratios():
     text = page.markdown(whole)
     begun = "reaches 3 to 5 TFLOP/s in float32 here. 3 runs, begun at monday, tuesday, friday UTC."
     assert begun in text and "runs, begun" not in page.markdown(runs[0])
-    mine, other = page.rows(text, "time over that of flax_attn")
-    assert page.factors(other["ratio"]) == [2.0, 3.0] and mine["time"] == "3 s"
+    mine, other = measured.rows(text, "time over that of flax_attn")
+    assert measured.factors(other["ratio"]) == [2.0, 3.0] and mine["time"] == "3 s"
     stopped = replace(runs[0], rows=[ours], complete=False)
     part = result.together([stopped, runs[2]])
     assert not part.complete and result.ratios(part.rows[1], part.rows[0]) == [2.5]
@@ -328,9 +329,9 @@ def test_the_command_shows_and_writes_the_range_of_several_runs(tmp_path, monkey
     assert bench(*given, "--json", last, "--together", first, "--markdown", md) == 0
     assert capsys.readouterr().out.count("x to 7000000x") == 2
     (row,) = (
-        row for row in page.rows(md.read_text(), "time over") if row["competitor"] == "honest"
+        row for row in measured.rows(md.read_text(), "time over") if row["competitor"] == "honest"
     )
-    assert page.factors(row["ratio"])[1] == 7e6 and "2 runs, begun at" in md.read_text()
+    assert measured.factors(row["ratio"])[1] == 7e6 and "2 runs, begun at" in md.read_text()
     assert len(reader.read(last).rows[0].seconds) == 2, "its JSON is of this run alone"
     monkeypatch.setattr("sys.argv", ["flax-attn", "bench", "--full"])
     monkeypatch.setattr(race.Race, "run", lambda *_: pytest.fail("it was measured"))

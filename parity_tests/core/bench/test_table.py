@@ -14,6 +14,7 @@ from flax_attn.bench.attention import Attention
 from flax_attn.bench.book import Book
 from flax_attn.bench.task import BOTH, FORWARD
 from flax_attn.command import bench_command, cli
+from parity_tests.core.pages import measured
 
 from .conftest import MACHINE
 from .test_bench import competitor, honest
@@ -45,7 +46,7 @@ def results(found, **more):
     return result.Results("title", "bench", MACHINE, found, complete=True, **more)
 
 
-def measured():
+def counted():
     task, found = scale.Sharded(131072, 64, 32), []
     for which, one in product((FORWARD, BOTH), scale.competitors((2, 128))):
         row = result.Row.of(replace(task, which=which), one.name, one.family)
@@ -67,7 +68,7 @@ RUNS = {
         [c.name for c in decode.competitors()],
         decode.Step(131072, 64, 32, 8, stored=131072, kv_heads=4, window=1024),
     ),
-    "scale": measured,
+    "scale": counted,
 }
 
 
@@ -97,7 +98,7 @@ def test_all_columns_are_those_of_files(kind):
     text = page.markdown(results(RUNS[kind]()))
     (heads,) = (line for line in text.split("\n") if line.startswith("| ") and "verdict" in line)
     assert heads == f"| {' | '.join(found.columns)} |"
-    assert len(page.rows(text, found.title)) == len(found.rows) == len(RUNS[kind]())
+    assert len(measured.rows(text, found.title)) == len(found.rows) == len(RUNS[kind]())
 
 
 def verdicts(**seconds):
@@ -146,7 +147,7 @@ def test_a_wrong_competitor_is_called_so_and_has_no_ratio():
     found[1].status, found[1].reason = "wrong", "the output is off"
     lines = shown(found, 80)
     assert [line.split() for line in lines if "off" in line] == [["off", "wrong"]]
-    assert table.remarks(results(found)) == ["off, wrong at T 256 fwd: the output is off."]
+    assert table.remarks(results(found)) == ["off: wrong at T 256 fwd: the output is off."]
 
 
 def test_a_race_is_printed_when_it_is_measured_and_its_heading_once():

@@ -8,8 +8,8 @@ import re
 import pytest
 
 from flax_attn._internal.markdown import fill, table, text_between
-from flax_attn.bench.page import factors, rows, sections
 from flax_attn.bench.presets import PRESETS
+from parity_tests.core.pages.measured import factors, rows, sections
 from parity_tests.core.pages.pages import ROOT, missing, run, text_of
 
 PAGE = text_of("docs/benchmarks.md")

@@ -9,8 +9,8 @@ import pytest
 
 import torch_ref
 from flax_attn._internal.markdown import cells, fill, text_between
-from flax_attn.bench.page import factors, rows, sections
 from flax_attn.parity.cases.case import has_torch
+from parity_tests.core.pages.measured import factors, rows, sections
 from parity_tests.core.pages.pages import ROOT, blocks, missing, run, text_of
 
 TEXT = text_of("README.md")
