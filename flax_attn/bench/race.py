@@ -10,7 +10,7 @@ from .competitor import Competitor, first_line
 from .machine import available_memory
 from .program import Program
 from .proof import Proof, first_call, judged_call
-from .result import LEFT_OUT, MEASURED, TIMED, WRONG, Row
+from .result import LEFT_OUT, MEASURED, MIN_SURE, TIMED, WRONG, Row
 from .task import BOTH, Task, platform
 
 MIN_ROUNDS = 3
@@ -26,8 +26,7 @@ class Settings:
 
     Attributes:
       rounds: maximum number of timings per competitor.
-      seconds: approximate limit for timing all competitors of a task; the first three rounds always
-        run.
+      seconds: approximate limit for timing all competitors of a task, beyond the first rounds.
       call: longest single call in seconds; a competitor expected to take longer is left out.
       sets: number of sets of inputs, used in turn.
       timed: whether anything is timed; else only the compiled program's memory is reported.
@@ -84,6 +83,12 @@ class Entry:
     def spent(self) -> float:
         """Seconds that its timings took."""
         return sum(self.row.seconds) * self.repeat
+
+    @property
+    def min_rounds(self) -> int:
+        """Number of rounds that always run: as many as an interval needs, unless calls are long."""
+        is_long = self.row.figures.get("first_seconds", 0.0) > NO_TRIAL_SECONDS
+        return MIN_ROUNDS if is_long else MIN_SURE
 
 
 class Race:
@@ -195,7 +200,7 @@ class Race:
             entry.settle()
         share = self.settings.seconds / max(1, len(entries))
         for round_index in range(self.settings.rounds):
-            order = [e for e in entries if round_index < MIN_ROUNDS or e.spent < share]
+            order = [e for e in entries if round_index < e.min_rounds or e.spent < share]
             shuffle(order)
             for entry in order:
                 entry.time(round_index)

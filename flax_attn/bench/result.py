@@ -13,6 +13,7 @@ from .task import Task
 FORMAT = "flax-attn bench, format 2"
 TIMED, WRONG, LEFT_OUT, MEASURED = "timed", "wrong", "left out", "measured"
 LIMIT = "cache read once"  # a lower bound of a step of decoding, and no competitor
+MIN_SURE = 6  # rounds: of fewer an interval is only their range
 OUTSIDE = 0.025  # of all intervals, those that the median is below, and those that it is above
 
 
@@ -124,8 +125,8 @@ def interval(row: Row, of: Row) -> tuple[float, float] | None:
 
     Competitors are timed in turns, so that each round gives a ratio. Of n sorted ratios, the median
     of all possible rounds lies between the r-th and the r-th from the end, unless fewer than r of n
-    fell on one side of it, as heads do in n tosses. With fewer than 6 rounds it is their whole
-    range. Of several runs it is the range of their intervals.
+    fell on one side of it, as heads do in n tosses. With fewer than `MIN_SURE` rounds it is their
+    whole range. Of several runs it is the range of their intervals.
     """
     ends = []
     for a, b in _in_each_run(row, of):

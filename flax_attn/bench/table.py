@@ -10,12 +10,11 @@ from itertools import groupby
 from statistics import median
 from typing import Any, NamedTuple
 
-from .result import LIMIT, MEASURED, TIMED, WRONG, Results, Row, base_of, interval, ratios
+from .result import LIMIT, MEASURED, MIN_SURE, TIMED, WRONG, Results, Row, base_of, interval, ratios
 from .task import label
 
 BRIEF = ("time", "memory", "ratio", "verdict", "interval", "busiest/mean", "sent", "a hop")
 MAIN = 4  # columns for which a long name goes over several lines
-MIN_SURE = 6  # rounds: of fewer an interval is only their range
 MAX_MISSING = 8  # tasks that are named after an interrupt
 MAX_BUSY_SHARE = 0.5  # of the cores, used by other processes
 MIN_KERNEL_TFLOPS = 100.0  # in 16 bits on a GPU: a lower rate means no fused kernel ran

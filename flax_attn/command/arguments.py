@@ -135,12 +135,12 @@ def add_check_device(commands: Any) -> None:
     check = commands.add_parser(
         "check-device",
         help="prove and time this library on the device at hand, and write a report",
-        description="In this order: device and versions; recorded results of PyTorch for every "
-        "layer, in float32 and bfloat16; every backend against the plain formula on 60 requests; "
-        "attention from 1k to 32k tokens, and steps of decoding, beside jax.nn and torch; memory "
-        "at T and 2T tokens. Each part leaves its file in the folder as soon as it is done. Needs "
-        "no network and no torch. What does not fit into the time is listed in the report. Ends "
-        "with 0 if all that was tried is equal, 1 if something differs, 2 if nothing is proven.",
+        description="In this order: recorded results of PyTorch for every layer, in float32 and "
+        "bfloat16; every backend against the plain formula on 60 requests; `flax-attn bench` for "
+        "attention, steps of decoding, and memory at T and 2T tokens. Each part leaves its file in "
+        "the folder as soon as it is done. Needs no network and no torch. What does not fit into "
+        "the time is listed. Ends with 0 if all that was tried is equal, 1 if something differs, "
+        "2 if too little was tried.",
     )
     check.add_argument(
         "--out", required=True, metavar="FOLDER", help="where the files and report.md go"
@@ -151,7 +151,7 @@ def add_check_device(commands: Any) -> None:
     check.add_argument(
         "--only",
         metavar="PARTS",
-        help="of machine, layers, requests, speed and memory, with commas; the first always runs",
+        help="of layers, requests, speed, decoding and memory, with commas",
     )
     check.add_argument(
         "--small", action="store_true", help="few and small inputs, to try the command on a CPU"

@@ -77,12 +77,12 @@ def check_device(options: argparse.Namespace, console: "Console", progress: "Pro
     for part in _parts(names, out, until, options.small):
         progress.at(part.name)
         _run(part)
-        (out / REPORT).write_text(page.markdown(out, verdict(out, names)), "utf-8")
-        text = dict(page.summary(out)).get(part.name, "nothing was tried")
-        progress.write_line(wrapped(f"{part.name}: {text}", console.width))
+        (out / REPORT).write_text(page.markdown(out, names, verdict(out, names)), "utf-8")
+        ((name, text),) = page.summary(out, [part.name])
+        progress.write_line(wrapped(f"{name}: {text}", console.width))
         progress.advance()
     lines = [f"\n{page.heading(out)}", verdict(out, names), ""]
-    lines += [f"{name:10}{text}" for name, text in page.summary(out)]
+    lines += [f"{name:10}{text}" for name, text in page.summary(out, names)]
     lines += [f"wrong     {line}" for line in page.wrong_lines(out)[:5]]
     lines += [f"left out  {line}" for line in page.left_out(out)]
     lines.append(f"\nwrote {out / REPORT}: to share these results, send the folder")

@@ -53,22 +53,22 @@ def left_out(out: Path) -> list[str]:
     return lines
 
 
-def summary(out: Path) -> list[tuple[str, str]]:
-    """A name and a sentence for each part: what it had of all, and what that gave."""
-    layers = [row for row in rows_of(out, "layers") if "layer" in row]
-    count = len({row["layer"] for row in layers})
-    text = f"{count} of {layers[0]['all']} layers: {_verdicts(layers)}" if layers else ""
-    lines = [("layers", text)]
-    rows = [row for row in rows_of(out, "requests") if "request" in row]
-    count = len({row["request"] for row in rows})
-    text = f"{count} of {rows[0]['of']} requests: {_verdicts(rows)}" if rows else ""
-    lines.append(("requests", text))
-    for name, results in benches(out).items():
+def summary(out: Path, names: Sequence[str]) -> list[tuple[str, str]]:
+    """A sentence for each of these parts: what it had of all, and what that gave."""
+    return [(name, _summary(out, name) or "nothing was tried") for name in names]
+
+
+def _summary(out: Path, name: str) -> str:
+    results = benches(out).get(name)
+    if results is not None:
         races = {row.race: [x for x in results.rows if x.race == row.race] for row in results.rows}
         shown = [race for race in races.values() if base_of(race)]
         text = f"{len(shown)} of {len(races) + len(results.missing)} tasks"
-        lines.append((name, f"{text}; {_last(shown[-1])}" if shown else text))
-    return [(name, text or "nothing was tried") for name, text in lines]
+        return f"{text}; {_last(shown[-1])}" if shown else text
+    one, total = {"layers": ("layer", "all"), "requests": ("request", "of")}.get(name, ("", ""))
+    rows = [row for row in rows_of(out, name) if one in row]
+    count = len({row[one] for row in rows})
+    return f"{count} of {rows[0][total]} {name}: {_verdicts(rows)}" if rows else ""
 
 
 def _verdicts(rows: Sequence[dict[str, Any]]) -> str:
@@ -111,10 +111,10 @@ def heading(out: Path) -> str:
     )
 
 
-def markdown(out: Path, verdict: str) -> str:
+def markdown(out: Path, names: Sequence[str], verdict: str) -> str:
     """The report: device, versions and verdict, then what each part found."""
     parts = [f"## {heading(out)}", f"**{verdict}**"]
-    parts.append(_markdown.table(["part", "what it had"], summary(out)).rstrip())
+    parts.append(_markdown.table(["part", "what it had"], summary(out, names)).rstrip())
     wrong = wrong_lines(out)
     if wrong:
         more = [f"* and {len(wrong) - MAX_WRONG_LINES} more, in the files"]

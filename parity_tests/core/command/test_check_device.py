@@ -255,13 +255,15 @@ def write_all(out: Path) -> None:
 def test_the_screen_and_the_report_tell_all_parts(tmp_path):
     write_all(tmp_path)
     assert page.heading(tmp_path).startswith("NVIDIA H100 80GB HBM3, 64 GiB of memory; Python 3.12")
-    assert page.summary(tmp_path) == [
+    names = ["layers", "requests", "speed", "decoding", "memory"]
+    assert page.summary(tmp_path, names) == [
         ("layers", "2 of 48 layers: 2 equal; largest error 0.40 of its limit"),
         ("requests", "1 of 60 requests: 1 equal, 1 not served; largest error 0.10 of its limit"),
         ("speed", "1 of 1 tasks; T 4096, B x N 1 x 16, fwd: flax_attn 200 us, torch 2x slower"),
+        ("decoding", "nothing was tried"),
         ("memory", "1 of 2 tasks; T 4096, B x N 1 x 16, fwd: flax_attn 1 MiB, torch 1x level"),
     ]
-    text = page.markdown(tmp_path, "Everything that was tried is equal.")
+    text = page.markdown(tmp_path, names, "Everything that was tried is equal.")
     for words in (
         "**Everything that was tried is equal.**",
         "| float32 | 2 | 0 | 0 | 0 | 0.40 |",
@@ -278,7 +280,7 @@ def test_they_tell_what_is_wrong(tmp_path):
     write_all(tmp_path)
     row = {"request": 1, "of": 60, "words": "FULL, T 9", "dtype": "bfloat16", "backend": "tokamax"}
     part(tmp_path, "requests").write(**row, verdict="different", share=31.0, text="v is\noff")
-    text = page.markdown(tmp_path, command.verdict(tmp_path, ["requests"]))
+    text = page.markdown(tmp_path, [], command.verdict(tmp_path, ["requests"]))
     assert "* requests: FULL, T 9, tokamax, bfloat16 different: v is off" in text
     assert "| tokamax | bfloat16 | 0 | 1 | 0 | 0 | 31.00 |" in text
     assert "Not right on this device: 1 results" in text and len(page.wrong_lines(tmp_path)) == 1
@@ -296,7 +298,7 @@ def test_a_wrong_competitor_counts_if_it_is_ours(tmp_path):
 
 
 def test_a_page_of_nothing_says_so(tmp_path):
-    assert "of which nothing is known" in page.markdown(tmp_path, "")
+    assert "of which nothing is known" in page.markdown(tmp_path, [], "")
 
 
 @pytest.mark.nightly
