@@ -2,6 +2,7 @@
 
 import io
 import time
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -40,6 +41,17 @@ def test_in_a_pipe_lines_go_to_stderr_and_results_to_stdout(fast, capsys):
         progress.write_line("a result")
     assert console.file.getvalue() == "a result\n"
     assert err.startswith("run: ") and "a result" not in err
+
+
+def test_it_says_about_how_long_the_rest_takes(monkeypatch):
+    clock = iter([0, 5, 15, 25, 35])  # it begins at 5
+    monkeypatch.setattr(_progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    progress = Progress("run", Console())
+    progress.begin(3)
+    assert progress.text == "starting, 0 of 3"
+    for text in ("a, 1 of 3, about 20 s left", "b, 2 of 3, about 10 s left", "c, 3 of 3"):
+        progress.advance(text[0])
+        assert progress.text == text
 
 
 def test_a_short_command_says_nothing_but_its_result(capsys):

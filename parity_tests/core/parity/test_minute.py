@@ -1,6 +1,5 @@
 """The command without names: its fixed set, what it never claims, its table, files and start."""
 
-import argparse
 import errno
 import os
 import re
@@ -19,7 +18,6 @@ from flax import nnx
 from rich.console import Console
 
 from flax_attn import CausalAttention
-from flax_attn._internal.progress import Progress
 from flax_attn.command import cli, parity_command, proving
 from flax_attn.parity import Case, ParityError
 from flax_attn.parity.cases import cache, certificate, prove, workers
@@ -120,19 +118,6 @@ def test_the_short_proof_says_what_it_is(monkeypatch, capsys):
     assert foot.startswith("2 variants, 2 cases, 0 different; torch ")
     assert len([line for line in table if line.rstrip().endswith("equal")]) == 2
     assert not any(word in line for line in table for word in ("--all", "float32", "v2"))
-
-
-def test_progress_says_about_how_long_the_rest_takes(monkeypatch, capsys):
-    everything(monkeypatch, [judged(1.0)] * 3)
-    texts, seconds = [], iter([0, 0, 10, 20, 30])  # the first is of Progress
-    monkeypatch.setattr(proving.time, "monotonic", lambda: next(seconds))
-    monkeypatch.setattr(Progress, "at", lambda self, text: texts.append(text))
-    monkeypatch.setattr(Progress, "__exit__", lambda *_: None)
-    results = proving.Results()
-    options = argparse.Namespace(replay=True, names=[], all=False, record=False, markdown=None)
-    vars(options).update(no_cache=True, workers=None, seed=None, devices=None)
-    proving.proven(options, results, Progress("run", Console()))
-    assert texts == ["v0, about 20 s left", "v1, about 10 s left", "v2"]
 
 
 NOTHING = [(), ("--all",), ("here",), ("--replay",), ("--devices", "2"), ("--real",)]
