@@ -1,6 +1,5 @@
 """The options of every command except `identify` and `bench`, which have modules of their own."""
 
-import argparse
 from typing import Any
 
 
@@ -33,11 +32,6 @@ def add_parity(commands: Any) -> None:
         "page that the first mark names; a part of the variants leaves other rows as they are "
         "(without names: --all)",
     )
-    _add_ways(parity)
-
-
-def _add_ways(parity: argparse.ArgumentParser) -> None:
-    """Adds options for what cases are compared with, and how strictly."""
     parity.add_argument(
         "--record",
         action="store_true",

@@ -55,7 +55,7 @@ def _dispatch(argv: Sequence[str]) -> int:
 
     console = Console(soft_wrap=True, emoji=False)
     try:
-        return COMMANDS[options.command](options, console)
+        return _run(options, console)
     except (ValueError, ModuleNotFoundError) as error:
         _say(Console(stderr=True), f"flax-attn {options.command}: {error}")
         return 2
@@ -73,34 +73,37 @@ def _say(console: "Console", text: str) -> None:
     console.out(wrapped(text, console.width), highlight=False)
 
 
-def _bench(options: argparse.Namespace, console: "Console") -> int:
-    from .bench_command import bench
-
-    return bench(options, console)
-
-
-def _explain(options: argparse.Namespace, console: "Console") -> int:
-    from .explain_command import explained
-
-    _say(console, explained(options))
-    return 0
-
-
-def _check_device(options: argparse.Namespace, console: "Console") -> int:
+def _run(options: argparse.Namespace, console: "Console") -> int:
+    """Runs the chosen command, of which the modules are imported here."""
     from .._internal.progress import Progress
-    from .check_device_command import check_device
 
-    with Progress("flax-attn check-device", console) as progress:
-        return check_device(options, console, progress)
+    match options.command:
+        case "bench":
+            from .bench_command import bench
 
+            return bench(options, console)
+        case "check-device":
+            from .check_device_command import check_device
 
-def _record(options: argparse.Namespace, console: "Console") -> int:
-    from .._internal.progress import Progress
-    from ..parity.cases.home import OWN
-    from .record_command import recorded
+            with Progress("flax-attn check-device", console) as progress:
+                return check_device(options, console, progress)
+        case "explain":
+            from .explain_command import explained
 
-    with Progress("flax-attn record", console) as progress:
-        return recorded(OWN, options.names, Path(options.to), progress)
+            _say(console, explained(options))
+            return 0
+        case "identify":
+            return identify_command.identify(options, console)
+        case "record":
+            from ..parity.cases.home import OWN
+            from .record_command import recorded
+
+            with Progress("flax-attn record", console) as progress:
+                return recorded(OWN, options.names, Path(options.to), progress)
+        case _:
+            from .parity_command import parity
+
+            return parity(options, console)
 
 
 def _parser(argv: Sequence[str]) -> Parser:
@@ -120,22 +123,6 @@ def _parser(argv: Sequence[str]) -> Parser:
     else:
         commands.add_parser("bench", help=BENCH)
     return parser
-
-
-def _parity(options: argparse.Namespace, console: "Console") -> int:
-    from .parity_command import parity
-
-    return parity(options, console)
-
-
-COMMANDS = {
-    "bench": _bench,
-    "check-device": _check_device,
-    "explain": _explain,
-    "identify": identify_command.identify,
-    "parity": _parity,
-    "record": _record,
-}
 
 
 if __name__ == "__main__":  # for `python -m flax_attn.command.cli`

@@ -29,14 +29,6 @@ def table(lines: Sequence[Line], about: Mapping[str, PageFacts], strict: bool = 
         verdict = Text(line.verdict, "green" if whole else "red")
         errors = (line.error("output"), line.error("gradient"))
         names = (line.variant, line.proven_equal_to, about[line.variant].layer)
-        shown.add_row(*names, *errors, verdict, ", ".join(aliases_of(line.variant)))
+        aliases = [alias for alias, family in ALIASES.items() if family == line.variant]
+        shown.add_row(*names, *errors, verdict, ", ".join(aliases))
     return shown
-
-
-def aliases_of(family: str) -> list[str]:
-    """Other model types with the same attention as this family.
-
-    >>> "mixtral" in aliases_of("mistral")
-    True
-    """
-    return [alias for alias, of in ALIASES.items() if of == family]

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 from .._internal.nearest import did_you_mean
 from .wrap import wrapped
@@ -159,6 +159,8 @@ def _shape(text: str | None) -> tuple[int, int, int] | None:
 
 def _class_of(name: str) -> type:
     """The class of an import path; imports its module and nothing else."""
+    import torch
+
     place, _, last = name.rpartition(".")
     if not place or not all(map(str.isidentifier, name.split("."))):
         raise ValueError(f"a class is named package.module.Class; got {name!r}.")
@@ -169,18 +171,16 @@ def _class_of(name: str) -> type:
     except Exception as error:
         raise ValueError(f"{place} cannot be imported: {_sentence(error)}") from error
     value = getattr(module, last, None)
-    if _is_module(value):
-        return value
-    known = [key for key, x in vars(module).items() if _is_module(x)]
+    known = {
+        key: x
+        for key, x in {**vars(module), last: value}.items()
+        if isinstance(x, type) and issubclass(x, torch.nn.Module)
+    }
+    if last in known:
+        return known[last]
     hint = did_you_mean(last, known, "the module has") if known else "the module has none."
     problem = f"there is no {last} in {place}" if value is None else f"{name} is none"
     raise ValueError(f"identify takes a class of torch.nn.Module, and {problem}: {hint}")
-
-
-def _is_module(value: Any) -> TypeGuard[type]:
-    import torch
-
-    return isinstance(value, type) and issubclass(value, torch.nn.Module)
 
 
 def _built(cls: type, config: dict[str, Any]) -> Any:
@@ -223,7 +223,11 @@ def _keywords(
     if "config" not in required or not config or "config" in config:
         return config
     others = {name: config[name] for name in required if name in config}
-    kind = _config_class(cls)
+    # Of several config classes, the one whose name and the class's share the longest start.
+    known = vars(sys.modules[cls.__module__]).items()
+    configs = [x for name, x in known if isinstance(x, type) and name.endswith("Config")]
+    fitting = [x for x in configs if cls.__name__.startswith(x.__name__.removesuffix("Config"))]
+    kind = max(fitting, key=lambda x: len(x.__name__), default=None)
     items = {key: x for key, x in config.items() if key not in others}
     if kind is None:
         return {"config": _namespace(config), **others}
@@ -234,14 +238,6 @@ def _keywords(
     if getattr(made, "_attn_implementation", "") is None:
         made._attn_implementation = "eager"  # as a model would choose
     return {"config": made, **others}
-
-
-def _config_class(cls: type) -> type | None:
-    """The config class that belongs to a class, by the longest start that their names share."""
-    known = vars(sys.modules[cls.__module__]).items()
-    configs = [x for name, x in known if isinstance(x, type) and name.endswith("Config")]
-    fitting = [x for x in configs if cls.__name__.startswith(x.__name__.removesuffix("Config"))]
-    return max(fitting, key=lambda x: len(x.__name__), default=None)
 
 
 def _required(parameters: Sequence[inspect.Parameter]) -> list[inspect.Parameter]:
@@ -267,59 +263,38 @@ def _sentence(error: Exception) -> str:
 
 
 def _inputs(module: Any, shape: tuple[int, int, int] | None, numbers: Mapping[str, int]) -> Any:
-    """Arguments of a forward pass that runs."""
-    if shape is not None:
-        inputs = _tokens(module, shape)
-        error = _failure(module, inputs)
-        if error is None:
-            return inputs
-        sizes = ",".join(map(str, shape))
-        raise ValueError(f"{_name(module)} does not run on --shape {sizes}: {_sentence(error)}")
+    """Arguments of a forward pass that runs: random tokens `B T D` for each that takes them."""
+    import numpy as np
+    import torch
+
+    name = type(module).__name__
+    needed = [p.name for p in _required([*inspect.signature(module.forward).parameters.values()])]
+    several = len(needed) > 1 and {*needed} <= TOKENS
+    dtype = next((p.dtype for p in module.parameters()), torch.get_default_dtype())
+    shapes = [(BATCH, LENGTH, width) for width in _widths(module, numbers)]
     problems = {}
-    for width in _widths(module, numbers):
-        inputs = _tokens(module, (BATCH, LENGTH, width))
-        error = _failure(module, inputs)
-        if error is None:
+    for sizes in shapes if shape is None else [shape]:
+        inputs = [np.random.RandomState(0).standard_normal(sizes)] * (len(needed) if several else 1)
+        try:
+            with torch.no_grad():
+                module(*(torch.from_numpy(x).to(dtype) for x in inputs))
+        except Exception as error:
+            problems[sizes] = _sentence(error)
+        else:
             return inputs
-        problems[width] = error
     if not problems:
         raise ValueError(
-            f"{_name(module)} shows no width of its tokens: give --shape B,T,D, such as 2,7,64."
+            f"{name} shows no width of its tokens: give --shape B,T,D, such as 2,7,64."
         )
-    widths = ", ".join(map(str, problems))
-    first = _sentence(next(iter(problems.values())))
+    first = next(iter(problems.values()))
+    if shape is not None:
+        raise ValueError(f"{name} does not run on --shape {','.join(map(str, shape))}: {first}")
+    tried = ", ".join(str(width) for *_, width in problems)
     raise ValueError(
-        f"{_name(module)} runs on no tokens {BATCH},{LENGTH},D with D of {widths}: {first} If it "
+        f"{name} runs on no tokens {BATCH},{LENGTH},D with D of {tried}: {first} If it "
         "takes tokens alone, give --shape B,T,D; if it takes more (a memory, cos and sin, a mask), "
         "call flax_attn.parity.identify(module, *inputs, kwargs={...})."
     )
-
-
-def _name(module: Any) -> str:
-    return type(module).__name__
-
-
-def _tokens(module: Any, shape: tuple[int, int, int]) -> list[Any]:
-    """Random tokens, for each argument that takes them: `B T D`."""
-    import numpy as np
-
-    tokens = np.random.RandomState(0).standard_normal(shape)
-    names = [p.name for p in _required([*inspect.signature(module.forward).parameters.values()])]
-    several = len(names) > 1 and {*names} <= TOKENS
-    return [tokens] * (len(names) if several else 1)
-
-
-def _failure(module: Any, inputs: Sequence[Any]) -> Exception | None:
-    """What a forward pass raises, or None."""
-    import torch
-
-    dtype = next((p.dtype for p in module.parameters()), torch.get_default_dtype())
-    try:
-        with torch.no_grad():
-            module(*(torch.from_numpy(x).to(dtype) for x in inputs))
-    except Exception as error:
-        return error
-    return None
 
 
 def _numbers(config: Mapping[str, Any]) -> dict[str, int]:
