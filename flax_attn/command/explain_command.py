@@ -24,19 +24,41 @@ from ..where import assume_platform
 OPERATORS = {ast.BitAnd: operator.and_, ast.BitOr: operator.or_}
 
 
+def _can_be_written(value: Any) -> bool:
+    """Whether a value is a mask, or a class of masks that takes no function and no other mask."""
+    if not isinstance(value, type):
+        return isinstance(value, Mask)
+    combines = value in (Mask, masks.And, masks.Or, masks.Not)
+    is_mask = issubclass(value, Mask) and not combines
+    return is_mask and "fn" not in inspect.signature(value).parameters
+
+
+MASKS: dict[str, Any] = {name: x for name, x in vars(masks).items() if _can_be_written(x)}
+
+
 def explained(options: argparse.Namespace) -> str:
     """Returns the table of verdicts.
 
     Raises:
       ValueError: for shapes, a dtype, a mask or a platform that are unknown or inconsistent.
     """
-    dtype = _dtype(options.dtype)
+    try:
+        dtype = jnp.dtype(options.dtype)
+    except TypeError as error:
+        raise ValueError(
+            f"--dtype takes float64, float32, bfloat16 or float16; got {options.dtype!r}."
+        ) from error
     q = tuple(options.q)
     kv = tuple(options.kv or q)
     v = tuple(options.v or kv)
-    _check_sizes(q=options.q, kv=options.kv, v=options.v)
-    where = _over(options.shards)
-    arrays = [_array(shape, dtype, where) for shape in (q, kv, v)]
+    for name, shape in {"q": q, "kv": kv, "v": v}.items():
+        if min(shape) < 0:
+            raise ValueError(f"--{name} takes sizes of 0 or more; got {' '.join(map(str, shape))}.")
+    mesh = None
+    if options.shards is not None:
+        check_positive(shards=options.shards)
+        mesh = AbstractMesh((options.shards,), ("length",), (AxisType.Explicit,))
+    arrays = [_array(shape, dtype, mesh) for shape in (q, kv, v)]
     heads = q[-2] if len(q) > 1 else 1
     rate = options.dropout
     sinks: Any = jax.ShapeDtypeStruct((heads,), dtype) if options.sinks else None
@@ -56,22 +78,8 @@ def explained(options: argparse.Namespace) -> str:
     return f"{_sizes_read(q=q, k=kv, v=v)}\n{verdicts}"
 
 
-def _check_sizes(**shapes: list[int] | None) -> None:
-    for name, shape in shapes.items():
-        if shape is not None and min(shape) < 0:
-            sizes = " ".join(map(str, shape))
-            raise ValueError(f"--{name} takes sizes of 0 or more; got {sizes}.")
-
-
-def _over(shards: int | None) -> Any:
-    """An abstract mesh of `shards` devices, over which the length is sharded."""
-    if shards is None:
-        return None
-    check_positive(shards=shards)
-    return AbstractMesh((shards,), ("length",), (AxisType.Explicit,))
-
-
-def _array(shape: tuple[int, ...], dtype: Any, mesh: Any) -> Any:
+def _array(shape: tuple[int, ...], dtype: Any, mesh: AbstractMesh | None) -> Any:
+    """An array without values; its length is sharded over the mesh."""
     if mesh is None or len(shape) < 3:
         return jax.ShapeDtypeStruct(shape, dtype)
     spec = jax.P(*[None] * (len(shape) - 3), "length")
@@ -117,19 +125,19 @@ def _mask_of(node: ast.expr, text: str) -> Mask:
             return OPERATORS[type(op)](_mask_of(left, text), _mask_of(right, text))
         case ast.UnaryOp(ast.Invert(), inner):
             return ~_mask_of(inner, text)
-        case ast.Name(name) if isinstance(_named(name), Mask):
-            return _named(name)
-        case ast.Call(ast.Name(name), args, keywords) if isinstance(_named(name), type):
+        case ast.Name(name) if isinstance(MASKS.get(name), Mask):
+            return MASKS[name]
+        case ast.Call(ast.Name(name), args, keywords) if isinstance(MASKS.get(name), type):
             named = {word.arg: _literal(word.value, text) for word in keywords if word.arg}
             try:
-                return _named(name)(*(_literal(arg, text) for arg in args), **named)
+                return MASKS[name](*(_literal(arg, text) for arg in args), **named)
             except TypeError as error:
                 raise ValueError(f"--mask {text!r}: {error}.") from error
     source = ast.get_source_segment(text.strip(), node) or text
     if isinstance(node, ast.Name | ast.Call):
         name = source.partition("(")[0]
-        hint = did_you_mean(name, _names(), "the masks are")
-        more = "takes arguments, as in Window(3, 0)" if name in _names() else f"is no mask: {hint}"
+        hint = did_you_mean(name, MASKS, "the masks are")
+        more = "takes arguments, as in Window(3, 0)" if name in MASKS else f"is no mask: {hint}"
         raise ValueError(f"--mask {text!r}: {name} {more}")
     raise ValueError(f"--mask takes masks such as Causal() and & | ~ between them; got {source!r}.")
 
@@ -142,33 +150,6 @@ def _literal(node: ast.expr, text: str) -> Any:
         source = ast.get_source_segment(text.strip(), node)
         raise ValueError(f"--mask {text!r}: {source!r} is no number, text or list.") from error
     return np.asarray(value) if isinstance(value, list | tuple) else value
-
-
-def _named(name: str) -> Any:
-    """The public mask or mask class of this name, or None."""
-    return getattr(masks, name) if name in _names() else None
-
-
-def _names() -> list[str]:
-    """Public masks that can be written as expressions, i.e. those that take no function."""
-    return [name for name, value in vars(masks).items() if _can_be_written(value)]
-
-
-def _can_be_written(value: Any) -> bool:
-    if not isinstance(value, type):
-        return isinstance(value, Mask)
-    combines = value in (Mask, masks.And, masks.Or, masks.Not)
-    is_mask = issubclass(value, Mask) and not combines
-    return is_mask and "fn" not in inspect.signature(value).parameters
-
-
-def _dtype(name: str) -> Any:
-    try:
-        return jnp.dtype(name)
-    except TypeError as error:
-        raise ValueError(
-            f"--dtype takes float64, float32, bfloat16 or float16; got {name!r}."
-        ) from error
 
 
 def _platform(name: str | None, capability: str | None) -> Any:
