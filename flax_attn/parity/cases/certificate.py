@@ -173,12 +173,18 @@ def footer(
       of: the noun for a variant, singular and plural.
     """
     variants = len({line.variant for line in lines})
-    cases = plural(sum(len(line.reports) for line in lines), "case")
+    verdicts = [report.verdict for line in lines for report in line.reports]
+    different = verdicts.count(DIFFERENT) + verdicts.count(UNSURE) * strict
+    result = f"{different} different"
+    if verdicts.count(NOTHING) == len(verdicts):
+        result = NOTHING
+    elif NOTHING in verdicts:
+        result += f", {verdicts.count(NOTHING)} not proven"
     absent = dict.fromkeys(line.proven_equal_to for line in lines if line.replayed)
     note = f"recorded: {', '.join(absent)} cannot be imported here, its results are those kept\n"
     return (
-        f"{note * bool(absent)}{variants:,} {of[variants != 1]}, {cases}, "
-        f"{_count(lines, strict)}; torch {versions.get('torch', 'missing')}, "
+        f"{note * bool(absent)}{variants:,} {of[variants != 1]}, "
+        f"{plural(len(verdicts), 'case')}, {result}; torch {versions.get('torch', 'missing')}, "
         f"jax {versions.get('jax')}, {seconds:.0f} s"
     )
 
@@ -209,13 +215,3 @@ def interrupted_text(proven: int, missing: Sequence[str]) -> str:
     more = [f"{len(names) - MAX_MISSING} more variants"] if len(names) > MAX_MISSING else []
     rest = ", ".join([*names[:MAX_MISSING], *more]) or "what follows the cases"
     return f"interrupted: {proven:,} of {total} were proven; missing: {rest}"
-
-
-def _count(lines: list[Line], strict: bool) -> str:
-    """Counts the different and unproven reports, in words."""
-    verdicts = [report.verdict for line in lines for report in line.reports]
-    if verdicts.count(NOTHING) == len(verdicts):
-        return NOTHING
-    different = verdicts.count(DIFFERENT) + verdicts.count(UNSURE) * strict
-    nothing = f", {verdicts.count(NOTHING)} not proven" if NOTHING in verdicts else ""
-    return f"{different} different{nothing}"

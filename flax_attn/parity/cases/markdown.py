@@ -78,9 +78,16 @@ def short(table: str, layers: Sequence[str] = ()) -> str:
     >>> print(short(_written(HEADINGS, [row])).splitlines()[-1])
     | A | b | 2.0e-15 | equal |
     """
-    every = rows(table)
-    wanted = [name for name in layers or every if name in every]
-    return _markdown.table(SHORT, [_short_row(every[name]) for name in wanted])
+    every, brief = rows(table), []
+    for name in layers or every:
+        if name not in every:
+            continue
+        cells = dict(zip(HEADINGS, every[name], strict=True))
+        errors = [cells[name] for name in ("float64", "grads", "decoded") if cells[name] != "-"]
+        worst = max(errors, key=lambda cell: badness(float(cell)), default="-")
+        equal_to = "; ".join(map(_short_name, cells["equal to"].split("; ")))
+        brief.append([cells["layer"], equal_to, worst, cells["verdict"]])
+    return _markdown.table(SHORT, brief)
 
 
 def rows(table: str) -> dict[str, list[str]]:
@@ -140,9 +147,10 @@ def check(path: Path, cases: Sequence[Listed], known: Sequence[Listed]) -> None:
         )
     if marks is None:
         return
-    if marks["short"] and not SHORT_MARKS.search(_text(_relative_page(path, marks["short"]))):
+    other = Path(os.path.normpath(path.parent / (marks["short"] or "")))
+    if marks["short"] and not SHORT_MARKS.search(_text(other)):
         raise ValueError(
-            f"{path} says that {_relative_page(path, marks['short'])} holds its short form, but "
+            f"{path} says that {other} holds its short form, but "
             "page has no '<!-- short certificate -->' and '<!-- end of short certificate -->'."
         )
     wanted = Counter((case.package, case.variant) for case in cases)
@@ -176,7 +184,7 @@ def write(path: Path, table: str, whole: bool) -> list[Path]:
     path.write_text(_markdown.fill(text, FULL_MARKS, table), "utf-8")
     if not marks["short"]:
         return [path]
-    other = _relative_page(path, marks["short"])
+    other = Path(os.path.normpath(path.parent / marks["short"]))
     text = _text(other)
     marks = SHORT_MARKS.search(text)
     if marks:
@@ -205,53 +213,29 @@ def write_part(path: Path, table: str) -> list[Path]:
     before, new = rows(old), rows(table)
     if marks is None and text and _markdown.cells(text)[0] != [*HEADINGS]:
         return []
-    merged = [_merged(row, before.get(name)) for name, row in new.items()]
-    part = _written(HEADINGS, merged)
+    for name, row in new.items():
+        was = before.get(name, [])
+        if len(was) != len(row):
+            continue
+        if {*was[1].split("; ")} <= {*row[1].split("; ")}:
+            row[2:4] = [b if a == "-" else a for a, b in zip(row[2:4], was[2:4], strict=True)]
+        else:
+            new[name] = was
+    part = _written(HEADINGS, new.values())
     return write(path, part if marks or not text else joined(old, part), whole=False)
-
-
-def _merged(row: Sequence[str], old: Sequence[str] | None) -> list[str]:
-    """A row of an interrupted run over the one that stands on the page."""
-    if old is None or len(old) != len(row):
-        return [*row]
-    new_names, old_names = ({*cells[1].split("; ")} for cells in (row, old))
-    if not old_names <= new_names:
-        return [*old]
-    facts = [after if after != "-" else before for after, before in zip(row, old, strict=True)]
-    return [*row[:2], *facts[2:4], *row[4:]]
 
 
 def _row(lines: Sequence[Line], about: Mapping[str, PageFacts]) -> list[str]:
     variant = lines[0].variant
     layer, backends, devices = about.get(variant, PageFacts(variant))
-    references = [line.proven_equal_to for line in lines]
-    whole = Line(variant, "", [report for line in lines for report in line.reports])
-    return [
-        layer,
-        "; ".join(sorted(references, key=_outside_first)),
-        backends,
-        devices,
-        str(max(report.params for report in whole.reports)),
-        whole.error("output", "tap"),
-        whole.error("gradient"),
-        whole.error("decode"),
-        whole.ratio("float32"),
-        whole.ratio("bfloat16"),
-        whole.shown_verdict,
-    ]
-
-
-def _outside_first(reference: str) -> int:
-    """torch's own modules before those of other packages, and this library's in torch last."""
-    return 0 if reference.startswith("torch.") else 2 if reference.startswith("torch_ref.") else 1
-
-
-def _short_row(row: Sequence[str]) -> list[str]:
-    cells = dict(zip(HEADINGS, row, strict=True))
-    errors = [cells[name] for name in ("float64", "grads", "decoded") if cells[name] != "-"]
-    worst = max(errors, key=lambda cell: badness(float(cell)), default="-")
-    equal_to = "; ".join(map(_short_name, cells["equal to"].split("; ")))
-    return [cells["layer"], equal_to, worst, cells["verdict"]]
+    # torch's own modules before those of other packages, and this library's in torch last.
+    references = sorted(
+        (line.proven_equal_to for line in lines),
+        key=lambda name: (name.startswith("torch_ref."), not name.startswith("torch.")),
+    )
+    reports = [report for line in lines for report in line.reports]
+    _, equal_to, *rest = Line(variant, "; ".join(references), reports, devices).cells()
+    return [layer, equal_to, backends, *rest]
 
 
 def _short_name(reference: str) -> str:
@@ -269,11 +253,6 @@ def _short_name(reference: str) -> str:
 def _written(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table with its rows in alphabetical order."""
     return _markdown.table(headings, sorted(rows, key=lambda row: row[0]))
-
-
-def _relative_page(path: Path, name: str) -> Path:
-    """Resolves a page name relative to another page."""
-    return Path(os.path.normpath(path.parent / name))
 
 
 def _text(path: Path) -> str:
