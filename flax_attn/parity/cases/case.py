@@ -28,7 +28,6 @@ from ..torch_module import as_torch_module
 from . import golden
 from .home import caller_of, has_torch, is_from_this_library, quoted
 
-Call = Callable[..., Any]
 Config = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 
@@ -164,15 +163,19 @@ class Case:
     def _built(self, kind: Any, config: Mapping[str, Any]) -> Any:
         if self.is_function:
             return partial(kind, **config)
-        rngs = {"rngs": nnx.Rngs(self.seed)}
-        return kind(**config, **rngs if _takes_rngs(kind) else {})
+        takes_rngs = "rngs" in inspect.signature(kind.__init__).parameters
+        return kind(**config, **{"rngs": nnx.Rngs(self.seed)} if takes_rngs else {})
 
     def torch_module(self) -> Any:
         """Builds the reference; a torch function is wrapped in a module without parameters."""
         if self.made_by is not None:
-            return _is_module(
-                _imported(self.made_by)(**_config(self.reference_config)), self.made_by
-            )
+            import torch
+
+            module = _imported(self.made_by)(**_config(self.reference_config))
+            if not isinstance(module, torch.nn.Module):
+                kind = type(module).__name__
+                raise TypeError(f"{self.made_by} must make a torch.nn.Module; got {kind}.")
+            return module
         reference = _imported(self.reference)
         if self.is_function or (isinstance(reference, type) and issubclass(reference, nnx.Module)):
             return self._built(reference, _config(self.reference_config))
@@ -223,30 +226,26 @@ class Case:
         """
         live = (has_torch() if live is None else live) or self.is_function
         eager = self.eager if eager is None else eager
+        torch_call, decode = self.torch_call, self.decode
         if recording is not None:
-            return self._compared(recording, eager, None, _without_torch(self.decode))
-        if not live:
+            reference, torch_call = recording, None
+            decode = None if decode is None else replace(decode, torch=None)  # steps are recorded
+        elif not live:
             return golden.replay(self, self.dtypes, eager)
-        try:
-            reference = self.torch_module()
-        except ModuleNotFoundError as error:
-            if not _is_not_installed(error) or self.seed != self._first_seed:
-                raise
-            return self._replayed(error, eager)
-        return self._compared(reference, eager, self.torch_call, self.decode)
-
-    def _replayed(self, missing: ModuleNotFoundError, eager: bool) -> Report:
-        """Compares with recorded results, since the reference is not installed."""
-        why = f"{self.reference} cannot be imported here ({missing})"
-        try:
-            report = golden.replay(self, self.dtypes, eager)
-        except ParityError as error:
-            raise ParityError(f"{why}, and {error}") from missing
-        return replace(report, replayed=f"compared with recorded results: {why}")
-
-    def _compared(
-        self, reference: Any, eager: bool, torch_call: Call | None, decode: Decode | None
-    ) -> Report:
+        else:
+            try:
+                reference = self.torch_module()
+            except ModuleNotFoundError as error:
+                package = (error.name or "").partition(".")[0]
+                is_missing = bool(package) and find_spec(package) is None  # not a part of it alone
+                if not is_missing or self.seed != self._first_seed:
+                    raise
+                why = f"{self.reference} cannot be imported here ({error})"
+                try:
+                    report = golden.replay(self, self.dtypes, eager)
+                except ParityError as unrecorded:
+                    raise ParityError(f"{why}, and {unrecorded}") from error
+                return replace(report, replayed=f"compared with recorded results: {why}")
         return compare(
             reference,
             self.flax_module(),
@@ -271,21 +270,12 @@ class Case:
             raise ParityError(str(report), report)
 
 
-def _without_torch(decode: Decode | None) -> Decode | None:
-    """Returns `decode` for Flax alone, for use with torch's recorded steps."""
-    return None if decode is None else replace(decode, torch=None)
-
-
 def _call(module: Any, **inputs: Any) -> Any:
     return module(**inputs)
 
 
 def _config(config: Config) -> Mapping[str, Any]:
     return config() if callable(config) else config
-
-
-def _takes_rngs(kind: type) -> bool:
-    return "rngs" in inspect.signature(kind.__init__).parameters
 
 
 def _show(value: Any) -> str:
@@ -299,21 +289,6 @@ def _imported(path: str) -> Any:
     with catch_warnings():  # packages may warn on import
         simplefilter("ignore")
         return getattr(import_module(package), name)
-
-
-def _is_module(made: Any, made_by: str) -> Any:
-    """Returns `made`, after checking that it is a torch module."""
-    import torch
-
-    if not isinstance(made, torch.nn.Module):
-        raise TypeError(f"{made_by} must make a torch.nn.Module; got {type(made).__name__}.")
-    return made
-
-
-def _is_not_installed(error: ModuleNotFoundError) -> bool:
-    """Whether a whole package is missing, not only a module of an installed one."""
-    package = (error.name or "").partition(".")[0]
-    return bool(package) and find_spec(package) is None
 
 
 def _old_name(inputs: dict[str, Any], old: str, new: str, value: Any) -> Any:
