@@ -62,16 +62,6 @@ def record(cases: Sequence[Recorded]) -> Path:
     Raises:
       ParityError: if case names collide, a case cannot be compared, or writing fails.
     """
-    _check_names(cases)
-
-    def facts(writer: Writer) -> dict[str, Any]:
-        entries = {str(case): _record_case(case, writer, str(i)) for i, case in enumerate(cases)}
-        return {"format": FORMAT, "versions": versions(), "cases": entries}
-
-    return write(path_of(cases[0]), facts, packed=True)
-
-
-def _check_names(cases: Sequence[Recorded]) -> None:
     modules: dict[str, list[str]] = {}
     for case in cases:
         modules.setdefault(str(case), []).append(case.home.module)
@@ -81,6 +71,12 @@ def _check_names(cases: Sequence[Recorded]) -> None:
                 f"{len(holders)} cases have one name, {name} (of {', '.join(holders)}): give each "
                 "a name of its own, Case(name=...)."
             )
+
+    def facts(writer: Writer) -> dict[str, Any]:
+        entries = {str(case): _record_case(case, writer, str(i)) for i, case in enumerate(cases)}
+        return {"format": FORMAT, "versions": versions(), "cases": entries}
+
+    return write(path_of(cases[0]), facts, packed=True)
 
 
 def _record_case(case: Recorded, writer: Writer, place: str) -> dict[str, Any]:
@@ -145,7 +141,10 @@ def replay(case: Recorded, dtypes: Sequence[str], eager: bool) -> Report:
     Raises:
       ParityError: if the case or one of `dtypes` was not recorded, or the record is damaged.
     """
-    path, remedy = _read_from(case), f"run `{_record_command(case)}` where torch is installed"
+    path = _read_from(case)
+    package = "" if case.home.is_own(case.flax_class) else f" {shlex.quote(case.home.name)}"
+    command = f"flax-attn parity --record {case.variant}{package}"
+    remedy = f"run `{command}` where torch is installed"
     if not path.exists():
         old = path.with_suffix(".npz")
         what = f"{old} is of flax_attn 0.3, and this one does not read it"
@@ -196,11 +195,6 @@ def _recorded_values(result: Mapping[str, Any], reader: Reader) -> dict[str, Any
         values.append((kind, name, scale, error, numbers[at : at + size]))
         at += size
     return {"values": values, "keeps": result["keeps"], "outputs": result["outputs"]}
-
-
-def _record_command(case: Recorded) -> str:
-    package = "" if case.home.is_own(case.flax_class) else f" {shlex.quote(case.home.name)}"
-    return f"flax-attn parity --record {case.variant}{package}"
 
 
 def _request(case: Recorded, dtype: str) -> RunRequest:

@@ -7,7 +7,6 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -143,30 +142,24 @@ class Workers:
                 yield i, result
 
     def _new(self) -> _Worker:
+        """Starts a process, which ignores Ctrl-C, and imports nothing of the current folder yet."""
         context = get_context("spawn")
         pipe, child_end = context.Pipe()
         process = context.Process(target=_serve, args=(child_end, self.folders, self.settings))
         worker = _Worker(process, pipe)
-        with _safe_start():
+        before = os.environ.get(SAFE)
+        os.environ[SAFE] = "1"
+        blocks = hasattr(signal, "pthread_sigmask")
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if blocks else ()
+        try:
             process.start()
             self._started.append(worker)
+        finally:
+            os.environ.pop(SAFE) if before is None else os.environ.update({SAFE: before})
+            if blocks:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         child_end.close()
         return worker
-
-
-@contextmanager
-def _safe_start() -> Iterator[None]:
-    """Processes started here ignore Ctrl-C, and import nothing from the current folder at first."""
-    before = os.environ.get(SAFE)
-    os.environ[SAFE] = "1"
-    blocks = hasattr(signal, "pthread_sigmask")
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if blocks else ()
-    try:
-        yield
-    finally:
-        os.environ.pop(SAFE) if before is None else os.environ.update({SAFE: before})
-        if blocks:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _serve(pipe: Connection, folders: tuple[str, ...], settings: Mapping[str, str]) -> None:
