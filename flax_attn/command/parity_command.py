@@ -4,6 +4,8 @@ import argparse
 import json
 import os
 import time
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -12,7 +14,7 @@ from .._internal.progress import Progress
 from ..parity.cases import certificate, markdown
 from ..parity.cases.home import has_torch
 from ..parity.cases.prove import not_proven
-from ..parity.report import Report, plain
+from ..parity.report import DIFFERENT, NOTHING, UNSURE, Report, plain, plural
 from ..parity.versions import versions
 from . import proving
 from .options import check_file
@@ -21,6 +23,7 @@ from .wrap import wrapped
 
 WIDE = 192  # columns if the output is not a terminal
 STARTED = time.monotonic()
+MAX_MISSING = 8  # number of variants that are named after an interrupt
 INTERRUPTED = "interrupted before it was proven"
 
 
@@ -65,24 +68,65 @@ def parity(options: argparse.Namespace, console: Console) -> int:
     # The table is laid out for the width; a console that is wide enough does not wrap it.
     Console(width=max(console.width, WIDE), soft_wrap=True).print(table)
     reports = [report for line in lines for report in line.reports]
-    for report in reports:
-        if not (report.certain if options.strict else report.ok):
-            console.out(wrapped(f"\n{_report_text(report)}", console.width), highlight=False)
-    facts = results.proofs[0][2].versions if results.proofs else versions()
-    of = ("family", "families") if options.families else ("variant", "variants")
-    seconds = time.monotonic() - STARTED
-    foot = [certificate.footer(lines, facts, seconds, options.strict, of)]
-    if results.untried:
-        foot.insert(0, certificate.remaining_text(*results.untried))
-    if results.interrupted:
-        missing = [row.variant for row in results.missing]
-        foot.append(certificate.interrupted_text(len(results.proofs), missing))
-    foot += _write_files(options, results)
+    failed = [report for report in reports if not (report.certain if options.strict else report.ok)]
+    for report in failed:
+        console.out(wrapped(f"\n{_report_text(report)}", console.width), highlight=False)
+    nouns = ("family", "families") if options.families else ("variant", "variants")
+    foot = footer(results, lines, options.strict, nouns) + _write_files(options, results)
     console.out(wrapped("\n".join(foot), console.width), highlight=False)
     if results.interrupted:
         return 130
-    passed = all(report.certain if options.strict else report.ok for report in reports)
-    return 0 if reports and passed else 1
+    return 0 if reports and not failed else 1
+
+
+def footer(
+    results: Results,
+    lines: Sequence[certificate.Line],
+    strict: bool = False,
+    nouns: tuple[str, str] = ("variant", "variants"),
+) -> list[str]:
+    """The run in numbers, between what was not tried and what Ctrl-C prevented.
+
+    Args:
+      results: of the command.
+      lines: the certificate's lines of them.
+      strict: whether equality within rounding noise only counts as different.
+      nouns: for a variant, singular and plural.
+    """
+    foot = []
+    if results.untried:
+        cases, variants = results.untried
+        counts = f"{plural(cases, 'more case')} of {plural(variants, 'variant')}"
+        foot.append(f"Not tried: {counts}, float32 and bfloat16; --all proves them.")
+    absent = dict.fromkeys(line.proven_equal_to for line in lines if line.replayed)
+    if absent:
+        foot.append(
+            f"recorded: {', '.join(absent)} cannot be imported here, its results are those kept"
+        )
+    verdicts = [report.verdict for line in lines for report in line.reports]
+    different = verdicts.count(DIFFERENT) + verdicts.count(UNSURE) * strict
+    result = f"{different} different"
+    if verdicts.count(NOTHING) == len(verdicts):
+        result = NOTHING
+    elif NOTHING in verdicts:
+        result += f", {verdicts.count(NOTHING)} not proven"
+    variants = len({line.variant for line in lines})
+    facts = results.proofs[0][2].versions if results.proofs else versions()
+    foot.append(
+        f"{variants:,} {nouns[variants != 1]}, {plural(len(verdicts), 'case')}, {result}; "
+        f"torch {facts.get('torch', 'missing')}, jax {facts.get('jax')}, "
+        f"{time.monotonic() - STARTED:.0f} s"
+    )
+    if results.interrupted:
+        missing = Counter(row.variant for row in results.missing)
+        names = [f"{name} ({plural(n, 'case')})" for name, n in missing.items()]
+        more = [f"{len(names) - MAX_MISSING} more variants"] if len(names) > MAX_MISSING else []
+        rest = ", ".join([*names[:MAX_MISSING], *more]) or "what follows the cases"
+        foot.append(
+            f"interrupted: {len(results.proofs):,} of {plural(len(results.rows), 'case')} were "
+            f"proven; missing: {rest}"
+        )
+    return foot
 
 
 def _report_text(report: Report) -> str:

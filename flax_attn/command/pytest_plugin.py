@@ -41,13 +41,17 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 @pytest.hookimpl(trylast=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Parametrises tests with argument `case` by their module's `CASES`, unless the suite does."""
-    if "case" not in metafunc.fixturenames or _is_parametrised(metafunc):
+    # A mark, or a hook of the suite, may have given it values already.
+    is_parametrised = any("case" in call.params for call in getattr(metafunc, "_calls", ()))
+    if "case" not in metafunc.fixturenames or is_parametrised:
         return
     kind = _loaded("parity.cases.case", "Case")
     cases = getattr(metafunc.module, "CASES", None)
-    if kind is None or not isinstance(cases, list | tuple) or not _any(cases, kind):
+    if kind is None or not isinstance(cases, list | tuple):
         return
     strange = [entry for entry in cases if not isinstance(entry, kind)]
+    if len(strange) == len(cases):  # a list of something else
+        return
     if strange:
         where = metafunc.definition.nodeid.partition("::")[0]
         pytest.fail(
@@ -114,18 +118,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(text)
 
 
-def _is_parametrised(metafunc: pytest.Metafunc) -> bool:
-    """Whether `case` is already parametrised, by a mark or by a hook of the suite."""
-    return any("case" in call.params for call in getattr(metafunc, "_calls", ()))
-
-
 def _loaded(module: str, name: str) -> Any:
     """A class of flax_attn, or None if the suite has not imported it and so has no instances."""
     return getattr(sys.modules.get(f"flax_attn.{module}"), name, None)
-
-
-def _any(cases: Any, kind: type) -> bool:
-    return any(isinstance(entry, kind) for entry in cases)
 
 
 def _placed(case: Any, module: Any, seed: int | None) -> Any:

@@ -1,19 +1,17 @@
 """The certificate: one line per variant and reference, from the reports of its cases."""
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rich.table import Table
 from rich.text import Text
 
-from ..report import ANOTHER_WAY, DIFFERENT, EQUAL, NOTHING, UNSURE, Report, badness, plural, times
+from ..report import ANOTHER_WAY, DIFFERENT, EQUAL, NOTHING, UNSURE, Report, badness, times
 
 WORST_FIRST = (DIFFERENT, NOTHING, UNSURE, ANOTHER_WAY, EQUAL)
 HEADINGS = ("variant", "proven equal to", "devices", "params")
 HEADINGS += ("float64", "grads", "decoded", "float32", "bfloat16", "")
-MAX_MISSING = 8  # number of variants that are named after an interrupt
 SOME = ("devices", "decoded", "float32", "bfloat16")  # columns omitted if no line has a value
 
 
@@ -154,64 +152,3 @@ def wrap_name(name: str, width: int, indent: str = "") -> str:
         while len(lines[-1].rstrip()) > room:
             lines[-1:] = [lines[-1][:room], lines[-1][room:]]
     return "\n".join(indent + line.rstrip() for line in lines)
-
-
-def footer(
-    lines: list[Line],
-    versions: dict[str, str],
-    seconds: float,
-    strict: bool = False,
-    of: tuple[str, str] = ("variant", "variants"),
-) -> str:
-    """Summary line: numbers of variants, cases and differences, library versions, run time.
-
-    Args:
-      lines: the lines.
-      versions: by library.
-      seconds: run time.
-      strict: as for `table`.
-      of: the noun for a variant, singular and plural.
-    """
-    variants = len({line.variant for line in lines})
-    verdicts = [report.verdict for line in lines for report in line.reports]
-    different = verdicts.count(DIFFERENT) + verdicts.count(UNSURE) * strict
-    result = f"{different} different"
-    if verdicts.count(NOTHING) == len(verdicts):
-        result = NOTHING
-    elif NOTHING in verdicts:
-        result += f", {verdicts.count(NOTHING)} not proven"
-    absent = dict.fromkeys(line.proven_equal_to for line in lines if line.replayed)
-    note = f"recorded: {', '.join(absent)} cannot be imported here, its results are those kept\n"
-    return (
-        f"{note * bool(absent)}{variants:,} {of[variants != 1]}, "
-        f"{plural(len(verdicts), 'case')}, {result}; torch {versions.get('torch', 'missing')}, "
-        f"jax {versions.get('jax')}, {seconds:.0f} s"
-    )
-
-
-def remaining_text(cases: int, variants: int) -> str:
-    """One line about the cases that only `--all` runs.
-
-    >>> remaining_text(436, 53)
-    'Not tried: 436 more cases of 53 variants, float32 and bfloat16; --all proves them.'
-    """
-    counts = f"{plural(cases, 'more case')} of {plural(variants, 'variant')}"
-    return f"Not tried: {counts}, float32 and bfloat16; --all proves them."
-
-
-def interrupted_text(proven: int, missing: Sequence[str]) -> str:
-    """One line about a run that Ctrl-C ended: the number of cases, and what is missing.
-
-    Args:
-      proven: number of cases that were proven.
-      missing: the variant of each case that was not.
-
-    >>> interrupted_text(3, ["cross", "cross", "linear"])
-    'interrupted: 3 of 6 cases were proven; missing: cross (2 cases), linear (1 case)'
-    """
-    total = plural(proven + len(missing), "case")
-    counts = Counter(missing)
-    names = [f"{name} ({plural(n, 'case')})" for name, n in counts.items()]
-    more = [f"{len(names) - MAX_MISSING} more variants"] if len(names) > MAX_MISSING else []
-    rest = ", ".join([*names[:MAX_MISSING], *more]) or "what follows the cases"
-    return f"interrupted: {proven:,} of {total} were proven; missing: {rest}"

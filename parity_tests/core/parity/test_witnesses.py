@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from flax_attn.command.parity_command import footer
+from flax_attn.command.results import Results
 from flax_attn.parity import Case, ParityError, Report
 from flax_attn.parity.cases import certificate, golden, markdown
 from flax_attn.parity.cases.case import has_torch
@@ -121,11 +123,11 @@ def test_tables_say_that_results_were_recorded(kept_report):
     lines = certificate.lines([("linear", "absent.part.Linear", kept_report)])
     assert lines[0].cells()[-1] == "equal, recorded"
     assert markdown.markdown(lines, {}).splitlines()[-1].endswith("| equal, recorded |")
-    told = certificate.footer(lines, {}, 1.0)
+    told, _ = footer(Results(), lines)
     assert told.startswith("recorded: absent.part.Linear cannot be imported here")
     plain = certificate.lines([("linear", "torch.nn.Linear", replace(kept_report, replayed=""))])
     assert plain[0].cells()[-1] == "equal"
-    assert certificate.footer(plain, {}, 1.0).startswith("1 variant, 1 case")
+    assert footer(Results(), plain)[0].startswith("1 variant, 1 case")
 
 
 @pytest.fixture
