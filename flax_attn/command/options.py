@@ -57,15 +57,13 @@ class Parser(argparse.ArgumentParser):
             message = f"there is no command {choice[1]!r}: {suggestion}"
         elif message.startswith("unrecognized arguments: -"):
             option = message.split()[2].partition("=")[0]
-            suggestion = did_you_mean(option, self._options(), "its options are")
+            known = [name for action in self._actions for name in action.option_strings]
+            suggestion = did_you_mean(option, known, "its options are")
             message = f"there is no option {option}: {suggestion}"
         elif message.endswith("are required: command"):
             message = f"which command? It takes {', '.join(self.commands)}."
         columns = shutil.get_terminal_size().columns
         self.exit(2, wrapped(f"{self.prog}: {message}", columns) + "\n")
-
-    def _options(self) -> list[str]:
-        return [name for action in self._actions for name in action.option_strings]
 
 
 class Version(argparse.Action):

@@ -100,7 +100,13 @@ class Case:
         self.config, self.inputs = config, inputs
         if made_by and not reference:
             raise ValueError(f"made_by={made_by!r} builds a reference; name it by reference= too.")
-        self.reference, self.made_by = reference or _twin_of(flax_class), made_by
+        if not reference and not is_from_this_library(flax_class):
+            raise ValueError(
+                f'Case({flax_class.__name__}) needs reference="package.Class"; '
+                "only flax_attn's own layers have twins."
+            )
+        self.reference = reference or f"torch_ref.{self.variant}.{flax_class.__name__}"
+        self.made_by = made_by
         self.reference_config = config if reference_config is None else reference_config
         self.flax_call, self.torch_call = flax_call or _call, torch_call or _call
         self.rules, self.train, self.seed, self.dtypes = tuple(rules), train, seed, tuple(dtypes)
@@ -297,13 +303,3 @@ def _old_name(inputs: dict[str, Any], old: str, new: str, value: Any) -> Any:
         return value
     warn_renamed(f"Case({old}=)", f"{new}=", stacklevel=3)
     return inputs.pop(old)
-
-
-def _twin_of(flax_class: Any) -> str:
-    """Import path of the PyTorch reference of one of this library's layers."""
-    if not is_from_this_library(flax_class):
-        raise ValueError(
-            f'Case({flax_class.__name__}) needs reference="package.Class"; '
-            "only flax_attn's own layers have twins."
-        )
-    return f"torch_ref.{flax_class.__module__.rpartition('.')[2]}.{flax_class.__name__}"

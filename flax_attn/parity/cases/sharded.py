@@ -85,7 +85,10 @@ def _over(case: "Case", split: Split, arrays: Mapping[str, np.ndarray], live: bo
         arguments = {
             name: jax.reshard(x, specs[name]) if name in specs else x for name, x in inputs.items()
         }
-        return jax.tree.map(_whole, case.flax_call(module, **arguments))
+        outputs = case.flax_call(module, **arguments)
+        return jax.tree.map(
+            lambda x: jax.reshard(x, P()) if isinstance(x, jax.Array) else x, outputs
+        )
 
     spread = copy(case)
     spread.flax_call, spread.decode, spread.dtypes = call, None, ("float64",)
@@ -103,7 +106,3 @@ def _spec(x: np.ndarray, split: Split, entries: int) -> P:
     if _is_sequence(x):
         return P(batch, length)
     return P(batch) if x.ndim > 1 and x.shape[0] == entries else P()
-
-
-def _whole(x: Any) -> Any:
-    return jax.reshard(x, P()) if isinstance(x, jax.Array) else x
