@@ -55,7 +55,7 @@ def _dispatch(argv: Sequence[str]) -> int:
 
     console = Console(soft_wrap=True, emoji=False)
     try:
-        return _run(options, console)
+        return _run_command(options, console)
     except (ValueError, ModuleNotFoundError) as error:
         _say(Console(stderr=True), f"flax-attn {options.command}: {error}")
         return 2
@@ -73,7 +73,7 @@ def _say(console: "Console", text: str) -> None:
     console.out(wrapped(text, console.width), highlight=False)
 
 
-def _run(options: argparse.Namespace, console: "Console") -> int:
+def _run_command(options: argparse.Namespace, console: "Console") -> int:
     """Runs the chosen command, of which the modules are imported here."""
     from .._internal.progress import Progress
 

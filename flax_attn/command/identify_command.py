@@ -289,9 +289,9 @@ def _inputs(module: Any, shape: tuple[int, int, int] | None, numbers: Mapping[st
     first = next(iter(problems.values()))
     if shape is not None:
         raise ValueError(f"{name} does not run on --shape {','.join(map(str, shape))}: {first}")
-    tried = ", ".join(str(width) for *_, width in problems)
+    widths = ", ".join(str(width) for *_, width in problems)
     raise ValueError(
-        f"{name} runs on no tokens {BATCH},{LENGTH},D with D of {tried}: {first} If it "
+        f"{name} runs on no tokens {BATCH},{LENGTH},D with D of {widths}: {first} If it "
         "takes tokens alone, give --shape B,T,D; if it takes more (a memory, cos and sin, a mask), "
         "call flax_attn.parity.identify(module, *inputs, kwargs={...})."
     )

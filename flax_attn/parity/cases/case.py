@@ -100,7 +100,7 @@ class Case:
         self.config, self.inputs = config, inputs
         if made_by and not reference:
             raise ValueError(f"made_by={made_by!r} builds a reference; name it by reference= too.")
-        if not reference and not is_from_this_library(flax_class):
+        if not reference and not is_from_this_library(self.flax_class):
             raise ValueError(
                 f'Case({flax_class.__name__}) needs reference="package.Class"; '
                 "only flax_attn's own layers have twins."
