@@ -39,6 +39,7 @@ from .test_command import judged
 
 ROOT = Path(__file__).parents[3]
 OURS = "parity_tests"
+CAUSAL = Listed("parity_tests", "parity_tests.test_causal_attention", 0, "", "", "")
 LIST = "CAS" + "ES"  # in pieces, so that this file is none that holds cases
 WITNESSES = ("torch_ref.TransformerMultiHeadAttention", "torch.nn.functional.scaled_dot_product")
 
@@ -81,15 +82,13 @@ def test_the_short_proof_takes_the_first_case_of_each_name_in_the_order_of_the_s
 
 
 def test_a_short_job_is_one_dtype_and_leaves_the_case_as_it_was():
-    listed = Listed("parity_tests", "parity_tests.test_causal_attention", 0, "", "", "")
-    whole = Job(listed, True, True).case
-    assert Job(listed, True, False, short=True).case.dtypes == ("float64",)
-    assert len(whole.dtypes) == 3 and Job(listed, True, True).case.dtypes == whole.dtypes
+    whole = Job(CAUSAL, True, True).case
+    assert Job(CAUSAL, True, False, short=True).case.dtypes == ("float64",)
+    assert len(whole.dtypes) == 3 and Job(CAUSAL, True, True).case.dtypes == whole.dtypes
 
 
 def test_a_seed_that_is_asked_for_draws_other_numbers():
-    listed = Listed("parity_tests", "parity_tests.test_causal_attention", 0, "", "", "")
-    plain, other = Job(listed, True, True).case, Job(listed, True, True, seed=5).case
+    plain, other = Job(CAUSAL, True, True).case, Job(CAUSAL, True, True, seed=5).case
     assert (plain.seed, other.seed) == (0, 5) and other.reproduce.endswith(" --seed 5")
     mine, theirs = plain.arrays(), other.arrays()
     assert mine.keys() == theirs.keys()
@@ -304,8 +303,7 @@ def test_strict_modes_are_those_of_the_suite():
 
 @pytest.mark.parametrize("ours", [True, False])
 def test_a_case_of_ours_is_proven_in_strict_modes_and_no_other(ours, monkeypatch):
-    listed = Listed("parity_tests", "parity_tests.test_causal_attention", 0, "", "", "")
-    job = Job(listed, live=False, eager=False)
+    job = Job(CAUSAL, live=False, eager=False)
     monkeypatch.setattr(Case, "report", lambda self, live, eager: warnings.warn("x", stacklevel=1))
     case = job.case
     monkeypatch.setattr(type(case.home), "is_own", lambda *_: ours)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from flax_attn.command.parity_command import footer
-from flax_attn.command.results import Results
+from flax_attn.command.parity_command import Results, footer
 from flax_attn.parity import Case, ParityError, Report
 from flax_attn.parity.cases import certificate, golden, markdown
 from flax_attn.parity.cases.case import has_torch
