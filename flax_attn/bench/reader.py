@@ -43,6 +43,7 @@ def read(path: Path) -> Results:
         results.rows = [reader(row) for row in document["rows"]]
         results.absent, results.complete = dict(document["absent"]), bool(document["complete"])
         results.missing = [*document.get("missing", ())]  # files of 0.2.0 have none
+        results.wanted = document.get("wanted", 0)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} has rows that flax-attn bench did not write.") from error
     return results

@@ -163,6 +163,7 @@ class Results:
       absent: why competitors could not run, by family.
       complete: whether the run came to its end.
       missing: tasks that an interrupted run did not finish.
+      wanted: number of tasks that the run was to do; 0 if it is not known.
     """
 
     title: str
@@ -172,6 +173,7 @@ class Results:
     absent: dict[str, str] = field(default_factory=dict)
     complete: bool = False
     missing: list[str] = field(default_factory=list)
+    wanted: int = 0
 
     def write(self, path: Path) -> None:
         """Writes the results as JSON."""

@@ -98,6 +98,7 @@ def run(
     After Ctrl-C the results hold what was measured until then, and what was not.
     """
     progress.begin(len(tasks))
+    results.wanted = len(tasks)
     try:
         for task in tasks:
             where = ", ".join(f"{head} {x}" for head, x in [*task.cells.items()][:1])

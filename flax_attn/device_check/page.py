@@ -63,7 +63,7 @@ def _summary(out: Path, name: str) -> str:
     if results is not None:
         races = {row.race: [x for x in results.rows if x.race == row.race] for row in results.rows}
         shown = [race for race in races.values() if base_of(race)]
-        text = f"{len(shown)} of {len(races) + len(results.missing)} tasks"
+        text = f"{len(shown)} of {results.wanted} tasks"
         return f"{text}; {_last(shown[-1])}" if shown else text
     one, total = {"layers": ("layer", "all"), "requests": ("request", "of")}.get(name, ("", ""))
     rows = [row for row in rows_of(out, name) if one in row]
