@@ -183,7 +183,8 @@ class Race:
         return Entry(row, program, sets)
 
     def _small(self, competitor: Competitor, task: Task) -> Proof | None:
-        key = competitor.name, task if competitor.prove else task.small()
+        small = task if competitor.prove else task.small()
+        key = competitor.name, small, small == task  # a task that is small is proven by itself
         if key not in self.proofs:
             self.proofs[key] = competitor.proof_in_small(task)
         return self.proofs[key]

@@ -137,6 +137,11 @@ def interval(row: Row, of: Row) -> tuple[float, float] | None:
     return (min(ends), max(ends)) if ends else None
 
 
+def is_sure(row: Row, of: Row) -> bool:
+    """Whether each run has as many rounds of both as an interval needs."""
+    return all(min(len(a.seconds), len(b.seconds)) >= MIN_SURE for a, b in _in_each_run(row, of))
+
+
 def _rank(n: int) -> int:
     """Number of ratios to leave out at each end."""
     rank, below = 0, 1.0

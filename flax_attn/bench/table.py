@@ -10,10 +10,24 @@ from itertools import groupby
 from statistics import median
 from typing import Any, NamedTuple
 
-from .result import LIMIT, MEASURED, MIN_SURE, TIMED, WRONG, Results, Row, base_of, interval, ratios
+from .result import (
+    LIMIT,
+    MEASURED,
+    MIN_SURE,
+    TIMED,
+    WRONG,
+    Results,
+    Row,
+    base_of,
+    interval,
+    is_sure,
+    ratios,
+)
 from .task import label
 
 BRIEF = ("time", "memory", "ratio", "verdict", "interval", "busiest/mean", "sent", "a hop")
+# Columns that races need which are measured later.
+ROOM = {"time": 7, "memory": 9, "ratio": 8, "verdict": 7, "interval": 18}
 MAIN = 4  # columns for which a long name goes over several lines
 MAX_MISSING = 8  # tasks that are named after an interrupt
 MAX_BUSY_SHARE = 0.5  # of the cores, used by other processes
@@ -89,10 +103,9 @@ def _ranked(race: Sequence[Row], machine: Mapping[str, Any]) -> list[dict[str, s
 def _surely_best(ranked: Sequence[Row]) -> Row | None:
     """The first of a race, if the ratio of each other competitor to it is surely above 1."""
     timed = [row for row in ranked if row.status == TIMED and row.competitor != LIMIT]
-    if len(timed) < 2 or min(len(row.seconds) for row in timed) < MIN_SURE:
-        return None
-    ends = [interval(row, timed[0]) for row in timed[1:]]
-    return timed[0] if all(end is not None and end[0] > 1.0 for end in ends) else None
+    ends = [interval(row, timed[0]) for row in timed[1:] if is_sure(row, timed[0])]
+    every = 0 < len(ends) == len(timed) - 1
+    return timed[0] if every and all(end and end[0] > 1.0 for end in ends) else None
 
 
 def _brief(row: Row, of: Row | None) -> dict[str, str]:
@@ -122,8 +135,7 @@ def _verdict(row: Row, of: Row, ends: tuple[float, float] | None) -> str:
         base, amount = of.amount or 0.0, row.amount or 0.0
         return "level" if base == amount else "less" if amount < base else "more"
     verdict = "slower" if ends[0] > 1.0 else "faster" if ends[1] < 1.0 else "level"
-    is_sure = min(len(row.seconds), len(of.seconds)) >= MIN_SURE or verdict == "level"
-    return verdict if is_sure else f"{verdict}?"
+    return verdict if verdict == "level" or is_sure(row, of) else f"{verdict}?"
 
 
 def _details(row: Row, machine: Mapping[str, Any]) -> dict[str, str]:
@@ -236,7 +248,8 @@ class Printer:
         """Prints the races that were not printed yet."""
         for table in shown:
             new = table.races[self._shown.get(table.title, 0) :]
-            if new and (table.title not in self._shown or self._heads != table.heads):
+            begun = table.title in self._shown and self._heads == table.heads
+            if new and not (begun and self._fits(new)):
                 self._begin(table, new)
             for race in new:
                 self._lines([f"\n{label(race.cells)}"])
@@ -248,9 +261,8 @@ class Printer:
         """Prints a heading, and chooses the columns that fit; a name goes over several lines."""
         self._heads = table.heads
         lines = [table.heads, *(line for race in new for line in race.lines)]
-        names, *sizes = ([*map(len, column)] for column in zip(*lines, strict=True))
-        sizes = [max(column) + (1 if self.width else 0) for column in sizes]
-        size = max(names)
+        size, *sizes = (max(map(len, column)) for column in zip(*lines, strict=True))
+        sizes = [max(n, ROOM.get(head, 0)) for n, head in zip(sizes, table.heads[1:], strict=True)]
         if self.width is not None:
             sizes = sizes[: table.brief]
             part = max(len(word) for line in lines for word in _words(line[0]))
@@ -260,6 +272,14 @@ class Printer:
         self._sizes = [size, *sizes]
         self._lines([f"\n{table.title}\n"])
         self._line(table.heads)
+
+    def _fits(self, races: Iterable[Race]) -> bool:
+        """Whether the columns are wide enough for these races."""
+        size, *sizes = self._sizes
+        lines = [line for race in races for line in race.lines]
+        words = (word.strip() for line in lines for word in _words(line[0]))
+        cells = [(cell, n) for line in lines for cell, n in zip(line[1:], sizes, strict=False)]
+        return all(len(x) <= size for x in words) and all(len(x) <= n for x, n in cells)
 
     def _room(self, sizes: Sequence[int]) -> int:
         """Columns that are left for names."""
@@ -303,7 +323,7 @@ def wrap(text: str, width: int) -> list[str]:
 def legend(results: Results) -> str:
     """Says what the columns and verdicts mean."""
     if any(row.status == MEASURED for row in results.rows):
-        return "Ratio: memory over that of this library's first line; less than 1 needs less."
+        return "Ratio: memory over that of the line with 1x; less than 1 needs less."
     rows = [row for row in results.rows if row.status == TIMED]
     text = (
         "Ratio: time over that of flax_attn; more than 1 takes longer. Interval: 95 % confidence "

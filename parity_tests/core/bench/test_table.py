@@ -101,6 +101,33 @@ def test_all_columns_are_those_of_files(kind):
     assert len(measured.rows(text, found.title)) == len(found.rows) == len(RUNS[kind]())
 
 
+@pytest.mark.parametrize("width", [60, 80, None])
+@pytest.mark.parametrize("seed", range(8))
+def test_races_of_any_size_stand_below_their_headings(width, seed):
+    """Printed one by one: times from ns to hours, and names that the first race does not have."""
+    draw, lines, run = np.random.default_rng(seed), [], results([])
+    printer = table.Printer(lines.append, width)
+    for i in range(12):
+        names = ["flax_attn", *draw.choice([*LONG, "torch", "jax.nn"], 1 + i % 3, replace=False)]
+        times = {name: draw.lognormal(0, 4) * draw.lognormal(0, 1, 7) for name in names}
+        run.rows += rows(replace(WIDE, length=2**i), **times)
+        printer.show(table.tables(run))
+    head, lines = "", "\n".join(lines).split("\n")
+    for line in lines:
+        assert width is None or len(line) <= width
+        head = line if line.startswith("  competitor") else head
+        cells = re.search(r"([\d.e+-]+x) ", line)
+        if line.startswith("  ") and cells and not line.startswith("    "):
+            assert cells.end(1) == head.index("ratio") + len("ratio"), line
+
+
+def test_several_runs_are_sure_where_each_is():
+    ours, theirs = rows(WIDE, flax_attn=[1.0] * 3, b=[2.0] * 3)
+    runs = [results([replace(row) for row in (ours, theirs)]) for _ in range(3)]
+    found = table.tables(result.together(runs))[0].races[0].lines
+    assert [line[3] for line in found] == ["", "slower?"]
+
+
 def verdicts(**seconds):
     (found,) = table.tables(results(rows(WIDE, **seconds)))
     at = found.heads.index("verdict")
