@@ -81,9 +81,8 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         for worker in self._started:
             worker.process.kill()
-        for worker in self._started:
-            worker.process.join()
-            worker.pipe.close()
+        for worker in [*self._started]:
+            self._end(worker)
 
     def call(self, work: Callable[[A], B], item: A) -> B | Failure:
         """Runs one item."""
@@ -135,11 +134,18 @@ class Workers:
                     else:
                         yield i, Failure(_end_of(worker.process))
                     continue
-                if isinstance(result, LastResult):
-                    result = result.result
-                elif worker.items < MAX_ITEMS:
+                if isinstance(result, LastResult) or worker.items >= MAX_ITEMS:
+                    self._end(worker)
+                else:
                     self._idle.append(worker)
-                yield i, result
+                yield i, result.result if isinstance(result, LastResult) else result
+
+    def _end(self, worker: _Worker) -> None:
+        """Ends a process that gets no more work, which would keep its memory."""
+        worker.process.kill()
+        worker.process.join()
+        worker.pipe.close()
+        self._started.remove(worker)
 
     def _new(self) -> _Worker:
         """Starts a process, which ignores Ctrl-C, and imports nothing of the current folder yet."""
