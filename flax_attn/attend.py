@@ -383,9 +383,25 @@ def requested_backend(name: str) -> str:
     return _requested.value if name == "auto" else name
 
 
+def choice(request: Request, backend: str) -> str:
+    """The name of the backend that computes a request on one device; errors as of `dispatch`."""
+    return _choose(backend, request, bind_rules(request.q, request.k, request.rules), None)
+
+
+def kernel_for(request: Request, backend: str) -> str | None:
+    """The kernel that `backend`, a name or "auto", takes for a request on one device, if any."""
+    name = requested_backend(backend)
+    kernels = KERNELS.get(request.where.platform, ())
+    rules = bind_rules(request.q, request.k, request.rules)
+    for verdict in (_verdict(x, request, rules, None) for x in kernels if name in ("auto", x)):
+        if verdict.refusal is None and (name != "auto" or verdict.passed_over is None):
+            return verdict.backend
+    return None
+
+
 def _choose(name: str, request: Request, rules: Rules, sequence: Sequence | None) -> str:
     """The requested backend, or for "auto" the first that accepts and is not passed over."""
-    name = _requested.value if name == "auto" else name
+    name = requested_backend(name)
     if name != "auto":
         _check_backend(name)
         reason = _verdict(name, request, rules, sequence).refusal

@@ -132,6 +132,26 @@ def vmap_leading(fn: Callable[..., Any], axes: int) -> Callable[..., Any]:
     return fn
 
 
+@jax.custom_vjp
+def rotate_rows(x: jax.Array, by: jax.Array) -> jax.Array:
+    """The tokens of x, `*B T ...`, with the first `by`, `*B`, of a row after its others.
+
+    >>> rotate_rows(jnp.arange(8).reshape(2, 4), jnp.asarray([0, 3])).tolist()
+    [[0, 1, 2, 3], [7, 4, 5, 6]]
+    """
+    T = x.shape[by.ndim]
+    first = jnp.arange(T, dtype=jnp.int32).reshape((1,) * by.ndim + (T,))
+    tokens = (first + by[..., None]) % T
+    tokens = tokens.reshape(*tokens.shape, *[1] * (x.ndim - tokens.ndim))
+    return jnp.take_along_axis(x, tokens, axis=by.ndim)
+
+
+rotate_rows.defvjp(
+    lambda x, by: (rotate_rows(x, by), by),
+    lambda by, dx: (rotate_rows(dx, -by), None),
+)
+
+
 def bounded_loop(first: Any, end: Any, most: int, body: Callable, carry: Any) -> Any:
     """`carry = body(i, carry)` for i from `first` to `end`, with at most `most` iterations.
 

@@ -23,6 +23,7 @@ from .._internal.arrays import saturating_add, unify_varying
 from .._internal.types import Sizes
 from ..masks import Band, Mask
 from ..masks.ranges import as_known_band, runs_of
+from ..masks.stored_keys import StoredKeys
 from ..reference import Stats
 from ..rules import Request, Rules, sizes_of
 from ..token_layouts import named_for
@@ -221,7 +222,7 @@ def serve(
     rows, keys = visible_rows_and_keys(rules.mask, sizes_of(q, k))
     if rows is not None:
         q = jnp.where(rows[:, :, None, None], q, 0)
-    if keys is not None:
+    if keys is not None and not isinstance(rules.mask, StoredKeys):
         k, v = (jnp.where(keys[:, :, None, None], x, 0) for x in (k, v))
     return _run(kernel, *unify_varying((q, k, v, extras, rules.sinks, rows)))
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import reference
-from .._internal.types import Sizes
+from .._internal.types import Sizes, wide
 from ..masks import FULL, Full, Mask
 from ..masks.algebra import parts_of
 from ..masks.ranges import as_known_band, segments_of
@@ -59,7 +59,8 @@ def forward(
         precision=getattr(jax.config, "jax_default_matmul_precision"),  # noqa: B009
         interpret=interpret,
     )
-    q = (q.astype(jnp.float32) * jnp.asarray(rules.scale, jnp.float32)).astype(q.dtype)
+    kind = wide(q.dtype)
+    q = (q.astype(kind) * jnp.asarray(rules.scale, kind)).astype(q.dtype)
     return serve(kernel, q, k, v, rules, _ids(rules.mask, sizes_of(q, k)))
 
 

@@ -9,21 +9,18 @@ from jaxtyping import Array, Bool, Float, Int
 
 from .._internal.checks import checked_arguments, valid_tokens
 from .._internal.types import frozen
-from ..attend import dispatch, requested_backend
-from ..backends.protocol import is_decode_step, passed_over
 from ..dropout import Drop
 from ..masks import CAUSAL, FULL, Mask
 from ..places import Positions
 from ..quantized import Quantized
-from ..rules import Request, Rules, check_arrays, rules_of, sizes_of
+from ..rules import Rules, check_arrays, rules_of
 from ..scores import IDENTITY, Score
-from ..taps import listening
-from ..where import mesh_of
+from .by_slot import attend_by_slot
 from .checks import check_kind, check_rules, shows_unstored
 from .memory import Memory
 from .paged import PagedCache
 from .slots import Cache
-from .stored import attention as attend_in_place
+from .stored import attend_over
 
 C = TypeVar("C", Cache, PagedCache)
 _Shape: Any = jax.ShapeDtypeStruct  # where only the shape is needed
@@ -121,6 +118,7 @@ class Stored:
       positions: `*B S`, of the keys, -1 where there is none.
       q_positions: `*B T`, the positions of the call's tokens, -1 for padding.
       cache: with the call's tokens.
+      is_padded: whether the call has padding, as far as is known while it is traced.
     """
 
     keys: Any
@@ -128,6 +126,7 @@ class Stored:
     positions: Any
     q_positions: Any
     cache: Any
+    is_padded: bool = True
 
     def next_positions(self, T: int, valid: Bool[Array, "*#B T"] | None = None) -> Array:
         """Positions of the T tokens of the call, -1 for its padding and where not `valid`."""
@@ -152,7 +151,7 @@ def store(
         keys, values, positions = written.read()
     else:
         keys, values, positions = _concat_ring(cache, k, v, q_positions)
-    return Stored(keys, values, positions, q_positions, written)
+    return Stored(keys, values, positions, q_positions, written, valid is not None)
 
 
 def attend_stored(
@@ -160,10 +159,7 @@ def attend_stored(
 ) -> Float[Array, "*B T N h"]:
     """Attention of a call's queries over `stored`, whose cache can serve the rules."""
     cache, q_positions = stored.cache, stored.q_positions
-    # With one batch axis they are what `Positions.bind` makes.
-    is_bound = q_positions.ndim == 2
-    at = Positions(q_positions, stored.positions, cache.by_slot, is_bound=is_bound)
-    o = _attended(q, stored.keys, stored.values, backend, replace(rules, positions=at))
+    o = attend_by_slot(q, stored, rules, backend)
     unknown = cache.overflowed | shows_unstored(rules.mask, q.shape[-2], q_positions, cache)
     return jnp.where(unknown[..., None, None, None], jnp.nan, o)
 
@@ -201,7 +197,7 @@ def attend_memory(
     """
     rules = rules_of(mask=mask, score=score, scale=scale, dropout=dropout)
     rules = replace(rules, positions=Positions(q_positions, memory.positions))
-    return _attended(jnp.asarray(q), memory.keys, memory.values, backend, rules, check=True)
+    return attend_over(jnp.asarray(q), memory.keys, memory.values, rules, backend, check=True)
 
 
 def _check_heads(q: Any, k: Any, v: Any, cache: Cache | PagedCache) -> None:
@@ -212,37 +208,6 @@ def _check_heads(q: Any, k: Any, v: Any, cache: Cache | PagedCache) -> None:
         for x, dtype in zip((k, v), dtypes, strict=True)
     )
     check_arrays(q=q, k=k, v=v)
-
-
-def _attended(
-    q: jax.Array, keys: Any, values: Any, backend: str, rules: Rules, check: bool = False
-) -> Float[Array, "*B T N h"]:
-    """Attention over stored keys and values, `*B K S H`, read in place where possible.
-
-    That is for eight-bit storage, and in decoding where the blockwise backend is best. `check` is
-    for queries that have not been checked against the keys.
-    """
-    if isinstance(keys, Quantized):
-        in_blocks = requested_backend(backend) in ("auto", "blockwise") and not listening()
-        if in_blocks and mesh_of(q).size <= 1:
-            return attend_in_place(q, keys, values, rules)[0]
-        keys, values = (x.dequantized(q.dtype) for x in (keys, values))
-    k, v = (  # *B S K H
-        _Shape((*x.shape[:-3], x.shape[-2], x.shape[-3], x.shape[-1]), x.dtype)
-        for x in (keys, values)
-    )
-    if check:
-        check_arrays(q=q, k=k, v=v)
-    # The sizes are those of k and v; what is stored says where it lies.
-    where, request = Request(q, keys, values, rules).where, Request(q, k, v, rules)
-    same_dtypes = q.dtype == k.dtype == v.dtype and isinstance(k.shape[-3], int)
-    on_one = same_dtypes and where.axes is None and where.platform == "cpu"
-    if on_one and passed_over(request, by_blocks=True) is None:
-        in_blocks = requested_backend(backend) in ("auto", "blockwise")
-        if in_blocks and is_decode_step(sizes_of(q, k), k.shape[-2]):
-            return attend_in_place(q, keys, values, rules)[0]
-    keys, values = (jnp.swapaxes(x, -3, -2) for x in (keys, values))  # *B S K H
-    return dispatch(Request(q, keys, values, rules), backend, "zero")[0]
 
 
 def _concat_ring(cache: Any, k: Any, v: Any, q_positions: jax.Array) -> tuple[Any, Any, jax.Array]:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from .._internal.arrays import unify_varying
 from .._internal.types import wide
+from ..attend import choice, dispatch, requested_backend
 from ..backends import blockwise
 from ..backends.blockwise.plan import make_plan
 from ..backends.hoist import hoist
@@ -21,10 +22,44 @@ from ..backends.protocol import is_decode_step
 from ..places import Places
 from ..quantized import Quantized
 from ..reference import Stats
-from ..rules import Rules, bind_rules, sizes_of
-from ..where import platform_of
+from ..rules import Request, Rules, bind_rules, check_arrays, sizes_of
+from ..taps import listening
+from ..where import mesh_of, platform_of
 
 Stored = Any  # Quantized, or an array
+_Shape: Any = jax.ShapeDtypeStruct  # where only the shape is needed
+
+
+def attend_over(
+    q: jax.Array, keys: Any, values: Any, rules: Rules, backend: str, check: bool = False
+) -> Float[Array, "*B T N h"]:
+    """Attention over stored keys and values, `*B K S H`, read in place where possible.
+
+    That is for eight-bit storage, and in decoding where the blockwise backend is best. `check` is
+    for queries that have not been checked against the keys.
+
+    Raises:
+      ValueError, TypeError, NotImplementedError: as `attend` does.
+    """
+    if isinstance(keys, Quantized):
+        in_blocks = requested_backend(backend) in ("auto", "blockwise") and not listening()
+        if in_blocks and mesh_of(q).size <= 1:
+            return attention(q, keys, values, rules)[0]
+        keys, values = (x.dequantized(q.dtype) for x in (keys, values))
+    k, v = (  # *B S K H
+        _Shape((*x.shape[:-3], x.shape[-2], x.shape[-3], x.shape[-1]), x.dtype)
+        for x in (keys, values)
+    )
+    if check:
+        check_arrays(q=q, k=k, v=v)
+    # The sizes are those of k and v; what is stored says where it lies.
+    where, request = Request(q, keys, values, rules).where, Request(q, k, v, rules)
+    same_dtypes = q.dtype == k.dtype == v.dtype and isinstance(k.shape[-3], int)
+    if same_dtypes and where.axes is None and is_decode_step(sizes_of(q, k), k.shape[-2]):
+        if choice(request, backend) == "blockwise":
+            return attention(q, keys, values, rules)[0]
+    keys, values = (jnp.swapaxes(x, -3, -2) for x in (keys, values))  # *B S K H
+    return dispatch(Request(q, keys, values, rules), backend, "zero")[0]
 
 
 def attention(

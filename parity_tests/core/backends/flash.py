@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from flax_attn import reference
+from flax_attn.backends import cudnn, protocol, splash, tokamax
+from flax_attn.backends.protocol import of_lse
 from flax_attn.parity import judge
 from flax_attn.rules import sizes_of
 
@@ -39,6 +41,54 @@ def backward(q, k, v, seen, o, lse, do, *logits):
     dv = jnp.einsum("bnts,btnh->bsnh", p, do)
     dq, dk, dbias = pull(ds)
     return dq, dk, dv.reshape(*v.shape[:3], -1, v.shape[3]).sum(3), dbias
+
+
+def cudnn_call(self, phase, q, k, v, given, *more, **how):
+    """What cuDNN makes of the same call."""
+    t, s = np.ix_(*(np.arange(x.shape[1], dtype=np.int32) for x in (q, k)))
+    seen = (s <= t) | (not self.causal)
+    seen = seen & ((s > t - self.window) if self.window else True)
+    seen = jnp.asarray(np.broadcast_to(seen, (1, 1, *seen.shape)))
+    if self.padded:
+        rows, kv = (x[:, None, None, None] for x in given)
+        seen = seen & (t[None, None] < rows) & (s[None, None] < kv)
+    if phase == "fwd":
+        return forward(q, k, v, seen, self.scale)
+    lse, o, do = more
+    return backward(q, k, v, seen, o, lse, do, self.scale)[:3]
+
+
+def tokamax_run(self, q, k, v, given):
+    """What Tokamax makes of a forward call without a bias."""
+    first, end = given["ends"]
+    s = jnp.arange(k.shape[1], dtype=jnp.int32)[None, None, None]
+    seen = jnp.ones((1, 1, 1, 1), bool)
+    seen = seen if first is None else seen & (s >= first[..., None])
+    seen = seen if end is None else seen & (s < end[..., None])
+    o, lse = forward(q, k, v, seen, self.scale, self.cap)
+    return o, of_lse(lse)
+
+
+def splash_run(self, q, k, v, given):
+    """What splash attention makes of a forward call, whose queries are scaled."""
+    t, s = np.ix_(*(np.arange(x.shape[1], dtype=np.int32) for x in (q, k)))
+    seen = jnp.asarray(np.broadcast_to(self.mask(0, 0, t, s), (1, 1, t.size, s.size)))
+    if given:
+        rows, keys = given
+        seen = seen & (rows[:, None, :, None] == keys[:, None, None, :])
+    o, lse = forward(q, k, v, seen, 1.0, self.cap)
+    return o, of_lse(lse)
+
+
+def stand_ins(monkeypatch):
+    """Kernels that this machine lacks are played, in float64 and forward, and taken at any size."""
+    monkeypatch.setattr(cudnn.Cudnn, "_call", cudnn_call)
+    monkeypatch.setattr(tokamax.Tokamax, "run", tokamax_run)
+    monkeypatch.setattr(splash.Splash, "run", splash_run)
+    for module in (cudnn, tokamax, splash):
+        monkeypatch.setattr(module, "DTYPES", (jnp.float64,))
+    for name in ("MAX_REFERENCE_PAIRS", "MAX_PAIRS_BEFORE_BLOCKS", "MAX_COPIED_BYTES"):
+        monkeypatch.setattr(protocol, name, 0)
 
 
 # How an adapter is held against the reference.
