@@ -96,7 +96,7 @@ def check_choice(name: str, value: Any, *choices: Any) -> None:
 
 
 def valid_tokens(name: str, valid: Any, shape: tuple[int, ...]) -> jax.Array:
-    """Broadcasts a padding mask to `*B T`; None means that all tokens are real.
+    """Broadcasts a padding mask, an array or `Lengths`, to `*B T`; None is that all are real.
 
     Raises:
       TypeError: if `valid` is not boolean.
@@ -105,6 +105,8 @@ def valid_tokens(name: str, valid: Any, shape: tuple[int, ...]) -> jax.Array:
     >>> valid_tokens("valid", None, (2, 3)).tolist()
     [[True, True, True], [True, True, True]]
     """
+    if hasattr(valid, "real_tokens"):  # a mask
+        valid = valid.real_tokens(shape)
     is_valid = jnp.asarray(True if valid is None else valid)
     if is_valid.dtype != jnp.bool_:
         raise TypeError(

@@ -89,9 +89,15 @@ the mask is not static); backend='plain' asks for it without this warning."
     if not kernels or None in refusals.values() or pairs <= MAX_REFERENCE_PAIRS:
         return None  # a kernel serves, or is passed over for a better choice
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
+    hint = ""
+    if any(name in reasons for name in ("Dense", "AtPositions")):
+        hint = (
+            " Padding at one end of a row is better said by numbers, for a layer valid=Lengths(n) "
+            "where it follows n tokens, and valid=~Lengths(n) where n tokens of it come first."
+        )
     return (
         f"attend takes the backend {chosen!r}, slow on a {platform}, since no kernel serves the "
-        f"request ({reasons}); backend={chosen!r} asks for it without this warning."
+        f"request ({reasons}); backend={chosen!r} asks for it without this warning.{hint}"
     )
 
 

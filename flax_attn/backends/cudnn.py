@@ -3,7 +3,8 @@
 `jax.nn.dot_product_attention(implementation="cudnn")` rounds the log-sum-exp to the dtype of q and
 drops its gradient, so this module binds the two primitives under it: forward returns the lse in
 float32, backward takes the lse and the output with the sinks applied. Requests that cuDNN cannot
-serve are refused by name. Its dropout draws other elements than `Dropout` does, and dense masks
+serve are refused by name. Padding before the tokens of a row is moved after them, since cuDNN takes
+lengths alone. Its dropout draws other elements than `Dropout` does, and dense masks
 would be biases as large as the weights (whose gradients are NaN for some lengths). Packed documents
 are refused: with the offsets that jax can pass, cuDNN ended in an illegal memory access on an H100
 (jax 0.11.2), and its lse would take documents times tokens.
@@ -11,15 +12,17 @@ are refused: with the offsets that jax can pass, cuDNN ended in an illegal memor
 
 import importlib
 import inspect
+from dataclasses import replace
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from .. import reference
-from .._internal.arrays import saturate
-from ..masks import Band
-from ..masks.algebra import parts_of
+from .._internal.arrays import rotate_rows, saturate
+from ..masks import FULL, Band, Lengths, Window
+from ..masks.algebra import padding_before, parts_of
 from ..masks.ranges import as_known_band
 from ..rules import Request, Rules, sizes_of
 from ..scores import Identity
@@ -42,6 +45,8 @@ def forward(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> tuple[jax
     """Output in the dtype of q and lse, B N T in float32, for bound rules."""
     if 0 in (*q.shape, *k.shape):
         return reference.forward(q, k, v, rules)
+    if _padding_before(rules) is not None:
+        return _moved_left(q, k, v, rules)
     # cuDNN takes a length for every batch entry, or none at all.
     band, sizes = _band(rules), sizes_of(q, k)
     lengths = tuple(
@@ -56,6 +61,22 @@ def forward(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules) -> tuple[jax
     window = None if band.lo is None else saturate(1 - band.lo)
     kernel = Cudnn(float(rules.scale), padded, causal, window)
     return serve(kernel, q, k, v, rules, lengths if padded else ())
+
+
+def _moved_left(
+    q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules
+) -> tuple[jax.Array, jax.Array]:
+    """`forward` of rows that begin with padding, by rows that end with it."""
+    band, T = _band(rules), q.shape[1]
+    padding = jnp.clip(jnp.broadcast_to(_padding_before(rules), q.shape[0]), 0, T)
+    kv, rows = (jnp.clip(T if n is None else n, 0, T) - padding for n in (band.kv, band.rows))
+    mask = FULL & Lengths(kv)  # by which padding sees the tokens
+    if band.hi is not None:
+        mask = Window(None if band.lo is None else -band.lo, 0) & Lengths(kv, q=rows)
+    q, k, v = (rotate_rows(x, padding) for x in (q, k, v))
+    o, lse = forward(q, k, v, replace(rules, mask=mask))
+    lse = rotate_rows(jnp.swapaxes(lse, 1, 2), -padding)
+    return rotate_rows(o, -padding), jnp.swapaxes(lse, 1, 2)
 
 
 class Cudnn(NamedTuple):
@@ -139,9 +160,13 @@ def _of_rules(rules: Rules, T: int, S: int) -> str | None:
         return f"takes no score; got {type(rules.score).__name__}"
     if not is_number(rules.scale):
         return "needs scale as a number, not as an array; multiply q by it and give scale=1.0"
-    others = [type(x).__name__ for x in parts_of(rules.mask) if as_known_band(x) is None]
-    if others:
-        return f"takes causal, left-window and length masks; got {', '.join(others)}"
+    parts = [x for x in parts_of(rules.mask) if padding_before(x) is None]
+    others = [type(x).__name__ for x in parts if as_known_band(x) is None]
+    if others or len(parts) < len(parts_of(rules.mask)) - 1:
+        names = ", ".join(others) or "several ~Lengths"
+        return f"takes causal, left-window and length masks; got {names}"
+    if len(parts) < len(parts_of(rules.mask)) and (T != S or _band(rules).rows is not None):
+        return "takes ~Lengths for as many queries as keys, without Lengths(q=)"
     return _of_band(_band(rules), T, S)
 
 
@@ -162,6 +187,12 @@ def _of_version() -> str | None:
 
 
 def _band(rules: Rules) -> Band:
-    band = as_known_band(rules.mask)
-    assert band is not None
-    return band
+    """The band of a mask, but for padding before the tokens."""
+    bands = (as_known_band(x) for x in parts_of(rules.mask) if padding_before(x) is None)
+    return reduce(Band.combine, (x for x in bands if x is not None), Band())
+
+
+def _padding_before(rules: Rules) -> Any:
+    """The number of tokens of padding before those of each row, or None."""
+    counts = (padding_before(part) for part in parts_of(rules.mask))
+    return next((n for n in counts if n is not None), None)

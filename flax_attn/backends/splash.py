@@ -17,7 +17,7 @@ import numpy as np
 from .. import reference
 from .._internal.types import Sizes, wide
 from ..masks import FULL, Full, Mask
-from ..masks.algebra import parts_of
+from ..masks.algebra import padding_before, parts_of
 from ..masks.ranges import as_known_band, segments_of
 from ..rules import Request, Rules, sizes_of
 from ..scores import Identity, Score, Softcap
@@ -272,6 +272,10 @@ def _ids(mask: Mask, sizes: Sizes) -> tuple[jax.Array, jax.Array] | tuple[()]:
         if band is not None and band.kv is not None:
             lengths = jnp.asarray(band.kv, jnp.int32).reshape(-1, 1)
             k = jnp.where(jnp.arange(sizes.S, dtype=jnp.int32)[None] < lengths, k, nobodys)
+        padding = padding_before(part)
+        if padding is not None:
+            padding = jnp.asarray(padding, jnp.int32).reshape(-1, 1)
+            k = jnp.where(jnp.arange(sizes.S, dtype=jnp.int32)[None] >= padding, k, nobodys)
     return q, k
 
 
@@ -326,7 +330,8 @@ def _of_mask(mask: Mask, sizes: Sizes) -> str | None:
 
 def _is_lengths(part: Mask) -> bool:
     band = as_known_band(part)
-    return band is not None and band.lo is None and band.hi is None
+    is_lengths = band is not None and band.lo is None and band.hi is None
+    return is_lengths or padding_before(part) is not None
 
 
 def _of_version() -> str | None:

@@ -34,7 +34,7 @@ def attend_cached(
     cache: C,
     *,
     mask: Mask | Array | None = CAUSAL,
-    valid: Bool[Array, "*#B T"] | None = None,
+    valid: Bool[Array, "*#B T"] | Mask | None = None,
     score: Score | None = IDENTITY,
     scale: float | Array | None = None,
     sinks: Float[Array, " N"] | None = None,
@@ -97,7 +97,7 @@ def attend_cached_by_rules(
     v: Float[Array, "*B T K h"] | None,
     cache: C,
     rules: Rules,
-    valid: Bool[Array, "*#B T"] | None,
+    valid: Bool[Array, "*#B T"] | Mask | None,
     backend: str = "auto",
 ) -> tuple[Float[Array, "*B T N h"], C]:
     """`attend_cached` for layers, which have checked their mask and score."""
@@ -128,7 +128,7 @@ class Stored:
     cache: Any
     is_padded: bool = True
 
-    def next_positions(self, T: int, valid: Bool[Array, "*#B T"] | None = None) -> Array:
+    def next_positions(self, T: int, valid: Bool[Array, "*#B T"] | Mask | None = None) -> Array:
         """Positions of the T tokens of the call, -1 for its padding and where not `valid`."""
         tokens = self.q_positions.shape[-1]
         if tokens != T:
@@ -140,7 +140,7 @@ def store(
     k: Float[Array, "*B T K H"],
     v: Float[Array, "*B T K h"] | None,
     cache: Cache | PagedCache,
-    valid: Bool[Array, "*#B T"] | None,
+    valid: Bool[Array, "*#B T"] | Mask | None,
 ) -> Stored:
     """Stores the keys and values of T tokens; arguments and errors as of `attend_cached`."""
     _check_fit(k, v, cache)

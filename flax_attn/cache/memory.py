@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from .._internal.types import frozen
+from ..masks import Mask
 from .rows import inserted, next_positions, rows_to_reset, taken
 
 
@@ -43,7 +44,7 @@ class Memory:
     def of(
         k: Float[Array, "*B S K H"],
         v: Float[Array, "*B S K h"],
-        valid: Bool[Array, "*#B S"] | None = None,
+        valid: Bool[Array, "*#B S"] | Mask | None = None,
     ) -> "Memory":
         """Builds a memory from keys and values; padding is never visible.
 

@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Int
 
 from .._internal.arrays import vmap_leading
 from .._internal.checks import check_positive, valid_tokens
+from ..masks import Mask
 
 C = TypeVar("C")
 
@@ -31,7 +32,7 @@ def batch_axes(batch: int | tuple[int, ...], layers: int | None) -> tuple[int, .
 
 
 def next_positions(
-    length: Int[Array, "*B"], T: int, valid: Bool[Array, "*#B T"] | None
+    length: Int[Array, "*B"], T: int, valid: Bool[Array, "*#B T"] | Mask | None
 ) -> Int[Array, "*B T"]:
     """Positions of T tokens after `length` others, -1 for those that are not valid.
 

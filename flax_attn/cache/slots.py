@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from .._internal.checks import check_positive
 from .._internal.moved import RenamedAttribute
 from .._internal.types import frozen
+from ..masks import Mask
 from ..quantized import Float8, Int8
 from .rows import (
     batch_axes,
@@ -156,7 +157,7 @@ class Cache:
     next_places = RenamedAttribute("next_positions")
 
     def next_positions(
-        self, T: int, valid: Bool[Array, "*#B T"] | None = None
+        self, T: int, valid: Bool[Array, "*#B T"] | Mask | None = None
     ) -> Int[Array, "*B T"]:
         """Positions of the next T tokens, -1 for padding."""
         return next_positions(self.length, T, valid)

@@ -25,7 +25,7 @@ class Call(TypedDict, total=False):
 
     mask: Mask | Array | None
     positions: Int[Array, "... T"] | None
-    valid: Bool[Array, "*#B T"] | None
+    valid: Bool[Array, "*#B T"] | Mask | None
     empty: Empty
     deterministic: bool | None
 
@@ -35,7 +35,7 @@ class CrossCall(TypedDict, total=False):
 
     mask: Mask | Array | None
     positions: Int[Array, "*#B T"] | None
-    valid: Bool[Array, "*#B T"] | None
+    valid: Bool[Array, "*#B T"] | Mask | None
     empty: Empty
     deterministic: bool | None
 
@@ -107,7 +107,7 @@ def cross_attend(
     keys_and_values: Callable[[Array], tuple[Array, Array]],
     cache: Any,
     *,
-    valid: Bool[Array, "*#B T"] | None,
+    valid: Bool[Array, "*#B T"] | Mask | None,
     order: Int[Array, "*B T"] | None,
     empty: Empty,
     **attend_kwargs: Any,
@@ -127,7 +127,7 @@ def cross_attend(
 
 def cache_memory(
     memory: Float[Array, "*B S E"],
-    valid: Bool[Array, "*#B S"] | None,
+    valid: Bool[Array, "*#B S"] | Mask | None,
     width: int,
     keys_and_values: Callable[[Array], tuple[Array, Array]],
 ) -> Memory:

@@ -12,7 +12,7 @@ from .._internal.types import FROZEN, Sizes
 from ..masks import Mask, as_mask
 from ..reference import softmax
 from ..taps import tap
-from ..token_layouts import names_in
+from ..token_layouts import names_in, positions_of
 
 
 def split_heads(x: Shaped[Array, "*B T D"], head_dim: int) -> Shaped[Array, "*B T N H"]:
@@ -113,6 +113,8 @@ def as_module_data(value: Any) -> Any:
 def check_tokens(name: str, valid: Any, x: Float[Array, "*B T D"]) -> Bool[Array, "*B T"]:
     """Returns `valid` broadcast to `*B T`; None means that all tokens of `x` are valid.
 
+    `Lengths` count tokens, which in a permuted layout are in other slots.
+
     Raises:
       TypeError: if `valid` is not boolean.
       ValueError: if it does not broadcast to `*B T`.
@@ -120,7 +122,9 @@ def check_tokens(name: str, valid: Any, x: Float[Array, "*B T D"]) -> Bool[Array
     >>> check_tokens("valid", None, jnp.ones((2, 3))).tolist()
     [True, True]
     """
-    return valid_tokens(name, valid, x.shape[:-1])
+    real = valid_tokens(name, valid, x.shape[:-1])
+    at = positions_of(x, -2) if isinstance(valid, Mask) else None
+    return real if at is None else real[..., at]
 
 
 def visible_states(

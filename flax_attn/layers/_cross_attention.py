@@ -56,7 +56,7 @@ class CrossForward(Layer):
         *,
         mask: Mask | Array | None = None,
         positions: Int[Array, "*#B T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
+        valid: Bool[Array, "*#B T"] | Mask | None = None,
         empty: Empty = "zero",
         deterministic: bool | None = None,
         cache: AnyCache | Memory | None = None,
@@ -94,7 +94,7 @@ class CrossForward(Layer):
         return _normalize(self.k_norm, k), v
 
     def remember(
-        self, memory: Float[Array, "*B S E"], valid: Bool[Array, "*#B S"] | None = None
+        self, memory: Float[Array, "*B S E"], valid: Bool[Array, "*#B S"] | Mask | None = None
     ) -> Memory:
         """Precomputes keys and values of a memory: `y, cache = layer(x, cache=memory)` uses them.
 

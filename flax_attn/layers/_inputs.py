@@ -8,10 +8,16 @@ from jaxtyping import Array, Bool, Float, Int
 from .._internal.checks import check_input
 from ..cache import Cache, Memory, PagedCache
 from ..cache.checks import check_kind
-from ..masks import Dense, Mask, as_mask
+from ..masks import Mask, as_mask
 from ..scores import IDENTITY, Score
 from ._common import check_tokens
-from ._token_indices import TokenIndices, indices_in_cache, indices_of, one_per_token
+from ._token_indices import (
+    TokenIndices,
+    indices_in_cache,
+    indices_of,
+    one_per_token,
+    padding_mask,
+)
 
 
 def tokens(
@@ -19,7 +25,7 @@ def tokens(
     memory: Float[Array, "*B S E"] | None,
     layer_mask: Mask,
     mask: Mask | Array | None,
-    valid: Bool[Array, "*#B T"] | None,
+    valid: Bool[Array, "*#B T"] | Mask | None,
     widths: tuple[int, int],
     cache: Cache | PagedCache | Memory | None = None,
     positions: Int[Array, "*#B T"] | None = None,
@@ -57,7 +63,7 @@ def tokens(
     if memory is not None:
         _check_no_cache(cache)
         memory = check_input("memory", memory, widths[1])
-        indices = indices_of(x, real, positions, keys=memory.shape[-2])
+        indices = indices_of(x, real, positions, keys=memory.shape[-2], valid=valid)
         return x, memory, indices.mask(visible), indices
     if widths[0] != widths[1] and not isinstance(cache, Memory):
         raise ValueError(
@@ -65,8 +71,8 @@ def tokens(
             "pass it a Memory."
         )
     if cache is None:
-        indices = indices_of(x, real, positions)
-        shown = visible if real is None else visible & Dense(real[..., None, None, :])
+        indices = indices_of(x, real, positions, valid=valid)
+        shown = visible if real is None else visible & padding_mask(valid, real)
         return x, x, indices.mask(shown), indices
     if isinstance(cache, Cache | PagedCache):
         check_kind(cache, x)
@@ -83,7 +89,7 @@ def _check_no_cache(cache: Any) -> None:
 
 
 def zero_padding(
-    y: Float[Array, "*B T D"], valid: Bool[Array, "*#B T"] | None
+    y: Float[Array, "*B T D"], valid: Bool[Array, "*#B T"] | Mask | None
 ) -> Float[Array, "*B T D"]:
     """Returns y with zeros at padding.
 

@@ -38,7 +38,7 @@ class RecurrentCall(TypedDict, total=False):
     mask: Mask | None
     positions: Int[Array, "... T"] | None
     segments: Int[Array, "*#B T"] | None
-    valid: Bool[Array, "*#B T"] | None
+    valid: Bool[Array, "*#B T"] | Mask | None
     deterministic: bool | None
 
 
@@ -92,7 +92,7 @@ class Recurrent(Layer):
         mask: Mask | None = None,
         positions: Int[Array, "... T"] | None = None,
         segments: Int[Array, "*#B T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
+        valid: Bool[Array, "*#B T"] | Mask | None = None,
         cache: State | None = None,
         deterministic: bool | None = None,
     ) -> Float[Array, "*B T D"] | tuple[Float[Array, "*B T D"], State]:
@@ -114,15 +114,15 @@ class Recurrent(Layer):
         check_positions(positions)
         last: nnx.Linear = getattr(self, self.last)
         x = check_and_mask(x, last.out_features, valid, cache)
-        stored = valid
-        segments, valid = documents_of_recurrence(mask, segments, x, valid, cache)
-        x = x if valid is stored else zero_padding(x, valid)
+        stored = None if valid is None else check_tokens("valid", valid, x)
+        segments, real = documents_of_recurrence(mask, segments, x, stored, cache)
+        x = x if real is stored else zero_padding(x, real)
         start, documents = cache, None
         if cache is not None and segments is not None:
-            documents = cache.join_documents(x, segments, valid)
+            documents = cache.join_documents(x, segments, real)
             start = cache.reset(documents.is_other)
-        y, recurrent_state, conv_state = self.recur(x, Tokens(segments, valid, start))  # *B T E
-        y = zero_padding(last(y), valid)  # *B T D
+        y, recurrent_state, conv_state = self.recur(x, Tokens(segments, real, start))  # *B T E
+        y = zero_padding(last(y), real)  # *B T D
         if cache is None:
             return y
         count = check_tokens("valid", stored, y).sum(axis=-1, dtype=jnp.int32)
@@ -192,7 +192,10 @@ def state_of(conv: nnx.Conv) -> tuple[int, int]:
 
 
 def check_and_mask(
-    x: Float[Array, "*B T D"], width: int, valid: Bool[Array, "*#B T"] | None, cache: State | None
+    x: Float[Array, "*B T D"],
+    width: int,
+    valid: Bool[Array, "*#B T"] | Mask | None,
+    cache: State | None,
 ) -> Float[Array, "*B T D"]:
     """Returns x with zeros at padding.
 

@@ -24,17 +24,16 @@ from .._internal.checks import (
     check_divides,
     check_input,
     check_positive,
-    valid_tokens,
 )
 from ..attend import Empty, dispatch
 from ..cache.attention import Stored, attend_cached_by_rules, attend_stored
 from ..cache.checks import check_kind, check_no_mean, check_rules, refuse_later
 from ..dropout import AttentionDropout
-from ..masks import CAUSAL, Dense, Mask
+from ..masks import CAUSAL, Mask
 from ..masks.algebra import And
 from ..rules import Request, Rules, checked_mask, nan_beyond, rules_of
 from ._cached import AnyCache, C, CacheOptions, Call, arithmetic_dtype, new_cache
-from ._common import as_module_data, merge_heads, split_heads
+from ._common import as_module_data, check_tokens, merge_heads, split_heads
 from ._init import LayerInit, LayerInitKeywords, keywords_of, layer_init_signature
 from ._layer import Layer
 from ._token_indices import (
@@ -42,6 +41,7 @@ from ._token_indices import (
     indices_in_cache,
     indices_of,
     one_per_token,
+    padding_mask,
     rotary_input,
     rotate_by,
 )
@@ -106,7 +106,7 @@ class Heads(Layer):
         *,
         mask: Mask | Array | None = None,
         positions: Int[Array, "... T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
+        valid: Bool[Array, "*#B T"] | Mask | None = None,
         empty: Empty = "zero",
         deterministic: bool | None = None,
         cache: AnyCache | Stored | None = None,
@@ -118,7 +118,7 @@ class Heads(Layer):
                 check_no_mean(empty)
         x, real = check_input("x", x, self.o_proj.out_features), None
         if valid is not None:
-            real = valid_tokens("valid", valid, x.shape[:-1])
+            real = check_tokens("valid", valid, x)
             x = jnp.where(real[..., None], x, 0)
         visible = self.mask if mask is None else checked_mask(mask)
         if cache is not None:
@@ -126,13 +126,13 @@ class Heads(Layer):
             if mask is None and self.mask.shows_later:
                 refuse_later(self.mask)
         elif real is not None:  # a cache does not hold padding; without one its keys are masked
-            visible = And(visible, Dense(real[..., None, None, :]))
+            visible = And(visible, padding_mask(valid, real))
         score, at, unknown = self.rules.score, None, None
         rotaries = tuple(each for each in (self.rotary, self.index_rotary) if each is not None)
         if rotaries or real is not None or positions is not None:
             single = None if positions is None else one_per_token(x, positions, self.rotary)
             if cache is None:
-                indices = indices_of(x, real, single)
+                indices = indices_of(x, real, single, valid=valid)
             else:
                 indices = indices_in_cache(cache, x, real, single, (visible, score))
                 unknown = indices.unknown
@@ -207,7 +207,7 @@ class SelfAttention(Heads):
         *,
         mask: Mask | Array | None = None,
         positions: Int[Array, "... T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
+        valid: Bool[Array, "*#B T"] | Mask | None = None,
         empty: Empty = "zero",
         deterministic: bool | None = None,
         cache: AnyCache | None = None,
@@ -222,8 +222,9 @@ class SelfAttention(Heads):
             tokens of a row, continuing from the cache if there is one. Causal order and distances
             never depend on positions. `A *B T` is for a rotary with several position axes, and
             then only the rotary reads it.
-          valid: which tokens are real. Padding is masked out, whatever it holds, and its outputs
-            are zero.
+          valid: which tokens are real: an array, `Lengths(n)` for the first n of a row, or
+            `~Lengths(n)` for those after n tokens of padding, which kernels take. Padding is masked
+            out, whatever it holds, and its outputs are zero.
           empty: the output of a fully masked token: "zero", or "mean", the mean of all values, as
             for padding in Hugging Face's models with their additive `finfo.min`; see `attend`.
           deterministic: overrides `train()` and `eval()`.

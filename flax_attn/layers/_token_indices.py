@@ -34,7 +34,7 @@ from .._internal.arrays import dtype_of, saturate
 from .._internal.checks import is_known, per_token
 from ..cache import Memory
 from ..cache.rows import counted, next_positions
-from ..masks import Mask
+from ..masks import Dense, Lengths, Mask
 from ..masks.algebra import parts_of
 from ..masks.at_positions import at_positions_of, leaves_of
 from ..masks.documents import segments_for
@@ -120,7 +120,11 @@ def _leaves_of(node: Mask | Score) -> Iterator[Mask | Score]:
 
 
 def indices_of(
-    x: Array, real: Bool[Array, "*B T"] | None, positions: Any = None, keys: int | None = None
+    x: Array,
+    real: Bool[Array, "*B T"] | None,
+    positions: Any = None,
+    keys: int | None = None,
+    valid: Any = None,
 ) -> TokenIndices:
     """The indices of the tokens x, `*B T D`, in a call without a cache.
 
@@ -129,8 +133,9 @@ def indices_of(
       real: which of them are no padding; None for all.
       positions: one number per token, or None; see `one_per_token`.
       keys: number of keys if they are other tokens, by slot; None if they are the queries.
+      valid: what `real` was made of; of `Lengths` it is known that it has no gaps.
     """
-    order, has_gaps = (None, False) if real is None else _order(x, real)
+    order, has_gaps = (None, False) if real is None else _order(x, real, valid)
     end: Any = 0
     if keys is not None and real is not None:
         order = counted(x.shape[-2], 0) if order is None else order  # "end" counts real queries
@@ -215,7 +220,14 @@ def _are_slots(positions: Any, length: int, order: Any) -> bool:
     return bool((positions == np.broadcast_to(np.arange(length), positions.shape)).all())
 
 
-def _order(x: Array, real: Bool[Array, "*B T"]) -> tuple[Any, bool]:
+def padding_mask(valid: Any, real: Bool[Array, "*B T"]) -> Mask:
+    """The mask of the real tokens as keys, from what `real` was made of."""
+    if isinstance(valid, Lengths):
+        return Lengths(valid.kv, q=valid.kv)
+    return valid if isinstance(valid, Mask) else Dense(real[..., None, None, :])
+
+
+def _order(x: Array, real: Bool[Array, "*B T"], valid: Any = None) -> tuple[Any, bool]:
     """The order of each token, and whether padding may lie between real tokens.
 
     Padding gets the order of the real token before it, so orders never decrease. The order is None
@@ -225,8 +237,10 @@ def _order(x: Array, real: Bool[Array, "*B T"]) -> tuple[Any, bool]:
     if tokens is not None:
         slots = np.argsort(tokens)
         real = real[..., slots]
-    has_gaps = True
-    if is_known(real):
+    if isinstance(valid, Lengths) and slots is None:
+        return None, False
+    has_gaps = not isinstance(valid, Mask)
+    if has_gaps and is_known(real):
         known = np.asarray(real)
         rises = np.diff(known.astype(np.int8)) > 0
         if slots is None and not rises.any():

@@ -28,7 +28,7 @@ class WeightsAttention(GroupedHeads):
         *,
         mask: Mask | Array | None = None,
         positions: Int[Array, "... T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
+        valid: Bool[Array, "*#B T"] | Mask | None = None,
         deterministic: bool | None = None,
     ) -> Float[Array, "*B T D"]:
         """Attention of x over itself; arguments as in `GroupedQueryAttention`."""

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float
 from .._internal.arrays import for_each_row
 from .._internal.checks import check_divides, check_positive
 from ..attend import attend
-from ..masks import FULL
+from ..masks import FULL, Mask
 from ._common import merge_heads, split_heads
 from ._init import LayerInit, LayerInitKeywords, layer_init_signature
 from ._inputs import tokens
@@ -76,7 +76,7 @@ class AttentionPool(Layer):
         self,
         x: Float[Array, "*B S D"],
         *,
-        valid: Bool[Array, "*#B S"] | None = None,
+        valid: Bool[Array, "*#B S"] | Mask | None = None,
         deterministic: bool | None = None,
     ) -> Float[Array, "*B Q D"]:
         """Pools the tokens of x.

@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float, Int
 from .._internal.checks import check_divides, check_positive
 from ..attend import attend
 from ..masks import FULL, Mask, as_mask
-from ._common import as_module_data, merge_heads, split_heads
+from ._common import as_module_data, check_tokens, merge_heads, split_heads
 from ._init import LayerInit, LayerInitKeywords, layer_init_signature
 from ._inputs import tokens, zero_padding
 from ._layer import Layer
@@ -70,7 +70,7 @@ class ClassAttention(Layer):
         *,
         mask: Mask | Array | None = None,
         positions: Int[Array, "*#B T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
+        valid: Bool[Array, "*#B T"] | Mask | None = None,
         deterministic: bool | None = None,
     ) -> Float[Array, "*B 1 D"]:
         """Attention of the first token over all, itself included.
@@ -94,7 +94,7 @@ class ClassAttention(Layer):
         v = split_heads(self.v(x), self.head_dim)  # *B T N H
         drop = None if self.dropout is None else self.dropout(deterministic)
         o = attend(q, k, v, mask=visible, dropout=drop)  # *B 1 N H
-        first = None if valid is None else valid[..., :1]
+        first = None if valid is None else check_tokens("valid", valid, x)[..., :1]
         return zero_padding(self.proj(merge_heads(o)), first)  # *B 1 D
 
 

@@ -10,6 +10,7 @@ from .._internal.arrays import aligned
 from .._internal.checks import check_divides, check_input, check_positive, check_rate
 from .._internal.types import wide
 from ..dropout import LayerDropout
+from ..masks import Mask
 from ..norms import l2_norm
 from ..reference import softmax
 from ..taps import tap
@@ -79,7 +80,7 @@ class CrossCovarianceAttention(Layer):
         self,
         x: Float[Array, "*B T D"],
         *,
-        valid: Bool[Array, "*#B T"] | None = None,
+        valid: Bool[Array, "*#B T"] | Mask | None = None,
         deterministic: bool | None = None,
     ) -> Float[Array, "*B T D"]:
         """Attention of the channels of x over each other.

@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float
 
 from .._internal.checks import check_divides, check_input, check_positive
 from ..attend import attend
-from ..masks import Dense, Window
+from ..masks import Dense, Mask, Window
 from ._common import check_tokens, merge_heads, split_heads
 from ._init import LayerInit, LayerInitKeywords, layer_init_signature
 from ._inputs import zero_padding
@@ -71,7 +71,7 @@ class LongformerAttention(Layer):
         x: Float[Array, "*B T D"],
         *,
         global_tokens: Bool[Array, "*#B T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
+        valid: Bool[Array, "*#B T"] | Mask | None = None,
         deterministic: bool | None = None,
     ) -> Float[Array, "*B T D"]:
         """Attention of x over itself.

@@ -95,7 +95,7 @@ class PerceiverAttention(Layer):
         *,
         mask: Mask | Array | None = None,
         positions: Int[Array, "*#B T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
+        valid: Bool[Array, "*#B T"] | Mask | None = None,
         deterministic: bool | None = None,
     ) -> Float[Array, "*B T F"]:
         """Attention of x over memory, or over itself.

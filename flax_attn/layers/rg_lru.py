@@ -11,6 +11,7 @@ from .._internal.arrays import aligned
 from .._internal.checks import check_divides, check_positive
 from .._internal.types import wide
 from ..cache import State
+from ..masks import Mask
 from ..recurrence import elementwise_recurrence
 from ..recurrence.documents import begins, check_segments
 from ..taps import tap
@@ -128,7 +129,7 @@ class RGLRU(Recurrent):
 def first_tokens(
     x: Float[Array, "*B T D"],
     segments: Int[Array, "*#B T"] | None,
-    valid: Bool[Array, "*#B T"] | None,
+    valid: Bool[Array, "*#B T"] | Mask | None,
     cache: State | None,
 ) -> Bool[Array, "*B T"]:
     """True for the first token of each document, and of each row without cached tokens.

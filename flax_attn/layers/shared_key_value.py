@@ -98,7 +98,7 @@ class SharedKeyValueAttention(DecodingHeads, SelfAttention):
         *,
         mask: Mask | Array | None = None,
         positions: Int[Array, "... T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
+        valid: Bool[Array, "*#B T"] | Mask | None = None,
         cache: AnyCache | None = None,
     ) -> KeysAndValues:
         """This layer's keys and values of x, for later layers; arguments as in the call.

@@ -140,7 +140,7 @@ class T5Attention(CrossForward):
         *,
         mask: Mask | Array | None = None,
         positions: Int[Array, "*#B T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
+        valid: Bool[Array, "*#B T"] | Mask | None = None,
         bias: Score | Float[Array, "... #T #S"] | None = None,
         empty: Empty = "zero",
         deterministic: bool | None = None,

@@ -101,7 +101,7 @@ class TalkingHeadsAttention(Layer):
         *,
         mask: Mask | Array | None = None,
         positions: Int[Array, "*#B T"] | None = None,
-        valid: Bool[Array, "*#B T"] | None = None,
+        valid: Bool[Array, "*#B T"] | Mask | None = None,
         deterministic: bool | None = None,
     ) -> Float[Array, "*B T D"]:
         """Attention of x over itself.

@@ -171,6 +171,18 @@ class Mask(DrawnMask):
         """
         return None
 
+    def real_tokens(self, shape: tuple[int, ...]) -> jax.Array:
+        """Which tokens of `*B T` are real, for `valid=`: of `Lengths(n)` and `~Lengths(padding)`.
+
+        Raises:
+          TypeError: for another mask.
+          ValueError: if its numbers do not broadcast to `*B`.
+        """
+        raise TypeError(
+            "valid takes a boolean array, True for non-padding tokens, Lengths(n) for padding "
+            f"after the first n tokens, or ~Lengths(n) for n tokens of padding before; got {self}."
+        )
+
     def static(self, sizes: Sizes) -> np.ndarray | None:
         """The mask as a T S numpy array, if it is static."""
         if not self.is_static:
@@ -387,6 +399,9 @@ class Not(Mask):
     def __call__(self, b, n, q, k):
         return ~self.a(b, n, q, k)
 
+    def real_tokens(self, shape):
+        return ~self.a.real_tokens(shape)
+
     def grid(self, sizes):
         return ~self.a.grid(sizes)
 
@@ -402,6 +417,11 @@ class Not(Mask):
         lo, hi = select(lo < hi, lo, sizes.S), select(lo < hi, hi, sizes.S)
         return _longer((0, lo), (hi, sizes.S))
 
+    def as_runs(self, q):
+        """The keys after `Lengths(n)`, which is padding at the left."""
+        first = padding_before(self)
+        return None if first is None else (jnp.asarray(first, jnp.int32).reshape(-1, 1), None)
+
 
 def _longer(one: Range, two: Range) -> Range:
     first = one[1] - one[0] >= two[1] - two[0]
@@ -416,6 +436,14 @@ def as_mask(mask: Any) -> Mask:
 def parts_of(mask: Mask) -> list[Mask]:
     """The operands of nested `&`, as a list."""
     return [*parts_of(mask.a), *parts_of(mask.b)] if isinstance(mask, And) else [mask]
+
+
+def padding_before(mask: Mask) -> Any:
+    """The number of keys that a bound `~Lengths(n)` masks at the left, or None for another mask."""
+    band = as_known_band(mask.a) if isinstance(mask, Not) else None
+    if band is None or not band.lo is band.hi is band.rows is None:
+        return None
+    return band.kv
 
 
 def check_array(name: str, array: Any) -> None:

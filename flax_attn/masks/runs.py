@@ -15,13 +15,16 @@ If T != S, `offset` sets the diagonal: `offset=0` is upper-left, as in torch and
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import field
 from functools import cached_property, partial, reduce
 from operator import and_
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from .._internal.arrays import (
     INT32_MAX,
@@ -38,7 +41,7 @@ from .._internal.arrays import (
     select,
     take_entry,
 )
-from .._internal.types import frozen
+from .._internal.types import Sizes, frozen
 from .algebra import Mask
 from .ranges import Band
 
@@ -387,6 +390,14 @@ class Lengths(RunMask):
 
     def run(self):
         return Run(last=Edge(self.kv, -1, chunk=None), rows=self.q)
+
+    def real_tokens(self, shape):
+        if self.q is not None:
+            return super().real_tokens(shape)
+        # Known lengths stay known while a program is traced.
+        with nullcontext() if isinstance(self.kv, Tracer) else jax.ensure_compile_time_eval():
+            count = per_entry("Lengths.kv", saturate(self.kv), Sizes(shape[:-1], 1, 1, 1))
+            return (jnp.arange(shape[-1], dtype=jnp.int32)[None] < count[:, None]).reshape(shape)
 
 
 FULL = Full()

@@ -31,6 +31,7 @@ from flax_attn.where import assume_platform
 from parity_tests.core.backends import flash
 from parity_tests.core.backends.flash import check_precision, check_same, normal, outcome
 from parity_tests.core.backends.refusal import told
+from parity_tests.tables import with_nightly
 
 B, T, S, N, K, H = 2, 11, 13, 6, 3, 8
 
@@ -46,7 +47,7 @@ def verdict(name, *given, **rules):
 
 # What it refuses, on a GPU.
 
-KEY = jax.random.key(0)
+KEY, LENGTHS_OF_KEYS = jax.random.key(0), Lengths(np.asarray([9, 4]))
 REFUSED = {
     "float32": (dict(dtype=jnp.float32), {}, "needs float16 or bfloat16, since it would round"),
     "odd width": (dict(H=12), {}, "multiple of 8 and at most 128; it is 12"),
@@ -65,6 +66,8 @@ REFUSED = {
     ),
     "function": ({}, dict(mask=MaskFn(lambda b, n, q, k: k <= q)), "got MaskFn"),
     "not": ({}, dict(mask=~CAUSAL), "got Not"),
+    "padding before fewer keys": ({}, dict(mask=~LENGTHS_OF_KEYS), "as many queries as keys"),
+    "padding before, twice": ({}, dict(mask=~LENGTHS_OF_KEYS & ~Prefix(2)), "several ~Lengths"),
     "from the end": ({}, dict(mask=Causal("end")), "this one ends at +2 keys"),
     "window to the right": ({}, dict(mask=Window(2, 1)), "this one ends at +1 keys"),
     "no end": ({}, dict(mask=Window(2, None)), "a window to the left alone, Window(left, 0)"),
@@ -193,6 +196,25 @@ def test_it_is_the_reference(stand_in, name, wanted):
     rules = Rules(COMPUTED[name], scale=0.4, sinks=sinks)
     want = outcome(reference.forward, q, k, v, rules, wanted)
     check_same(outcome(cudnn.forward, q, k, v, rules, wanted), want)
+
+
+BEFORE = ~Lengths(np.asarray([3, 0]))
+MOVED = {
+    "causal": CAUSAL & BEFORE,
+    "window": Window(4, 0) & BEFORE & Lengths(np.asarray([9, 13])),
+    "all": BEFORE & Prefix(12),
+    "no token": CAUSAL & ~Lengths(np.asarray([13, 20])),
+}
+
+
+@pytest.mark.parametrize("name", with_nightly(MOVED, commit=["window"]))
+def test_padding_before_the_tokens_is_moved(stand_in, name):
+    q, k, v = arrays(jnp.float64, T=S)
+    rules = Rules(MOVED[name], sinks=normal(5, N))
+    want = outcome(reference.forward, q, k, v, rules)
+    with assume_platform("gpu"):
+        assert verdict("cudnn", *arrays(T=S), mask=MOVED[name]).refusal is None
+    check_same(outcome(cudnn.forward, q, k, v, rules), want)
 
 
 @pytest.mark.nightly

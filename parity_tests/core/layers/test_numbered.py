@@ -24,6 +24,7 @@ from flax_attn import (
     Segments,
     Window,
     assume_platform,
+    attend,
     explain,
 )
 from flax_attn.parity import judge
@@ -102,9 +103,14 @@ def test_a_padded_row_is_what_it_is_alone(seed):
     want = alone(runner(layer, seed, **masked), drawn, valid, positions)
     x = np.where(valid[..., None], X, np.nan)
     known = runner(layer, seed, **masked, valid=valid, positions=positions)(x)
-    traced = runner(layer, seed, **masked)(x, valid=valid, positions=positions)
-    for found in (known, traced):
-        assert same(outputs(drawn, found, valid), want), drawn
+    by_arrays = runner(layer, seed, **masked)
+    found = [known, by_arrays(x, valid=valid, positions=positions)]
+    if drawn.padding in ("left", "right") and drawn.layer != "class":
+        count = np.asarray(COUNTS)
+        by_number = Lengths(count) if drawn.padding == "right" else ~Lengths(T - count)
+        found.append(by_arrays(x, valid=by_number, positions=positions))
+    for y in found:
+        assert same(outputs(drawn, y, valid), want), drawn
 
 
 OF_CACHES = [seed for seed in EVERY if program(seed).layer in (*CACHED, *RECURRENT)]
@@ -227,19 +233,40 @@ def chosen(layer: nnx.Module, mask: Any, valid: Any, platform: str, numbered: bo
 
     def ask(valid):
         x, positions = jnp.zeros((2, LONG, D)), jnp.asarray(np.arange(LONG) % 64)
-        handed, plain = layer.tokens(x, mask, valid, positions).mask, mask
-        if valid is not None:
+        call = {"mask": mask, "valid": valid, "positions": positions}
+        handed, plain = layer.tokens(x, **call).rules.mask, mask
+        if valid is not None and not numbered:
             plain = mask & Dense(jnp.broadcast_to(valid, (2, LONG))[:, None, None, :])
         with assume_platform(platform):
             found.append(explain(q, q, q, mask=handed if numbered else plain).chosen)
         return 0
 
-    jax.eval_shape(ask, valid) if isinstance(valid, jax.ShapeDtypeStruct) else ask(valid)
+    is_traced = any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(valid))
+    jax.eval_shape(ask, valid) if is_traced else ask(valid)
     return found[0]
 
 
 REQUESTS = [(mask, padding) for mask in BY_SLOT for padding in PADDINGS]
 REQUESTS += [(mask, padding) for mask in AT_ENDS for padding in ("left", "right", "none")]
+
+
+BY_NUMBER = {"right": Lengths(jax.ShapeDtypeStruct((2,), jnp.int32))}
+BY_NUMBER["left"] = ~BY_NUMBER["right"]
+
+
+def test_padding_by_number_reaches_kernels(recwarn):
+    """Lengths that are known when the program runs; an array has none and names them, once."""
+    layer = program(0)._replace(rotary="plain").build()
+    for platform, kernel in (("gpu", "cudnn"), ("tpu", "splash")):
+        for mask in (CAUSAL, CAUSAL & Window(99, 0), FULL):
+            for valid in BY_NUMBER.values():
+                assert chosen(layer, mask, valid, platform, True) == kernel, (mask, valid)
+    q = jax.ShapeDtypeStruct((2, LONG, 4, 128), jnp.bfloat16)
+    padded = jax.ShapeDtypeStruct((2, 1, 1, LONG), bool)
+    with assume_platform("gpu"):
+        for _ in range(2):
+            jax.eval_shape(lambda q, real: attend(q, q, q, mask=CAUSAL & real), q, padded)
+    assert ["valid=Lengths(n)" in str(x.message) for x in recwarn.list] == [True]
 
 
 @pytest.mark.nightly
