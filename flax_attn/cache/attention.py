@@ -18,6 +18,7 @@ from ..scores import IDENTITY, Score
 from .by_slot import attend_by_slot
 from .checks import check_kind, check_rules, shows_unstored
 from .memory import Memory
+from .meshes import sharded_like
 from .paged import PagedCache
 from .slots import Cache
 from .stored import attend_over
@@ -216,11 +217,12 @@ def _concat_ring(cache: Any, k: Any, v: Any, q_positions: jax.Array) -> tuple[An
     new = [k] if v is None else [k, v]
     if cache.store is not None:  # so that a token has the same values for every query
         new = [cache.store.quantize(x) for x in new]
-    current = [
-        jnp.concatenate([_plain(a, k.dtype), jnp.swapaxes(_plain(b, k.dtype), -3, -2)], axis=-2)
-        for a, b in zip(old, new, strict=False)
-    ]
-    return current[0], current[-1], jnp.concatenate([positions, q_positions], axis=-1)
+    current = []
+    for a, b in zip(old, new, strict=False):
+        stored, added = _plain(a, k.dtype), jnp.swapaxes(_plain(b, k.dtype), -3, -2)
+        current.append(jnp.concatenate([stored, sharded_like(added, stored)], axis=-2))
+    at = jnp.concatenate([positions, sharded_like(q_positions, positions)], axis=-1)
+    return current[0], current[-1], at
 
 
 def _plain(x: Any, dtype: Any) -> jax.Array:

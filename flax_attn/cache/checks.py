@@ -23,7 +23,7 @@ from .slots import Cache
 
 
 def check_kind(cache: Any, x: Any = None) -> None:
-    """Raises unless this is a self-attention cache whose length is not sharded.
+    """Raises unless this is a self-attention cache of which no row's tokens are sharded.
 
     Its batch axes must be those of x, `*B T D`, if there is one.
 
@@ -51,25 +51,40 @@ def check_kind(cache: Any, x: Any = None) -> None:
             f"make one by layer.init_cache({need}, length)."
         )
     batch = len(rows)
+    slots = "The length of the cache is sharded", "it"
     lengths = {  # the axes along which a row's tokens are stored
-        "keys": (batch + 1,),
-        "values": (batch + 1,),
-        "positions": (batch,),
-        "pool_keys": (0, 2),
-        "pool_values": (0, 2),
-        "table": (batch,),
+        "keys": {batch + 1: slots},
+        "values": {batch + 1: slots},
+        "positions": {batch: slots},
+        **dict.fromkeys(("pool_keys", "pool_values"), _OF_POOL),
+        "table": {batch: ("The table of pages is sharded along a row", "it")},
     }
     parts = ((x, n) for name, n in lengths.items() for x in jax.tree.leaves(vars(cache).get(name)))
     for x, axes in parts:
         traced = isinstance(x, Tracer)
         sharding: Any = jax.typeof(x).sharding if traced else getattr(x, "sharding", None)
         spec = (*getattr(sharding, "spec", ()), *[None] * x.ndim)
-        cut = [spec[axis] for axis in axes if spec[axis] is not None]
-        if any(partitioning(entry, sharding.mesh) for entry in cut):
-            raise ValueError(
-                f"The length of the cache is sharded over {cut[0]!r}, and each step would gather "
-                "it. Shard its rows and heads, P(batch, heads), and leave the length whole."
-            )
+        for axis, (what, it) in axes.items():
+            if spec[axis] is not None and partitioning(spec[axis], sharding.mesh):
+                raise ValueError(
+                    f"{what} over {spec[axis]!r}, and each step would gather {it}. {_whole(cache)}"
+                )
+
+
+_OF_POOL = {
+    0: ("The pool of pages is sharded along its pages", "it, since a row may have any page"),
+    2: ("The pages of the pool are sharded along their tokens", "them"),
+}
+
+
+def _whole(cache: Cache | PagedCache) -> str:
+    """How a cache can be sharded."""
+    if isinstance(cache, Cache):
+        return "Shard its rows and heads, P(batch, heads), and leave the length whole."
+    return (
+        "Shard the pool along its heads, P(None, heads), and table, length and overflowed along "
+        "their rows, P(batch)."
+    )
 
 
 def refuse_later(mask: Mask) -> NoReturn:

@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from .._internal.types import frozen
 from ..masks import Mask
+from .meshes import sharded_like
 from .rows import inserted, next_positions, rows_to_reset, taken
 
 
@@ -63,7 +64,8 @@ class Memory:
     def reset(self, rows: Bool[Array, "*#B"]) -> "Memory":
         """Empties these rows: queries see no key there."""
         rows = rows_to_reset(rows, self.positions.shape[:-1])
-        return replace(self, positions=jnp.where(rows[..., None], -1, self.positions))
+        after = replace(self, positions=jnp.where(rows[..., None], -1, self.positions))
+        return sharded_like(after, self)
 
     def insert(self, row: int | jax.Array, other: "Memory") -> "Memory":
         """Replaces a row of the first batch axis by `other`, of one row.

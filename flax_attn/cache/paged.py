@@ -4,20 +4,26 @@ The caller allocates pages on the host: assign a page when a row needs it, and f
 is done. This module allocates nothing.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
+from .._internal.arrays import reshaped
 from .._internal.checks import check_positive
 from .._internal.moved import RenamedAttribute
 from .._internal.types import frozen
 from ..masks import Mask
 from ..quantized import Float8, Int8
+from ..sharding.specs import spec_of
 from .memory import Memory
+from .meshes import explicit_mesh, gathered, mesh_of_sharded, resharded, sharded_like
 from .rows import (
     batch_axes,
     check_overflow,
@@ -31,6 +37,22 @@ from .rows import (
 )
 from .sharing import occupancy_of, pages_to_copy, reaches, tokens_to_write
 from .slots import Cache
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def on_whole_rows(method: Method) -> Method:
+    """A method that runs on the table, length and overflowed of all rows, on every device.
+
+    Pages are of all rows, whichever devices these lie on. The result is sharded as the cache was.
+    """
+
+    @wraps(method)
+    def run(self: "PagedCache", *args: Any, **kwargs: Any) -> "PagedCache":
+        rows = gathered({name: getattr(self, name) for name in ("table", "length", "overflowed")})
+        return sharded_like(method(replace(self, **rows), *args, **kwargs), self)
+
+    return cast(Method, run)
 
 
 @frozen
@@ -164,6 +186,7 @@ class PagedCache:
         """True: T tokens can always be written before attending."""
         return True
 
+    @on_whole_rows
     def append(
         self,
         k: Float[Array, "*B T K H"],
@@ -186,6 +209,11 @@ class PagedCache:
         self, k: jax.Array, v: Any, positions: jax.Array, whole: "PagedCache", row: Any = None
     ) -> "PagedCache":
         """`append`, where `whole` has all rows of the pool, of which these may be one `row`."""
+        mesh, axes = explicit_mesh((self, k, v, positions)), positions.ndim
+        token, stored = jax.tree.leaves(k)[0], jax.tree.leaves(self.pool_keys)[0]
+        for heads in (spec_of(token)[axes], spec_of(stored)[1]):  # rows are gathered first
+            k, v = resharded((k, v), mesh, *[None] * axes, heads)
+        positions = resharded(positions, mesh)
         new = jnp.maximum(self.length, jnp.max(positions, axis=-1, initial=-1) + 1)
         missing_page = (positions >= 0) & (self._pages_of(positions) < 0)
         lacking = missing_page.any(axis=-1)
@@ -217,8 +245,8 @@ class PagedCache:
         if isinstance(refused, Tracer) or not refused.any():
             return
         row = first_row(refused.any(axis=-1)) if row is None else int(row)
-        page = int(pages[refused][0])
-        named = jnp.argwhere((self.table == page).any(axis=-1)).reshape(-1).tolist()
+        page = int(np.asarray(pages)[np.asarray(refused)][0])
+        named = np.argwhere((np.asarray(self.table) == page).any(axis=-1)).reshape(-1).tolist()
         raise ValueError(
             f"Row {row} would write over tokens in page {page} of the pool, which is in the tables "
             f"of rows {named}. Give row {row} a page of its own before, cache.copy_page({row}, at, "
@@ -234,16 +262,21 @@ class PagedCache:
 
     def read(self) -> tuple[Any, Any, jax.Array]:
         """Keys and values `*B K S H`, gathered from their pages, and the tokens' positions."""
-        axes = self.length.ndim
+        axes, mesh = self.length.ndim, mesh_of_sharded(self)
+        rows = spec_of(self.length)
+        table = resharded(self.table, mesh, *rows)
 
-        def gathered(pool: jax.Array) -> jax.Array:
-            x = jnp.moveaxis(pool[jnp.maximum(self.table, 0)], axes, axes + 1)  # *B K pages page
-            return x.reshape(*x.shape[: axes + 1], self.slots, *x.shape[axes + 3 :])
+        def of_rows(pool: jax.Array) -> jax.Array:
+            spec = jax.P(*rows, None, spec_of(pool)[1])
+            where = None if mesh is None else jax.NamedSharding(mesh, spec)
+            x = pool.at[jnp.maximum(table, 0)].get(out_sharding=where)  # *B pages K page
+            x = jnp.moveaxis(x, axes, axes + 1)  # *B K pages page
+            return reshaped(x, (*x.shape[: axes + 1], self.slots, *x.shape[axes + 3 :]))
 
-        keys = jax.tree.map(gathered, self.pool_keys)
-        values = keys if self.pool_values is None else jax.tree.map(gathered, self.pool_values)
+        keys = jax.tree.map(of_rows, self.pool_keys)
+        values = keys if self.pool_values is None else jax.tree.map(of_rows, self.pool_values)
         slot = counted(self.slots, axes)
-        token_mask = (slot < self.length[..., None]) & (jnp.repeat(self.table, self.page, -1) >= 0)
+        token_mask = (slot < self.length[..., None]) & (jnp.repeat(table, self.page, -1) >= 0)
         return keys, values, jnp.where(token_mask, slot, -1)
 
     def truncate(self, length: int | Int[Array, "*#B"]) -> "PagedCache":
@@ -253,8 +286,10 @@ class PagedCache:
           ValueError: outside jit, for a length below 0. Under jit the row counts as overflowed.
         """
         length, bad = truncated_lengths(length, self.length)
-        return replace(self, length=length, overflowed=self.overflowed | bad)
+        after = replace(self, length=length, overflowed=self.overflowed | bad)
+        return sharded_like(after, self)
 
+    @on_whole_rows
     def take(self, rows: Int[Array, "*B"], pages: Int[Array, "*B"] | None = None) -> "PagedCache":
         """Gives row i the tokens of row `rows[i]`, for every i, such as the surviving beams.
 
@@ -267,7 +302,7 @@ class PagedCache:
           ValueError: outside jit, if a row lacks pages for what it would be given, or another row
             holds other tokens in one of them.
         """
-        rows = rows_to_take(rows, self.length.shape[0])
+        rows, pages = gathered((rows_to_take(rows, self.length.shape[0]), pages))
         if rows.shape != self.length.shape[:1]:
             raise ValueError(
                 f"take of a paged cache names a row for each of its {self.length.shape[:1]} rows, "
@@ -317,6 +352,7 @@ class PagedCache:
         keys, values = jax.tree.map(lambda x: x.at[target].set(x[source], mode="drop"), pools)
         return replace(self, pool_keys=keys, pool_values=values)
 
+    @on_whole_rows
     def copy_page(
         self, row: int | jax.Array, at: int | jax.Array, page: int | jax.Array
     ) -> "PagedCache":
@@ -352,10 +388,12 @@ class PagedCache:
     def reset(self, rows: Bool[Array, "*#B"]) -> "PagedCache":
         """Empties these rows; their pages stay in the table until the caller frees them."""
         rows = rows_to_reset(rows, self.length.shape)
-        return replace(
+        after = replace(
             self, length=jnp.where(rows, 0, self.length), overflowed=self.overflowed & ~rows
         )
+        return sharded_like(after, self)
 
+    @on_whole_rows
     def insert(self, row: int | jax.Array, other: "Cache | PagedCache") -> "PagedCache":
         """Copies the tokens of `other`, a static or paged cache of one row, to a row.
 
@@ -372,15 +410,17 @@ class PagedCache:
             overflowed=other.overflowed,
             store=None,  # the tokens of `other` are quantized already
         )
-        whole = replace(self, length=self.length.at[row].set(0))
+        count = self.length.shape[0]
+        here = counted(count, 0) == jnp.where(jnp.asarray(row) < 0, row + count, row)
+        whole = replace(self, length=jnp.where(here, 0, self.length))
         tokens = _as_tokens(keys, values, self.pool_values)
         new = mine._appended(*tokens, positions, whole, row)
         return replace(
             self,
             pool_keys=new.pool_keys,
             pool_values=new.pool_values,
-            length=self.length.at[row].set(new.length[0]),
-            overflowed=self.overflowed.at[row].set(new.overflowed[0]),
+            length=jnp.where(here, new.length, self.length),
+            overflowed=jnp.where(here, new.overflowed, self.overflowed),
         )
 
     def _check_insert(self, row: Any, other: Any) -> None:

@@ -4,12 +4,15 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Int
 
 from .._internal.arrays import vmap_leading
 from .._internal.checks import check_positive, valid_tokens
 from ..masks import Mask
+from ..sharding.specs import spec_of
+from .meshes import explicit_mesh, fitting, gathered, mesh_of_sharded, resharded
 
 C = TypeVar("C")
 
@@ -56,8 +59,14 @@ def put(x: jax.Array, slots: jax.Array, new: jax.Array, heads: bool = True) -> j
     """Writes `new`, `*B T K ...`, to the `slots`, `*B T`, of `x`, `*B K S ...`.
 
     Slots beyond the last are dropped. Without heads both arrays lack the axis K. A donated `x` is
-    updated in place, and sharded rows and heads need no communication.
+    updated in place, and sharded rows and heads need no communication. Tokens that are sharded in
+    another way than `x` are brought to its rows and heads.
     """
+    mesh = explicit_mesh((x, slots, new))
+    if mesh is not None:
+        rows, head = spec_of(x)[: slots.ndim - 1], spec_of(x)[slots.ndim - 1]
+        slots = resharded(slots, mesh, *rows)
+        new = resharded(new, mesh, *rows, None, *([head] if heads else []))
 
     def row(x: jax.Array, slots: jax.Array, new: jax.Array) -> jax.Array:
         if heads:
@@ -71,7 +80,7 @@ def check_room(slots: int, new: jax.Array) -> None:
     """Raises ValueError, for concrete lengths, if a row would need more slots than there are."""
     if not isinstance(new, Tracer) and (new > slots).any():
         row = first_row(new > slots)
-        need = int(new.reshape(-1)[jnp.argmax((new > slots).reshape(-1))])
+        need = int(np.asarray(new)[row])
         raise ValueError(
             f"The cache holds {slots} tokens a row; row {row} would need {need}. Make a longer "
             "one, or one with window= for a mask that looks no further back."
@@ -81,7 +90,7 @@ def check_room(slots: int, new: jax.Array) -> None:
 def check_overflow(overflowed: jax.Array, slots: int) -> None:
     """Raises ValueError, naming the rows, if any has overflowed."""
     if overflowed.any():
-        rows = jnp.argwhere(overflowed).tolist()
+        rows = np.argwhere(np.asarray(overflowed)).tolist()
         rows = [row[0] if len(row) == 1 else tuple(row) for row in rows]
         raise ValueError(
             f"The cache holds {slots} tokens a row; rows {rows} were given more, or would have "
@@ -136,8 +145,16 @@ def taken(cache: C, rows: Any, count: int) -> C:
     Raises:
       TypeError, ValueError: as `rows_to_take` does.
     """
-    rows = rows_to_take(rows, count)
-    return jax.tree.map(lambda x: jnp.take(x, rows, axis=0), cache)
+    rows = gathered(rows_to_take(rows, count))
+    mesh = mesh_of_sharded(cache)
+
+    def take(x: jax.Array) -> jax.Array:
+        if mesh is None:
+            return jnp.take(x, rows, axis=0)
+        spec = fitting(spec_of(x), (rows.size, *x.shape[1:]), mesh)
+        return x.at[rows].get(mode="fill", out_sharding=jax.NamedSharding(mesh, spec))
+
+    return jax.tree.map(take, cache)
 
 
 def inserted(cache: C, row: Any, other: Any, count: int) -> C:
@@ -149,8 +166,16 @@ def inserted(cache: C, row: Any, other: Any, count: int) -> C:
     """
     check_like(cache, other)
     check_row(row, count, "insert")
-    row, at = jnp.asarray(row, jnp.int32), jax.lax.dynamic_update_index_in_dim
-    return jax.tree.map(lambda x, y: at(x, y[0], row, 0), cache, other)
+    row, mesh = jnp.asarray(row, jnp.int32), explicit_mesh((cache, other))
+
+    def insert(x: jax.Array, y: jax.Array) -> jax.Array:
+        if mesh is None:
+            return jax.lax.dynamic_update_index_in_dim(x, y[0], row, 0)
+        where = jax.NamedSharding(mesh, spec_of(x))
+        y = resharded(y, mesh, None, *spec_of(x)[1:])
+        return x.at[row].set(y[0], mode="clip", out_sharding=where)
+
+    return jax.tree.map(insert, cache, other)
 
 
 def rows_to_reset(rows: Any, batch: tuple[int, ...]) -> Bool[Array, "*B"]:
@@ -202,5 +227,5 @@ def check_row(row: Any, count: int, method: str) -> None:
 
 def first_row(bad: jax.Array) -> Any:
     """Index of the first True row: a number, or a tuple for several batch axes."""
-    row = jnp.argwhere(bad)[0].tolist() if bad.ndim else []
+    row = np.argwhere(np.asarray(bad))[0].tolist() if bad.ndim else []
     return row[0] if len(row) == 1 else tuple(row)

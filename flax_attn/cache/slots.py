@@ -18,6 +18,8 @@ from .._internal.moved import RenamedAttribute
 from .._internal.types import frozen
 from ..masks import Mask
 from ..quantized import Float8, Int8
+from ..sharding.specs import spec_of
+from .meshes import mesh_of_sharded, resharded, sharded_like
 from .rows import (
     batch_axes,
     check_overflow,
@@ -177,6 +179,8 @@ class Cache:
         Raises:
           ValueError: outside jit, if a row has no room for them; nothing is written then.
         """
+        rows, mesh = spec_of(self.length), mesh_of_sharded((self.length, positions))
+        positions = resharded(positions, mesh, *rows)
         # Padding has position -1, so the new length is one more than the largest position.
         new = jnp.maximum(self.length, jnp.max(positions, axis=-1, initial=-1) + 1)
         over = self.overflowed
@@ -185,7 +189,7 @@ class Cache:
             over = over | (new > self.slots)
         slots = self._slots_of(jnp.where(over[..., None], -1, positions), new)
         values = None if v is None else self._put(self.values, v, slots)
-        return replace(
+        after = replace(
             self,
             keys=self._put(self.keys, k, slots),
             values=values,
@@ -193,6 +197,7 @@ class Cache:
             length=jnp.where(over, self.length, new),
             overflowed=over,
         )
+        return sharded_like(after, self)
 
     def _slots_of(self, positions: jax.Array, new: jax.Array) -> jax.Array:
         """Slot of each token; past the end, where writes are dropped, for tokens without one."""
@@ -236,7 +241,8 @@ class Cache:
                 )
             over = over | lost
         positions = jnp.where(self.positions < length[..., None], self.positions, -1)
-        return replace(self, length=length, positions=positions, overflowed=over)
+        after = replace(self, length=length, positions=positions, overflowed=over)
+        return sharded_like(after, self)
 
     def _count(self, start: jax.Array, stop: jax.Array) -> jax.Array:
         """Number of stored tokens with positions in [start, stop)."""
@@ -250,12 +256,13 @@ class Cache:
     def reset(self, rows: Bool[Array, "*#B"]) -> "Cache":
         """Empties these rows, for new sequences."""
         rows = rows_to_reset(rows, self.length.shape)
-        return replace(
+        after = replace(
             self,
             positions=jnp.where(rows[..., None], -1, self.positions),
             length=jnp.where(rows, 0, self.length),
             overflowed=self.overflowed & ~rows,
         )
+        return sharded_like(after, self)
 
     def insert(self, row: int | jax.Array, other: "Cache") -> "Cache":
         """Replaces a row of the first batch axis by `other`, a cache of one row.

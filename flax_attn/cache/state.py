@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from .._internal.types import frozen
 from ..recurrence.documents import Joined, join_documents
+from .meshes import sharded_like
 from .rows import inserted, rows_to_reset, taken
 
 
@@ -99,7 +100,7 @@ class State:
             rows_of_x = rows.reshape(*rows.shape, *[1] * (x.ndim - rows.ndim))
             return jnp.where(rows_of_x, jnp.zeros((), x.dtype), x)
 
-        return jax.tree.map(reset_where, self)
+        return sharded_like(jax.tree.map(reset_where, self), self)
 
     def insert(self, row: int | jax.Array, other: "State") -> "State":
         """Replaces a row of the first batch axis by `other`, of one row.

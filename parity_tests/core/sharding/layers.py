@@ -1,7 +1,9 @@
 """Every exported layer with its batch over eight devices: a program, which prints what it found.
 
 Layers are found by their export, and called as their cases are, on eight rows in place of the
-case's own; so one that comes later is tried too. `--more` tries several cases of each.
+case's own; so one that comes later is tried too. `--more` tries several cases of each, and every
+layer that decodes with every kind of cache that it takes. Words that are given, as in `layers.py
+paged`, choose the programs in whose names one of them is.
 """
 
 import inspect
@@ -11,7 +13,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,11 +29,12 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import flax_attn.layers
-from flax_attn import State, recurrence
+from flax_attn import CAUSAL, Float8, Int8, PagedCache, State, Window, recurrence
 from flax_attn.parity import Case, draw, judge
 from flax_attn.parity.cases.collect import collect
 from flax_attn.sharding import context_parallel, on
 from parity_tests.core.cases import pure
+from parity_tests.core.layer_facts import CACHED, RECURRENT
 from parity_tests.core.sharding.requests import COLLECTIVES
 
 ROWS, T, N = 8, 11, 2
@@ -49,6 +52,29 @@ RECURRENCES = {
     "elementwise_recurrence": {"x": (T, 3), "log_decay": (T, 3), "state": (3,)},
     "causal_convolution": {"x": (T, 3), "state": (3, 3)},
 }
+# Kinds of cache, and what `init_cache` is given for them.
+PAGES = {"pages": (2 * ROWS, 4)}
+CACHES = {
+    "static": {},
+    "ring": {"window": "mask", "spare": 1},
+    "int8": {"store": Int8()},
+    "float8": {"store": Float8()},
+    "paged": PAGES,
+    "paged int8": {**PAGES, "store": Int8()},
+}
+# Layers without `mask=`, of which a ring needs one that looks no further back; and the one whose
+# indexer goes by slot.
+RINGLESS = ("multi-head", "causal")
+BY_SLOT = ("indexed",)
+# At each commit, forward and on Explicit axes; static caches are in `decoding.py`.
+COMMIT = {
+    "grouped ring ring, rows whole",
+    "grouped paged, rows",
+    "latent absorbed paged int8, rows",
+    "t5 int8, rows whole",
+    "gated_delta state, rows",
+    "cross as self memory, rows whole",
+}
 
 
 class Program(NamedTuple):
@@ -56,12 +82,17 @@ class Program(NamedTuple):
 
     Attributes:
       along: the names of the inputs that have an entry for each row.
+      gathers: whether devices ask each other for new tokens.
+      axes, differentiated: on which axes it is tried, and whether gradients are.
     """
 
     f: Any
     params: dict[str, Any]
     inputs: dict[str, np.ndarray]
     along: tuple[str, ...]
+    gathers: bool = False
+    axes: tuple[str, ...] = tuple(KINDS)
+    differentiated: bool = True
 
 
 def chosen(cases: list[Case], more: bool) -> list[Case]:
@@ -138,6 +169,79 @@ def of_two_calls(has_padding: bool) -> Program:
     return Program(f, params, inputs, tuple(inputs))
 
 
+def of_cache(name: str, kind: str, rows: str) -> Program:
+    """A layer that decodes: a prompt with padding, then one token more.
+
+    With `rows` "rows whole" only the tokens are sharded, and the cache is not.
+    """
+    options, how = CACHES.get(kind, {}), {}
+    if name in CACHED:
+        make, arguments, keywords, how = CACHED[name]
+        if kind == "ring" and not how:
+            keywords = {**keywords, "mask": CAUSAL & Window(3, 0)}
+        make = partial(make, *arguments, **keywords)
+    else:
+        make = RECURRENT.get(name)
+    layer = nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0), param_dtype=jnp.float64))
+    graph, state, rest = nnx.split(layer, nnx.Param, ...)
+    rest = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), rest)
+    leaves, tree = jax.tree.flatten(state)
+    params = {str(i): draw.normal(i, name, x.shape) / 3 for i, x in enumerate(leaves)}
+
+    def merged(params: Any) -> Any:
+        weights = [params[str(i)] for i in range(len(leaves))]
+        return nnx.merge(graph, jax.tree.unflatten(tree, weights), rest, copy=True)
+
+    width = CACHED[name][1][0] if name in CACHED else 11
+    x = draw.normal(1, "x", (ROWS, 4, width))
+    layer = merged(params)
+    if kind == "memory":
+        cache = layer.remember(draw.normal(1, "memory", (ROWS, 5, width)))
+    else:
+        cache = layer.init_cache(ROWS, 8, dtype=jnp.float64, **{**options, **how})
+    pooled = isinstance(cache, PagedCache)
+    if pooled:
+        table = np.random.default_rng(2).permutation(2 * ROWS).reshape(ROWS, 2)
+        cache = replace(cache, table=np.asarray(table, np.int32))
+    paths, caches = jax.tree.flatten_with_path(cache)
+    held = {f"cache{jax.tree_util.keystr(path)}": np.asarray(y) for path, y in paths}
+
+    def f(params: Any, inputs: Any) -> Any:
+        layer, after = merged(params), jax.tree.unflatten(caches, [inputs[key] for key in held])
+        valid = {} if name in RINGLESS else {"valid": inputs["valid"]}
+        first, after = layer(inputs["x"][:, :3], cache=after, **valid)
+        second, after = layer(inputs["x"][:, 3:], cache=after)
+        return (first, second), after
+
+    valid = draw.stream(1, "valid").rand(ROWS, 3) < 0.7
+    along = ["x", "valid"]
+    if rows == "rows":
+        along += [key for key in held if "pool" not in key]
+    gathers = pooled or rows != "rows"
+    return Program(f, params, {"x": x, "valid": valid, **held}, tuple(along), gathers)
+
+
+def caches(more: bool) -> Iterator[tuple[str, Program]]:
+    """Programs of the layers that decode, by every kind of cache."""
+    for name in (*CACHED, *RECURRENT):
+        own = ["state"] if name in RECURRENT else list(CACHES)
+        if name.endswith("ring"):
+            own = ["ring"]
+        own = [kind for kind in own if kind != "ring" or name not in RINGLESS]
+        if name in BY_SLOT:
+            own = ["static", "int8", "float8"]
+        if name in ("t5", "cross as self"):
+            own.append("memory")
+        for kind in own:
+            for rows in ("rows", "rows whole"):
+                title = f"{name} {kind}, {rows}"
+                if more:
+                    yield title, of_cache(name, kind, rows)
+                elif title in COMMIT:
+                    program = of_cache(name, kind, rows)
+                    yield title, program._replace(axes=("explicit",), differentiated=False)
+
+
 def programs(more: bool) -> Iterator[tuple[str, Program]]:
     cases = collect("parity_tests")
     for name, layer in inspect.getmembers(flax_attn.layers, inspect.isclass):
@@ -149,6 +253,7 @@ def programs(more: bool) -> Iterator[tuple[str, Program]]:
     for has_padding in (False, True):
         yield f"RGLRU in two calls, padding={has_padding}", of_two_calls(has_padding)
     yield "linear_recurrence corrected", of_recurrence("linear_recurrence", delta=True, chunk=4)
+    yield from caches(more)
 
 
 def as_float64(x: Any) -> Any:
@@ -159,6 +264,8 @@ def both_ways(program: Program) -> Any:
     """Outputs, and gradients of all parameters and inputs by random cotangents."""
 
     def run(params: Any, inputs: Any) -> Any:
+        if not program.differentiated:
+            return program.f(params, inputs), ()
         floats = {x: y for x, y in inputs.items() if jnp.issubdtype(y.dtype, jnp.floating)}
         out, back = jax.vjp(lambda p, x: program.f(p, {**inputs, **x}), params, floats)
         return out, back(jax.tree.map(cotangent, out))
@@ -190,7 +297,7 @@ def run(program: Program, kind: AxisType, want: Any) -> dict[str, Any]:
         for collective in re.findall(COLLECTIVES, line):
             sent["backward" if "transpose(" in line else "forward"][collective] += 1
     got = compiled(params, inputs)
-    return {"error": "", "equal": alike(got, want), **sent}
+    return {"error": "", "equal": alike(got, want), "gathers": program.gathers, **sent}
 
 
 def alike(got: Any, want: Any) -> bool:
@@ -235,15 +342,17 @@ def sentence(f: Any, *arrays: Any) -> str:
         return str(error)
 
 
-def main(more: bool) -> None:
+def main(more: bool, words: list[str]) -> None:
     print(json.dumps({name: lengths(kind) for name, kind in KINDS.items()}))
     for name, program in programs(more):
+        if words and not any(word in name for word in words):
+            continue
         want = both_ways(program)(program.params, program.inputs)
-        for kind, axes in KINDS.items():
-            print(json.dumps({"name": name, "kind": kind, **run(program, axes, want)}))
+        for kind in program.axes:
+            print(json.dumps({"name": name, "kind": kind, **run(program, KINDS[kind], want)}))
             sys.stdout.flush()
 
 
 if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
-    main("--more" in sys.argv)
+    main("--more" in sys.argv, [word for word in sys.argv[1:] if word != "--more"])
