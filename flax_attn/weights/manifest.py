@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from .._internal.replacing import replacing
 from ..errors import CheckpointError
 from .dtypes import NAMES
 from .entry import MAX_HEADER_BYTES, Entry, open_regular
 from .foreign import refuse_foreign
-from .replacing import replacing
 from .strict_json import parse
 
 _LINE = re.compile(r"\S+ \[[\d, ]*\] [0-9a-f]{64}")

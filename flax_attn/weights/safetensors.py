@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from .._internal.replacing import replacing
 from ..errors import CheckpointError, quoted
 from .dtypes import DTYPES, NAMES
 from .entry import MAX_HEADER_BYTES, MAX_TENSOR_SIZE, Entry, check_shape, open_regular
 from .foreign import FIRST, foreign
-from .replacing import replacing
 from .strict_json import check_count, check_name, parse
 
 _KEYS = {"dtype", "shape", "data_offsets"}

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from flax import nnx
 
+from .._internal.replacing import replacing
 from ..errors import CheckpointError
 from .dtypes import NAMES
 from .einops_layout import backwards, sizes_of
@@ -16,7 +17,6 @@ from .fitting import fit
 from .known_layers import flax_state, get_path, roles_of
 from .manifest import manifest_path, write_manifest
 from .move import Move
-from .replacing import replacing
 from .rule import Rule
 from .safetensors import write_file
 from .shards import INDEX

@@ -8,9 +8,9 @@ import pickle
 import numpy as np
 import pytest
 
+from flax_attn._internal.replacing import replacing
 from flax_attn.weights import CheckpointError
 from flax_attn.weights.checkpoint import Checkpoint
-from flax_attn.weights.replacing import replacing
 from flax_attn.weights.safetensors import MAX_HEADER_BYTES, read_header, write_file
 
 from .files import DATA, ENTRY, entry, raw, same, tensors, written
