@@ -121,7 +121,7 @@ class Race:
                 entries.append(entry)
         if self.settings.timed:
             notify("timing")
-            self._time(entries)
+            time_interleaved(entries, self.settings)
             for entry in entries:
                 key = _kind(task, entry.row.competitor)
                 self.rate[key] = (entry.row.amount or 0.0) / task.weights
@@ -195,16 +195,18 @@ class Race:
             row.status, row.reason = WRONG, proof.wrong
         return proof.ok
 
-    def _time(self, entries: Sequence[Entry]) -> None:
-        shuffle = random.Random(0).shuffle
-        for entry in entries:
-            entry.settle()
-        share = self.settings.seconds / max(1, len(entries))
-        for round_index in range(self.settings.rounds):
-            order = [e for e in entries if round_index < e.min_rounds or e.spent < share]
-            shuffle(order)
-            for entry in order:
-                entry.time(round_index)
+
+def time_interleaved(entries: Sequence[Entry], settings: Settings) -> None:
+    """Times all entries in each round, in a new order."""
+    shuffle = random.Random(0).shuffle
+    for entry in entries:
+        entry.settle()
+    share = settings.seconds / max(1, len(entries))
+    for round_index in range(settings.rounds):
+        order = [e for e in entries if round_index < e.min_rounds or e.spent < share]
+        shuffle(order)
+        for entry in order:
+            entry.time(round_index)
 
 
 def _measured(row: Row) -> None:
