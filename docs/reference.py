@@ -58,8 +58,8 @@ FAMILIES = {
 }
 # Other pages about names of `flax_attn` itself.
 FUNCTIONS = {
-    "attend": "attend attention_weights explain use_backend attend_by_weights Dropout DropoutMask "
-    "Places Rules",
+    "attend": "attend attention_weights explain use_backend use_device_file attend_by_weights "
+    "Dropout DropoutMask Places Rules",
     "drop-in": "dot_product_attention flax_attention",
     "masks": "CAUSAL FULL Causal Full Window Band Chunked Prefix Documents Segments Lengths Dense "
     "Mask MaskFn",

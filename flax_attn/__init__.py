@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .attend import attention_weights as attention_weights
     from .attend import explain as explain
     from .attend import use_backend as use_backend
+    from .backends.device_file import use_device_file as use_device_file
     from .by_weights import attend_by_weights as attend_by_weights
     from .cache import Cache as Cache
     from .cache import Memory as Memory
@@ -131,6 +132,7 @@ _HOMES = {
     "attention_weights": ".attend",
     "explain": ".attend",
     "use_backend": ".attend",
+    "use_device_file": ".backends.device_file",
     "assume_platform": ".where",
     "attend_by_weights": ".by_weights",
     "dot_product_attention": ".drop_in",

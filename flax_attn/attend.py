@@ -411,6 +411,8 @@ def _choose(name: str, request: Request, rules: Rules, sequence: Sequence | None
     platform = request.where.platform
     homes = {name: backend.platforms for name, backend in BACKENDS.items()}
     names = [name for name, known in homes.items() if known is None or platform in known]
+    asks = {name: BACKENDS[name].unproven for name in names}
+    names = [name for name, ask in asks.items() if ask is None or ask(request) is None]
     verdicts = (_verdict(name, request, rules, sequence) for name in names)
     if platform in KERNELS:
         verdicts = [*verdicts]

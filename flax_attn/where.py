@@ -23,17 +23,18 @@ from .token_layouts import named, named_for
 
 
 class Assumed(NamedTuple):
-    """A compilation target: "cpu", "gpu" or "tpu", and a GPU's compute capability."""
+    """A compilation target: "cpu", "gpu" or "tpu", a GPU's compute capability, and its kind."""
 
     platform: str
     capability: tuple[int, int] | None = None
+    device_kind: str | None = None
 
 
 _assumed = jax.make_user_context(None)
 
 
 def assume_platform(
-    platform: str, capability: tuple[int, int] | None = None
+    platform: str, capability: tuple[int, int] | None = None, *, device_kind: str | None = None
 ) -> AbstractContextManager[None]:
     """A context in which `attend` chooses a backend as on another platform.
 
@@ -44,6 +45,8 @@ def assume_platform(
     Args:
       platform: "cpu", "gpu" or "tpu".
       capability: a GPU's compute capability, (9, 0) for an H100 or H200; None means (8, 0).
+      device_kind: for tests: the device kind whose file by `use_device_file` counts here; None
+        means that no file does.
 
     Raises:
       ValueError: for another platform.
@@ -55,7 +58,12 @@ def assume_platform(
     """
     if platform not in ("cpu", "gpu", "tpu"):
         raise ValueError(f"platform must be 'cpu', 'gpu' or 'tpu'; got {platform!r}.")
-    return _assumed(Assumed(platform, capability))
+    return _assumed(Assumed(platform, capability, device_kind))
+
+
+def is_assumed() -> bool:
+    """Whether the platform is an assumed one."""
+    return _assumed.value is not None
 
 
 class Where(NamedTuple):
@@ -115,12 +123,20 @@ def platform_of(x: jax.Array) -> str:
     """Platform of `x`; for a traced array the assumed platform or the default device's."""
     if _assumed.value is not None:
         return _assumed.value.platform
+    return _device_of(x).platform
+
+
+def device_kind_of(x: jax.Array) -> str | None:
+    """Kind of the device that `x` is for, as "NVIDIA H200"; for an assumed one None if unknown."""
+    return _device_of(x).device_kind if _assumed.value is None else _assumed.value.device_kind
+
+
+def _device_of(x: jax.Array) -> Any:
+    """A device of `x`; for a traced array the default device."""
     if not isinstance(x, Tracer | jax.ShapeDtypeStruct):
-        return next(iter(x.devices())).platform
+        return next(iter(x.devices()))
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
-    if isinstance(device, jax.Device):
-        return device.platform
-    return jax.default_backend() if device is None else jax.devices(device)[0].platform
+    return device if isinstance(device, jax.Device) else jax.devices(device)[0]
 
 
 def capability_of(x: jax.Array) -> tuple[int, int] | None:

@@ -22,13 +22,15 @@ class Backend(NamedTuple):
     static facts alone, why it cannot serve a request of static lengths, or None.
     `passed_over(request)` returns why "auto" skips it although it could serve, or None. Without
     either function there is never a reason. If `platforms` are named, "auto" considers the backend
-    only on these.
+    only on these; where `unproven(request)` returns a reason, which `passed_over` returns too, it
+    does not even ask the backend's `refusal`.
     """
 
     attention: Attention
     refusal: Callable[[Request, Rules], str | None] | None = None
     passed_over: Callable[[Request], str | None] | None = None
     platforms: tuple[str, ...] | None = None
+    unproven: Callable[[Request], str | None] | None = None
 
 
 def _by_lse(forward: Any) -> Attention:
@@ -53,12 +55,8 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType(
         "cudnn": _kernel(cudnn, "gpu"),
         "tokamax": _kernel(tokamax, "gpu"),
         "splash": _kernel(splash, "tpu"),
-        # Where no GPU has run it, "auto" does not even trace its programs.
         "pallas": Backend(
-            pallas.attention,
-            pallas.refusal,
-            pallas.passed_over,
-            ("gpu",) if pallas.CAPABILITIES else (),
+            pallas.attention, pallas.refusal, pallas.passed_over, ("gpu",), pallas.unproven
         ),
         "blockwise": Backend(
             blockwise.attention, passed_over=partial(protocol.passed_over, by_blocks=True)

@@ -86,7 +86,8 @@ the mask is not static); backend='plain' asks for it without this warning."
     """
     kernels, chosen = KERNELS.get(platform, ()), verdicts.chosen
     refusals = {v.backend: v.refusal for v in verdicts if v.backend in kernels}
-    if not kernels or None in refusals.values() or pairs <= MAX_REFERENCE_PAIRS:
+    serves = chosen == "pallas" or None in refusals.values()
+    if not kernels or serves or pairs <= MAX_REFERENCE_PAIRS:
         return None  # a kernel serves, or is passed over for a better choice
     reasons = "; ".join(f"{name}: {reason}" for name, reason in refusals.items())
     hint = ""

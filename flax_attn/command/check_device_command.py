@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .._internal.nearest import did_you_mean
-from ..device_check.part import MODULES, Part, rows_of
+from ..device_check.part import MACHINE, MODULES, Part, rows_of
 from .options import check_folder, made_folder
 from .wrap import wrapped
 
@@ -29,6 +29,7 @@ MINUTES = {False: 8.0, True: 2.0}  # default duration, keyed by `small`
 RESERVED = 5.0  # seconds reserved for the report
 GRACE_SECONDS = 10.0  # seconds that a part may exceed its time before it is killed
 REPORT, LOG = "report.md", "check-device.log"
+DEVICE_FILE = "device.json"
 # The parts in order, each with its share of the time.
 SHARES = {"layers": 0.28, "requests": 0.22, "speed": 0.25, "decoding": 0.15, "memory": 0.10}
 # The options of `flax-attn bench`, in full and in small.
@@ -78,6 +79,7 @@ def check_device(options: argparse.Namespace, console: "Console", progress: "Pro
         progress.at(part.name)
         _run(part)
         (out / REPORT).write_text(page.markdown(out, names, verdict(out, names)), "utf-8")
+        _leave_device_file(out)
         ((name, text),) = page.summary(out, [part.name])
         progress.write_line(wrapped(f"{name}: {text}", console.width))
         progress.advance()
@@ -86,6 +88,8 @@ def check_device(options: argparse.Namespace, console: "Console", progress: "Pro
     lines += [f"wrong     {line}" for line in page.wrong_lines(out)[:5]]
     lines += [f"left out  {line}" for line in page.left_out(out)]
     lines.append(f"\nwrote {out / REPORT}: to share these results, send the folder")
+    if (out / DEVICE_FILE).exists():
+        lines.append(f"wrote {out / DEVICE_FILE}: for flax_attn.use_device_file on this device")
     for line in lines:
         console.out(wrapped(line, console.width), highlight=False)
     return 1 if page.wrong_lines(out) else 2 if too_little(out, names) else 0
@@ -118,6 +122,22 @@ def too_little(out: Path, names: Sequence[str]) -> str:
     verdicts = {row.get("verdict") for row in rows}
     verdicts |= {row.status for results in page.benches(out).values() for row in results.rows}
     return "" if verdicts & {"equal", "timed", "measured"} else "nothing was proven"
+
+
+def _leave_device_file(out: Path) -> None:
+    """Writes what the requests have proven so far, if anything, for `use_device_file`."""
+    from ..backends import device_file
+
+    machine = next((row for row in rows_of(out, MACHINE) if "device" in row), None)
+    names = ("kind", "words", "backend", "forward", "backward")
+    rows, proven = rows_of(out, "requests"), []
+    times = {(row["timed"], row["backend"]): row["times"] for row in rows if "timed" in row}
+    for row in rows:
+        if "request" in row and "kind" in row and row["verdict"] != "refuses":
+            proven.append({name: row[name] for name in names if name in row})
+            proven[-1]["times"] = times.get((row["request"], row["backend"]), {})
+    if machine is not None and proven:
+        device_file.write(out / DEVICE_FILE, machine["device"], machine["capability"], proven)
 
 
 def _folder(name: str) -> Path:

@@ -83,13 +83,17 @@ def rows_of(out: Path, name: str) -> list[dict[str, Any]]:
 
 
 def facts(_: None = None) -> dict[str, Any]:
-    """The machine as in `flax-attn bench`, its number of devices, and the memory JAX may use."""
+    """The machine as in `flax-attn bench`, its devices' number, capability and usable memory."""
     import jax
+    import jax.numpy as jnp
 
     from ..bench.machine import machine
+    from ..where import capability_of
 
     memory = (jax.devices()[0].memory_stats() or {}).get("bytes_limit")
-    return {**machine(()), "devices": len(jax.devices()), "memory": memory}
+    capability = capability_of(jnp.zeros(()))
+    number = len(jax.devices())
+    return {**machine(()), "devices": number, "capability": capability, "memory": memory}
 
 
 def main() -> None:

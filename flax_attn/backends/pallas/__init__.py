@@ -3,8 +3,9 @@
 `contract.py` turns a mask and a score into programs that a kernel runs on a block, `triton.py` is
 the forward pass, `backward.py` the gradients of q, k and v, `arrays.py` those of arrays that a
 score reads. Where a score has a `custom_jvp`, or reads an array of all pairs that is trained, the
-gradients are those of the blockwise backend. Not yet run on a GPU: "auto" passes it over,
-`backend="pallas"` asks for it. On a CPU it runs interpreted, for tests.
+gradients are those of the blockwise backend. "auto" takes it where a device's own file says that
+it is equal and faster (`device_file`); `backend="pallas"` asks for it. On a CPU it runs
+interpreted, for tests.
 """
 
 import importlib.util
@@ -22,7 +23,7 @@ from ..._internal.types import Sizes
 from ...reference import Stats
 from ...rules import Request, Rules, sizes_of
 from ...where import platform_of
-from .. import blockwise, protocol
+from .. import blockwise, device_file, protocol
 from ..hoist import hoist
 from ..protocol import is_number, of_mesh
 from .arrays import Static, gradients_of_reads, reads_of
@@ -42,9 +43,7 @@ BLOCKS = {
     (4, 256): (Blocks(32, 16, 8, 2), Blocks(16, 16, 8, 1)),
 }
 TRITON = "jax.experimental.pallas.triton"
-NOT_RUN = 'not yet run on a GPU; backend="pallas" asks for it'
-# Compute capabilities of GPUs on which `flax-attn check-device` was run and found it equal.
-CAPABILITIES: frozenset[tuple[int, int]] = frozenset()
+BY_NAME = 'backend="pallas" asks for it'
 FEW_QUERIES = 16  # as many as a block has at least
 
 
@@ -240,10 +239,21 @@ def refusal(request: Request, rules: Rules) -> str | None:
     return of_mesh(request)
 
 
+def unproven(request: Request) -> str | None:
+    """Why "auto" does not consider it, or None: what no device file proves equal and faster."""
+    reason = device_file.against("pallas", request)
+    if reason is None and request.where.platform != "gpu":
+        reason = f"it runs interpreted on a {request.where.platform}"
+    return None if reason is None else f"{reason}; {BY_NAME}"
+
+
 def passed_over(request: Request) -> str | None:
-    """Why "auto" skips it although it could serve, or None: what no GPU has run, and decoding."""
-    if request.where.capability not in CAPABILITIES:
-        return NOT_RUN
+    """Why "auto" skips it although it could serve, or None: unproven, hidden shards, decoding."""
+    reason = unproven(request)
+    if reason is not None:
+        return reason
+    if request.where.axes == "auto":
+        return "XLA may divide the request over several devices, which it cannot do for this kernel"
     if request.sizes.T < FEW_QUERIES:
         return f"a block of {request.sizes.T} queries would read all keys, one after the other"
     return protocol.passed_over(request)

@@ -37,7 +37,11 @@ def counts(monkeypatch):
         return pallas.attention(*request)
 
     first = BACKENDS["pallas"]._replace(
-        attention=attention, refusal=refusal, passed_over=passed_over, platforms=None
+        attention=attention,
+        refusal=refusal,
+        passed_over=passed_over,
+        platforms=None,
+        unproven=None,
     )
     others = {name: backend for name, backend in BACKENDS.items() if name != "pallas"}
     backends = {"pallas": first, **others}

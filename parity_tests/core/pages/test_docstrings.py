@@ -17,7 +17,7 @@ PUBLIC = {
 }
 RESULTS = (parity.Divergence, parity.Plan, parity.Report, parity.Row, ParityError)
 RESULTS += (weights.CheckpointError, parity.Identified)
-NO_PAPERS = ("assume_platform", "frozen", "explain", "use_backend", "Rules", "Places")
+NO_PAPERS = "assume_platform frozen explain use_backend use_device_file Rules Places".split()
 OURS = {f"flax_attn.{name}" for name in NO_PAPERS}
 OURS |= {"flax_attn.weights.CheckpointError", "flax_attn.weights.Rule"}
 ARITHMETIC = [name for name in PUBLIC if not name.startswith("flax_attn.parity") | (name in OURS)]
