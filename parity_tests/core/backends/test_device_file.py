@@ -12,6 +12,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from socket import socket
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +72,7 @@ def path(tmp_path):
     return tmp_path / "device.json"
 
 
-def written(path, *rows, device=GPU, capability=(9, 0)):
+def written(path, *rows, device: Any = GPU, capability: Any = (9, 0)):
     device_file.write(path, device, capability, rows or [RIGHT])
     return path
 
@@ -239,7 +240,8 @@ def test_parts_that_may_differ_from_proof_to_use_are_kinds_of_their_own():
         assert "tensorfloat32 products" in kind()
     with jax.default_matmul_precision("highest"):
         assert kind(mask=CAUSAL) == KIND
-    cut = Request.of(Q, *[Q.update(shape=(1, T + 1, 1, 16))] * 2, rules_of(mask=CAUSAL))
+    kv = Q.update(shape=(1, T + 1, 1, 16))
+    cut = Request.of(Q, kv, kv, rules_of(mask=CAUSAL))
     assert "grouped heads, T < S" in device_file.kind_of(cut)
 
 
@@ -472,7 +474,7 @@ def test_a_kernel_that_fails_while_timed_is_not_taken(checked):
 
 @pytest.mark.nightly
 def test_times_are_of_both_passes_beside_blockwise(path):
-    rows = requests._timed(requests.Item(1, True, ("pallas", "blockwise"), path))
+    rows: Any = requests._timed(requests.Item(1, True, ("pallas", "blockwise"), path))
     for row, name in zip(rows, ("pallas", "blockwise"), strict=True):
         assert row["backend"] == name and row["kind"].startswith("float32, widths 8 and 12")
         assert row["times"].keys() == {"fwd", "fwd+bwd"}
