@@ -390,12 +390,15 @@ def choice(request: Request, backend: str) -> str:
 
 def kernel_for(request: Request, backend: str) -> str | None:
     """The kernel that `backend`, a name or "auto", takes for a request on one device, if any."""
-    name = requested_backend(backend)
-    kernels = KERNELS.get(request.where.platform, ())
-    rules = bind_rules(request.q, request.k, request.rules)
-    for verdict in (_verdict(x, request, rules, None) for x in kernels if name in ("auto", x)):
-        if verdict.refusal is None and (name != "auto" or verdict.passed_over is None):
-            return verdict.backend
+    wanted, rules = requested_backend(backend), bind_rules(request.q, request.k, request.rules)
+    for name, kernel in BACKENDS.items():
+        if request.where.platform not in (kernel.platforms or ()) or wanted not in ("auto", name):
+            continue
+        if wanted == "auto" and kernel.unproven is not None and kernel.unproven(request):
+            continue
+        verdict = _verdict(name, request, rules, None)
+        if verdict.refusal is None and (wanted == name or verdict.passed_over is None):
+            return name
     return None
 
 

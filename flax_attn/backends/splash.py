@@ -147,8 +147,11 @@ class Splash(NamedTuple):
 
     def _to_kernel_layout(self, x: jax.Array) -> jax.Array:
         """B T N H to B N, padded length, H."""
-        x = jnp.pad(x, ((0, 0), (0, -x.shape[1] % LANES), (0, 0), (0, 0)))
-        return jnp.swapaxes(x, 1, 2)
+        B, T, N, H = x.shape
+        if T % LANES:
+            x = jnp.pad(x, ((0, 0), (0, -T % LANES), (0, 0), (0, 0)))
+        # Of one head nothing is to be moved, as of a cache, whose heads are batch entries.
+        return x.reshape(B, 1, -1, H) if N == 1 else jnp.swapaxes(x, 1, 2)
 
     def _ids(self, extras: Any) -> Any:
         if not extras:

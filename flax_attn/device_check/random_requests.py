@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import dropout, masks, scores
 from ..masks import CAUSAL, FULL, Mask
+from ..masks.stored_keys import StoredKeys
 from ..scores import IDENTITY, Score
 
 Random = np.random.Generator
@@ -108,6 +109,13 @@ def _lengths(drawn: Random, sizes: tuple[int, ...]) -> Mask:
     return masks.Lengths(drawn.integers(1, sizes[2] + 1, sizes[0]))
 
 
+def _stored(drawn: Random, sizes: tuple[int, ...]) -> Mask:
+    """A chunk of tokens beside a cache that holds others, as many as fit."""
+    B, T, S = sizes[:3]
+    before = drawn.integers(0, S - T + 1, (B, 1))
+    return StoredKeys(None, (before + np.arange(1, T + 1)).astype(np.int32))
+
+
 def _dense(drawn: Random, sizes: tuple[int, ...]) -> Mask:
     B, T, S = sizes[:3]
     return masks.Dense(drawn.random((B, 1, T, S)) < 0.7)
@@ -126,6 +134,8 @@ MASKS: Mapping[str, Callable[[Random, tuple[int, ...]], Mask]] = {
     "Prefix(33) | CAUSAL": lambda drawn, sizes: masks.Prefix(33) | CAUSAL,
     "Lengths": _lengths,
     "Causal(end) & Lengths": lambda drawn, sizes: masks.Causal("end") & _lengths(drawn, sizes),
+    "CAUSAL & ~Lengths": lambda drawn, sizes: CAUSAL & ~_lengths(drawn, sizes),
+    "StoredKeys": _stored,
     "Dense": _dense,
     "MaskFn": lambda drawn, sizes: masks.MaskFn(
         lambda b, n, q, k: (abs(q - k) < 9) | (k % 3 == n % 3)  # near keys, and a third of all

@@ -234,6 +234,7 @@ KNOW_MASKS = {
     "backends/blockwise/block.py": ({"And", "Dense", "Not", "Or"}, "An array is cut by slices."),
     "backends/hoist.py": ({"MaskFn"}, "A user's function is traced, with all that it closes over."),
     "backends/splash.py": ({"Full"}, "Splash attention has a mask of its own for it."),
+    "layers/_token_indices.py": ({"Lengths"}, "A call says by it where its padding is."),
     "reference.py": ({"Full"}, "Where nothing is hidden the plain formula has no mask."),
     "rules.py": ({"Segments"}, "Only its ids may exceed what JAX's integers hold."),
 }

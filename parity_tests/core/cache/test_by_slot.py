@@ -3,15 +3,17 @@
 Attention at positions is the way out. Where it is not to be needed it is made NaN.
 """
 
+import warnings
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flax_attn import CAUSAL, FULL, Chunked, Prefix, Softcap, Window, attend_cached
-from flax_attn.cache import by_slot
+from flax_attn import CAUSAL, FULL, Alibi, Chunked, Prefix, Softcap, Window, attend_cached
+from flax_attn.cache import Cache, by_slot
 from flax_attn.where import assume_platform
 from parity_tests.core.backends import flash
 from parity_tests.core.drawing import float64 as float64
@@ -172,3 +174,33 @@ def test_slots_that_a_caller_has_emptied(played):
         for got, want in zip(step_of(parts[1], now, A100), step_of(parts[1], now), strict=True):
             assert same(got, want)
     assert played[1] == ["cudnn"] * 2
+
+
+MOVING = ("transpose", "copy", "concatenate", "gather", "pad", "select_n", "convert_element_type")
+
+
+def operations(program):
+    """All equations of a traced program, also inside others."""
+    for equation in program.eqns:
+        yield equation
+        for part in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns")):
+            inner = getattr(part, "jaxpr", part)
+            if hasattr(inner, "eqns"):
+                yield from operations(inner)
+
+
+@pytest.mark.parametrize("device", [A100, V5E], ids=str)
+def test_a_step_does_not_move_the_cache(device):
+    """Neither by its kernel nor where none serves: with a score that reads positions."""
+    x = {name: jnp.ones((2, 1, n, 64), jnp.bfloat16) for name, n in (("q", 4), ("k", 2), ("v", 2))}
+    cache = Cache.empty(2, 4096, 2, 64, dtype=jnp.bfloat16)
+    for score in (None, Alibi(np.linspace(0.1, 0.7, 4))):
+        step = jax.make_jaxpr(partial(attend_cached, score=score))
+        with assume_platform(*device), jax.enable_x64(False), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a slow backend
+            found = list(operations(step(*x.values(), cache).jaxpr))
+        kinds = {equation.primitive.name for equation in found}
+        kernel = {"dot_product_attention_fwd_wrapper", "pallas_call"} & kinds
+        assert bool(kernel) == (score is None) and {"scatter", "mul"} <= kinds
+        moved = [x for x in found if x.primitive.name in MOVING]
+        assert all(v.aval.size < cache.keys.size for x in moved for v in x.outvars)

@@ -100,6 +100,7 @@ def _masks() -> list[Request]:
         Request("prefix LM", "CAUSAL | Prefix(100)", {"mask": CAUSAL | Prefix(100)}),
         Request("padding", "Lengths(n)", {"mask": n}),
         Request("causal with padding", "CAUSAL & Lengths(n)", {"mask": CAUSAL & n}),
+        Request("causal, padding first", "CAUSAL & ~Lengths(n)", {"mask": CAUSAL & ~n}),
         Request("a boolean array", "mask=array", {"mask": seen}),
         Request("a mask function of yours", "MaskFn(fn)", {"mask": MaskFn(_even)}),
     ]
@@ -148,13 +149,13 @@ def _shapes() -> list[Request]:
         Request("heads 256 wide", "H = h = 256", causal, H=256, h=256),
         Request("keys 96 wide, values 64", "H = 96, h = 64", causal, H=96, h=64),
         Request(
-            "a step of decoding, as layers with a cache ask for it",
+            "positions of queries and keys",
             "CAUSAL, q_positions=, kv_positions=",
             causal | numbers,
             *(1, STORED),
         ),
         Request(
-            "a step of decoding without positions",
+            "a step of decoding, as layers with a cache ask for it",
             "T = 1, Lengths(n)",
             {"mask": Lengths(_shape(1))},
             *(1, STORED),
