@@ -404,7 +404,7 @@ def kernel_for(request: Request, backend: str) -> str | None:
 
 def _choose(name: str, request: Request, rules: Rules, sequence: Sequence | None) -> str:
     """The requested backend, or for "auto" the first that accepts and is not passed over."""
-    name = requested_backend(name)
+    name = _requested.value if name == "auto" else name
     if name != "auto":
         _check_backend(name)
         reason = _verdict(name, request, rules, sequence).refusal

@@ -19,7 +19,7 @@ from .._internal.types import frozen
 from ..masks import Mask
 from ..quantized import Float8, Int8
 from ..sharding.specs import spec_of
-from .meshes import mesh_of_sharded, resharded, sharded_like
+from .meshes import explicit_mesh, mesh_of_sharded, resharded, sharded_like
 from .rows import (
     batch_axes,
     check_overflow,
@@ -179,8 +179,10 @@ class Cache:
         Raises:
           ValueError: outside jit, if a row has no room for them; nothing is written then.
         """
-        rows, mesh = spec_of(self.length), mesh_of_sharded((self.length, positions))
-        positions = resharded(positions, mesh, *rows)
+        mesh = explicit_mesh((self, k, positions))
+        if mesh is not None:
+            rows, sharded = spec_of(self.length), mesh_of_sharded((self.length, positions))
+            positions = resharded(positions, sharded, *rows)
         # Padding has position -1, so the new length is one more than the largest position.
         new = jnp.maximum(self.length, jnp.max(positions, axis=-1, initial=-1) + 1)
         over = self.overflowed
@@ -197,7 +199,7 @@ class Cache:
             length=jnp.where(over, self.length, new),
             overflowed=over,
         )
-        return sharded_like(after, self)
+        return after if mesh is None else sharded_like(after, self)
 
     def _slots_of(self, positions: jax.Array, new: jax.Array) -> jax.Array:
         """Slot of each token; past the end, where writes are dropped, for tokens without one."""
