@@ -13,7 +13,7 @@ are refused: with the offsets that jax can pass, cuDNN ended in an illegal memor
 import importlib
 import inspect
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -120,8 +120,8 @@ class Cudnn(NamedTuple):
             "score_mod" in inspect.signature(home.dot_product_attention).parameters
         ):  # of a later jax
             options["score_mod"] = None
-        return getattr(home, f"_dot_product_attention_{phase}_p_wrapper").bind(
-            *(q, k, v, none, rows, kv, none, none, none, none, *more),
+        bind = partial(
+            getattr(home, f"_dot_product_attention_{phase}_p_wrapper").bind,
             scale=self.scale,
             seed=42,
             dropout_rate=0.0,
@@ -131,6 +131,23 @@ class Cudnn(NamedTuple):
             sliding_window_length=self.window,
             **options,
         )
+
+        @jax.custom_batching.custom_vmap
+        def call(q: Any, k: Any, v: Any, rows: Any, kv: Any, *more: Any) -> list[jax.Array]:
+            none = jnp.zeros(0, q.dtype)
+            return list(bind(q, k, v, none, rows, kv, none, none, none, none, *more))
+
+        # That of jax fails where one array has the axis and another has not.
+        @call.def_vmap
+        def _(size: int, mapped: list[bool], *arrays: jax.Array) -> Any:
+            wide = [
+                x if is_mapped else jnp.broadcast_to(x, (size, *x.shape))
+                for x, is_mapped in zip(arrays, mapped, strict=True)
+            ]
+            results = call(*(x.reshape(-1, *x.shape[2:]) for x in wide))
+            return [x.reshape(size, -1, *x.shape[1:]) for x in results], [True] * len(results)
+
+        return call(q, k, v, rows, kv, *more)
 
 
 def refusal(request: Request, rules: Rules) -> str | None:

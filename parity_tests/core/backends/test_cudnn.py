@@ -1,6 +1,7 @@
 """cuDNN's adapter: what it refuses, what it calls, and what it computes with a stand-in kernel."""
 
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -157,6 +158,22 @@ def test_a_second_backward_call_is_made_for_the_lse_alone():
     sinks = jnp.zeros(N)
     assert [name for name, *_ in calls(("o",), sinks=sinks)].count("fmhaSoftmaxBackward") == 1
     assert [name for name, *_ in calls()].count("fmhaSoftmaxBackward") == 2
+
+
+@pytest.mark.parametrize("axes", [(0, 0, 0), (0, None, None)], ids=str)
+def test_an_axis_of_some_arrays_is_mapped(axes):
+    """By this library, since the rule of jax fails: here lengths have no such axis."""
+    wide = [jnp.zeros((3, *x.shape), x.dtype) for x in arrays()]
+    given = [x if axis == 0 else x[0] for x, axis in zip(wide, axes, strict=True)]
+
+    def both(q, k, v):
+        o, back = jax.vjp(partial(attend, mask=LENGTHS, backend="cudnn"), q, k, v)
+        return back(o)
+
+    with assume_platform("gpu"):
+        lowered = jax.jit(jax.vmap(both, axes)).trace(*given).lower(lowering_platforms=("cuda",))
+    assert lowered.as_text().count("@__cudnn$") == 2
+    assert [x.shape for x in lowered.out_info] == [x.shape for x in wide]
 
 
 def test_auto_takes_it():
