@@ -31,6 +31,7 @@ from ..backends.sinks import add_sinks, output_share
 from ..masks import Lengths, Mask
 from ..masks.at_positions import at_positions as mask_at_positions
 from ..masks.at_positions import leaves_of
+from ..masks.documents import document_count
 from ..masks.ranges import as_known_band, reach_of, runs_of
 from ..masks.stored_keys import StoredKeys
 from ..places import Positions, is_indexed_by_slot
@@ -102,7 +103,9 @@ def _prompt_or(
     Its padding may be at either end of a row.
     """
     T, is_ring = q.shape[-3], stored.cache.window is not None
-    if T == 1:
+    # Documents have the lengths of whole rows, of which a prompt may be a part.
+    packed = any(document_count(part) is not None for part in leaves_of(rules.mask))
+    if T == 1 or packed:
         return other()
     last = slice(-T, None) if is_ring else slice(None, T)
     k, v = (jnp.swapaxes(x[..., last, :], -3, -2) for x in (stored.keys, stored.values))
@@ -174,9 +177,10 @@ def _slots(mask: Mask, q: jax.Array, stored: Any) -> tuple[Slots, int] | None:
     bound = mask.bind(sizes)
     if cache.window is not None:
         band = as_known_band(bound)
-        is_whole = band is not None and band.lo == 1 - S and T == 1
+        if T > 1 or band is None or band.kv is not None or band.rows is not None:
+            return None
         end = jnp.where(at >= 0, jnp.minimum(last, S), 0)
-        return (Slots(None, StoredKeys(None, end)), S) if is_whole else None
+        return (Slots(None, StoredKeys(None, end)), S) if band.lo == 1 - S else None
     runs = runs_of(bound, at)
     if runs is None:
         return None

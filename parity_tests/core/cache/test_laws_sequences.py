@@ -4,6 +4,7 @@
 the formula, in numpy, for each query by itself.
 """
 
+import sys
 from dataclasses import replace
 
 import jax
@@ -14,9 +15,13 @@ import pytest
 from flax_attn import CAUSAL, Chunked, Documents, MaskFn, Prefix, Window, attend_cached
 from flax_attn.cache import PagedCache
 from flax_attn.parity import judge
+from flax_attn.where import assume_platform
+from parity_tests.core.backends import flash
 from parity_tests.core.drawing import float64 as float64
+from parity_tests.core.pages.kernels import tokamax_is_there
 from parity_tests.tables import with_nightly
 
+from . import cuts
 from .cuts import H, K, N, empty, h
 from .told import ENDS, PAGE, PAGES, ROWS, SLOTS, Told
 
@@ -37,6 +42,7 @@ KINDS = {  # the mask, what it shows, and how the cache is made
         {},
     ),
     "ring": (CAUSAL & Window(3, 0), lambda q, k: (k <= q) & (k > q - 4), {"window": 4, "spare": 2}),
+    "window": (CAUSAL & Window(3, 0), lambda q, k: (k <= q) & (k > q - 4), {}),
     "paged": (CAUSAL, lambda q, k: k <= q, {"pages": True}),
     "paged, a function": (
         MaskFn(lambda b, n, q, k: (k <= q) & ((q - k) % 3 < 2)),
@@ -76,6 +82,27 @@ STORED = jax.jit(lambda q, k, v, c: attend_cached(q, k, v, c, mask=CAUSAL & Wind
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seeds", with_nightly([range(40), range(40, 640)], commit=[range(40)]))
 def test_each_row_is_what_it_is_alone(kind, seeds):
+    check_rows(kind, seeds)
+
+
+DEVICES = {"H100": ("gpu", (9, 0)), "A100": ("gpu", (8, 0)), "TPU": ("tpu", None)}
+BY_KERNELS = [(kind, device) for kind in KINDS for device in DEVICES]
+COMMIT = [("documents", "H100"), ("paged", "A100")]
+COMMIT += [("static", "TPU"), ("window", "H100")]
+
+
+@pytest.mark.parametrize(("kind", "device"), with_nightly(BY_KERNELS, commit=COMMIT))
+def test_each_row_is_what_it_is_alone_by_kernels(monkeypatch, kind, device):
+    """Played here, as on a machine that has them."""
+    flash.stand_ins(monkeypatch)
+    for module in (cuts, sys.modules[__name__]):
+        monkeypatch.setattr(module, "H", 8)  # a width that cuDNN takes, for values too
+        monkeypatch.setattr(module, "h", 8)
+    with assume_platform(*DEVICES[device]), tokamax_is_there():
+        check_rows(kind, range(700, 740))
+
+
+def check_rows(kind, seeds):
     mask, shows, how = KINDS[kind]
     step = jax.jit(lambda q, k, v, c, valid: attend_cached(q, k, v, c, mask=mask, valid=valid))
     computed = refused = 0

@@ -5,7 +5,6 @@ some minutes. Layers of every model type, with the sizes that its class has, are
 for machines that are assumed; nothing is computed.
 """
 
-import argparse
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from flax_attn import assume_platform, explain
-from flax_attn._internal.markdown import fill, table, text_between
+from flax_attn._internal.markdown import table, text_between
 from flax_attn.backends import tokamax
 from flax_attn.backends.choice import KERNELS
 from flax_attn.cache import Cache, by_slot
@@ -24,6 +23,7 @@ from flax_attn.families import TYPES, attention, parts
 from flax_attn.reference import Stats
 
 from .kernels import DEVICES, PAGE, tokamax_is_there
+from .pages import write_or_print
 
 MARKS = text_between("<!-- decoding -->", "<!-- end of decoding -->")
 STORED, CHUNK, LAYERS = 8192, 1024, 8
@@ -127,10 +127,4 @@ def page(types: Iterable[str] = TYPES) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--write", action="store_true")
-    text = fill(PAGE.read_text("utf-8"), MARKS, page())
-    if parser.parse_args().write:
-        PAGE.write_text(text, "utf-8")
-    else:
-        print(text, end="")
+    write_or_print(PAGE, MARKS, page())

@@ -4,7 +4,6 @@
 machines that are assumed and for shapes alone, so nothing is computed.
 """
 
-import argparse
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,9 +32,11 @@ from flax_attn import (
     Softcap,
     Window,
 )
-from flax_attn._internal.markdown import fill, table, text_between
+from flax_attn._internal.markdown import table, text_between
 from flax_attn.backends import tokamax
 from flax_attn.backends.choice import Explanation
+
+from .pages import write_or_print
 
 PAGE = Path(flax_attn.__file__).parents[1] / "docs" / "kernels.md"
 MARKS = text_between("<!-- kernels -->", "<!-- end of kernels -->")
@@ -266,10 +267,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--write", action="store_true")
-    text = fill(PAGE.read_text("utf-8"), MARKS, page())
-    if parser.parse_args().write:
-        PAGE.write_text(text, "utf-8")
-    else:
-        print(text, end="")
+    write_or_print(PAGE, MARKS, page())

@@ -1,5 +1,6 @@
 """The pages of this project and the code on them, run as a reader would run it."""
 
+import argparse
 import ast
 import io
 import re
@@ -12,6 +13,8 @@ from typing import Any
 import jax
 import pytest
 
+from flax_attn._internal.markdown import fill
+
 ROOT = Path(__file__).parents[3]
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 
@@ -21,6 +24,17 @@ def text_of(name: str) -> str:
     if not (ROOT / name).exists():
         pytest.skip(f"{name} is not part of an installed package", allow_module_level=True)
     return (ROOT / name).read_text("utf-8")
+
+
+def write_or_print(path: Path, marks: re.Pattern[str], text: str) -> None:
+    """A page with `text` between its marks: written with the option --write, else printed."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--write", action="store_true")
+    page = fill(path.read_text("utf-8"), marks, text)
+    if parser.parse_args().write:
+        path.write_text(page, "utf-8")
+    else:
+        print(page, end="")
 
 
 def blocks(text: str, language: str = "python") -> list[str]:

@@ -3,7 +3,6 @@
 `python -m parity_tests.core.pages.way --write` renews docs/way.md.
 """
 
-import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,8 @@ from flax import nnx
 
 import flax_attn
 from flax_attn import GroupedQueryAttention, Rotary
-from flax_attn._internal.markdown import fill, table, text_between
+from flax_attn._internal.markdown import table, text_between
+from parity_tests.core.pages.pages import write_or_print
 
 ROOT = Path(flax_attn.__file__).parent
 PAGE = ROOT.parent / "docs" / "way.md"
@@ -74,10 +74,4 @@ def page() -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--write", action="store_true")
-    text = fill(PAGE.read_text("utf-8"), MARKS, page())
-    if parser.parse_args().write:
-        PAGE.write_text(text, "utf-8")
-    else:
-        print(text, end="")
+    write_or_print(PAGE, MARKS, page())
