@@ -88,7 +88,6 @@ def test_each_row_is_what_it_is_alone(kind, seeds):
 DEVICES = {"H100": ("gpu", (9, 0)), "A100": ("gpu", (8, 0)), "TPU": ("tpu", None)}
 BY_KERNELS = [(kind, device) for kind in KINDS for device in DEVICES]
 COMMIT = [("documents", "H100"), ("paged", "A100")]
-COMMIT += [("static", "TPU"), ("window", "H100")]
 
 
 @pytest.mark.parametrize(("kind", "device"), with_nightly(BY_KERNELS, commit=COMMIT))
