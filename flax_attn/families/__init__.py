@@ -12,8 +12,15 @@ from ._choose import parts as parts
 from ._naming import rules as rules
 from ._published import ALIASES as ALIASES
 from ._table import TYPES as TYPES
+from .models.build import model as model
+from .models.files import load as load
+from .models.files import rules_of as rules_of
+from .models.files import save as save
+from .models.generate import generate as generate
+from .models.rows import WHOLE as WHOLE
 
 __all__ = ["ALIASES", "TYPES", "attention", "kv_shared_layer_index", "parts", "rules"]
+__all__ += ["WHOLE", "generate", "load", "model", "rules_of", "save"]
 
 
 def __dir__() -> list[str]:

@@ -100,9 +100,15 @@ def attention(
     >>> layer(jnp.ones((2, 5, 12))).shape
     (2, 5, 12)
     """
-    config, part = resolved(config, part)
-    family, read = family_of(config, part)
     init = {"rngs": rngs, "dtype": dtype, "param_dtype": param_dtype}
+    return layer_of(*resolved(config, part), index, init)
+
+
+def layer_of(
+    config: Mapping[str, Any], part: str | None, index: int, init: Mapping[str, Any]
+) -> nnx.Module:
+    """Returns the attention of a layer, from what `resolved` returned and its keywords."""
+    family, read = family_of(config, part)
     if what := family.missing_reason(read, read.index(index)):
         raise ValueError(
             f"Layer {index} of this {config['model_type']} has {what} in place of self attention."
@@ -147,7 +153,7 @@ def family_of(config: Mapping[str, Any], part: str | None) -> tuple[Family, Conf
     entry, name = family_entry(config), config["model_type"]
     family = _of_part(name, entry, part)
     facts = facts_of(name)
-    defaults = {**facts.defaults, **family.defaults}
+    defaults = {**facts.whole, **facts.defaults, **family.defaults}
     names = {**facts.names, **family.names}
     return family, family.derived(Config({**config, **facts.fixed}, defaults, names))
 

@@ -70,7 +70,7 @@ def rules(
     check_choice("source", source, "transformers", "gguf")
     config, part = resolved(config, part)
     if index is None:
-        return of_all(_layers(config, part, source, (f"{prefix}." if prefix else "", to)))
+        return of_all(named_layers(config, part, source, (f"{prefix}." if prefix else "", to)))
     if prefix or to is not None:
         raise ValueError(
             "prefix and to are of a whole model's rules, and those of one layer name what is in "
@@ -116,7 +116,7 @@ def _all_optional(*spellings: tuple[Rule, ...]) -> tuple[Rule, ...]:
     return tuple(rule.made_optional() for rules in spellings for rule in rules)
 
 
-def _layers(
+def named_layers(
     config: Mapping[str, Any], part: str | None, source: str, where: tuple[str, str | None]
 ) -> Iterator[tuple[int, Named]]:
     """Yields each layer with attention in each part: its number, its paths, and its rules.

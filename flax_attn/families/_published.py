@@ -25,6 +25,7 @@ class Facts(NamedTuple):
       ignored: fields of its class that its attention does not read, and that of other types does.
       further: other fields of its class, which no attention reads.
       buffers: arrays of its attention that are no weights, and may be in files.
+      whole: defaults of the fields that its whole model reads and its attention does not.
     """
 
     defaults: Mapping[str, Any] = NOTHING
@@ -35,6 +36,7 @@ class Facts(NamedTuple):
     ignored: tuple[str, ...] = ()
     further: tuple[str, ...] = ()
     buffers: tuple[str, ...] = ()
+    whole: Mapping[str, Any] = NOTHING
 
 
 def _number(fields: dict[str, Any]) -> Any:

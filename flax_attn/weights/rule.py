@@ -169,6 +169,12 @@ class Rule:
         object.__setattr__(rule, "may_miss", True)
         return rule
 
+    def renamed(self, names: str) -> "Rule":
+        """Returns a copy with other names, `"torch -> flax"`, and the same layout."""
+        rule = copy(self)
+        object.__setattr__(rule, "names", names)
+        return rule
+
     def inside(self, source: str, target: str) -> "Rule":
         """Returns the rule for a submodule, at `source` in torch and at `target` in Flax.
 
@@ -178,9 +184,7 @@ class Rule:
         first, second = self.sides
         ends = (source, target if self.kind == "move" else source)
         sides = [f"{end}.{side}" for end, side in zip(ends, (first, second), strict=True) if side]
-        moved = copy(self)
-        object.__setattr__(moved, "names", " -> ".join(sides))
-        return moved
+        return self.renamed(" -> ".join(sides))
 
     def __str__(self) -> str:
         if self.shift:

@@ -15,6 +15,7 @@ import argparse
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields, replace
 from functools import cache
 from importlib import import_module
@@ -42,6 +43,9 @@ from flax_attn.families._published import (
 from flax_attn.families._table import FAMILIES, TYPES
 from flax_attn.families._typos import nearest_name
 from flax_attn.families._unread import OF_ANY, ROTARY, read_by_any, unread
+from flax_attn.families.models.build import model
+from flax_attn.families.models.files import rules_of
+from flax_attn.families.models.rows import ROWS
 
 from . import parts, witness
 from .configs import CONFIGS, Small
@@ -171,6 +175,31 @@ def fields_read(name: str) -> dict[str, str]:
                 for index in range(config.count("num_hidden_layers")):
                     _build(row, config, index, is_compared=index == small.index)
     return record
+
+
+@cache
+def fields_of_whole(name: str) -> dict[str, str]:
+    """The fields that a whole model reads, as `fields_read`; none for a type not built whole."""
+    record, value_of = dict[str, str](), Config.__getitem__
+
+    def recorded(config: Config, field: str) -> Any:
+        record.setdefault(config._names.get(field, (field,))[0], field)
+        return value_of(config, field)
+
+    known = facts_of(name)._replace(defaults=all_defaults(name), names=class_names(name))
+    with patch.object(Config, "__getitem__", recorded), patch.dict(FACTS, {name: known}):
+        for small in smalls(name) if name in ROWS else ():
+            given = small.spelt("new")
+            with suppress(ValueError):  # a config that is not built whole
+                rules_of(nnx.eval_shape(lambda given=given: model(given, rngs=nnx.Rngs(0))))
+    return record
+
+
+def whole_of(name: str) -> dict[str, Any]:
+    """The defaults of the fields that the whole model reads and its attention does not."""
+    read = fields_of_whole(name).keys() - defaults_of(name).keys() - NOT_DEFAULTS
+    plain = class_fields(name)
+    return {x: plain[x] for x in sorted(read & plain.keys())}
 
 
 def _row_of_part(name: str, part: str) -> Family:
@@ -313,6 +342,7 @@ def facts(name: str) -> dict[str, Any]:
         "names": names_of(name),
         "path": "" if path == USUAL else path,
         "buffers": buffers_of(name),
+        "whole": whole_of(name),
     }
 
 

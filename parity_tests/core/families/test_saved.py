@@ -12,7 +12,7 @@ from flax import nnx
 
 from flax_attn import families, weights
 from flax_attn.families._choose import resolved
-from flax_attn.families._naming import _layers
+from flax_attn.families._naming import named_layers
 from flax_attn.families._published import ALIASES
 from flax_attn.families._saved import SAVED
 from flax_attn.layers import CrossLayerAttention
@@ -65,7 +65,7 @@ def layers(folder, small):
     if small.name in ONE_LAYER:
         return [(small.index, *[f"layers.{small.index}.self_attn"] * 2)]
     every = {}
-    for index, named in _layers(*resolved(folder, part), "transformers", ("", None)):
+    for index, named in named_layers(*resolved(folder, part), "transformers", ("", None)):
         where = (index, named.target.format(index))
         every.setdefault(where, set()).add(named.source.format(index))
     files = {

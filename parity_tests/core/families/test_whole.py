@@ -8,7 +8,7 @@ from flax import nnx
 
 from flax_attn import families, weights
 from flax_attn.families._choose import family_of
-from flax_attn.families._naming import _layers
+from flax_attn.families._naming import named_layers
 from flax_attn.families._published import ALIASES
 from flax_attn.families._whole import Named, of_all
 from flax_attn.parity import Rule, port
@@ -80,7 +80,7 @@ def test_one_load_fills_every_attention(name, transformers):
     for small in smalls(name):
         config = witness.config_of(small.spelt("new"), name)
         model, given = model_of(config, name), config.to_dict()
-        layers = _layers(given, None, "transformers", ("", None))
+        layers = named_layers(given, None, "transformers", ("", None))
         paths = list(dict.fromkeys((i, named.target.format(i)) for i, named in layers))
         for i, path in paths:
             assert type(model.get_submodule(path)) is type(witness.attention(config, name, i))

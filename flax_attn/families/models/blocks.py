@@ -1,0 +1,249 @@
+"""The layer of a model, its feed-forward part, its norms, and its embeddings."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from ...dropout import LayerDropout
+from ...layers._common import check_tokens, dot_general_sharded
+from ...layers._init import LayerInit
+from ...norms import LayerNorm, RMSNorm
+from ...token_layouts import positions_of
+from .._config import Config
+from .facts import ACTIVATIONS, Body, activation_of, count, flag, number, rate, read
+
+Module = Callable[..., Any]
+Attention = Callable[[int, Mapping[str, Any]], nnx.Module]  # builds that of a layer
+
+
+class Build(NamedTuple):
+    """What the parts of a model are built from.
+
+    Attributes:
+      config, body: the config, and the facts of its model type.
+      attention: builds the attention of a layer from its index and the keywords of `init`.
+      init: random keys, dtypes and initializers.
+    """
+
+    config: Config
+    body: Body
+    attention: Attention
+    init: LayerInit
+
+    @property
+    def width(self) -> int:
+        """D, the width of the model."""
+        return self.config.count("hidden_size")
+
+    def with_keys(self, rngs: nnx.Rngs) -> "Build":
+        """The same with other random keys."""
+        init = self.init
+        more = {"kernel_init": init.kernel_init, "bias_init": init.bias_init, "dtype": init.dtype}
+        return self._replace(init=LayerInit(rngs=rngs, param_dtype=init.param_dtype, **more))
+
+    def norm(self) -> nnx.Module:
+        """A norm of hidden states."""
+        facts, config = self.body.norm, self.config
+        eps, dtype = number(config, facts.eps), self.init.param_dtype
+        if facts.kind == "rms":
+            kinds: dict[str, Any] = {"plus_one": facts.plus_one, "cast": facts.cast}
+            return RMSNorm(self.width, eps=eps, param_dtype=dtype, **kinds)
+        if not flag(config, facts.has_gain):
+            return LayerNorm(None, eps=eps)
+        return LayerNorm(self.width, eps=eps, use_bias=flag(config, facts.bias), param_dtype=dtype)
+
+    def norm_if(self, has_norm: bool) -> nnx.Module | None:
+        """A norm, or None."""
+        return self.norm() if has_norm else None
+
+    def dropout(self, fact: Any) -> LayerDropout | None:
+        """Dropout at this rate, or None at rate zero, so that the state holds no random key."""
+        share = rate(self.config, fact)
+        return LayerDropout(share, rngs=self.init.rngs) if share else None
+
+    def embedding(self, rows: int, width: int) -> "Embedding":
+        """A table with a row for each token or position."""
+        std = read(self.config, "initializer_range") or 0.02
+        dtypes: dict[str, Any] = {"dtype": self.init.dtype, "param_dtype": self.init.param_dtype}
+        start = nnx.initializers.normal(std)
+        return Embedding(rows, width, embedding_init=start, rngs=self.init.rngs, **dtypes)
+
+    def positions(self) -> "Embedding | None":
+        """The table of learned positions, or None."""
+        body, config = self.body, self.config
+        if body.positions is None:
+            return None
+        rows = count(config, body.positions) + read(config, body.position_offset)
+        return self.embedding(rows, self.width)
+
+    def param(self, shape: tuple[int, ...]) -> nnx.Param:
+        """A trained array that starts from zeros."""
+        return nnx.Param(jnp.zeros(shape, self.init.param_dtype))
+
+
+class Embedding(nnx.Embed):
+    """`table[tokens]`; the tokens and the table may be sharded.
+
+    Shapes: tokens `*B T` -> `*B T D`. A token that the table lacks gives NaN.
+    """
+
+    def __call__(
+        self, inputs: Int[Array, "... T"], out_sharding: Any = None
+    ) -> Float[Array, "... T D"]:
+        """The rows of the table."""
+        table = self._table()
+        mesh = jax.typeof(table).sharding.mesh
+        if mesh.explicit_axes and out_sharding is None:
+            table = jax.sharding.reshard(table, jax.NamedSharding(mesh, jax.P()))
+            rows = jax.typeof(inputs).sharding.spec
+            out_sharding = jax.NamedSharding(mesh, jax.P(*rows, None))
+        return table.at[inputs].get(mode="fill", fill_value=jnp.nan, out_sharding=out_sharding)
+
+    def attend(
+        self, query: Float[Array, "... D"], out_sharding: Any = None
+    ) -> Float[Array, "... V"]:
+        """The product with each row of the table."""
+        axes = (((query.ndim - 1,), (0,)), ((), ()))
+        return dot_general_sharded(query, self._table().T, axes, out_sharding=out_sharding)
+
+    def _table(self) -> jax.Array:
+        table = self.embedding[...]
+        return table if self.dtype is None else table.astype(self.dtype)
+
+
+class BranchScale(nnx.Module):
+    """`x * scale`, with a trained factor for each component (DINOv2's LayerScale)."""
+
+    def __init__(self, build: Build):
+        start = number(build.config, "layerscale_value")
+        self.scale = nnx.Param(jnp.full(build.width, start, build.init.param_dtype))
+
+    def __call__(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T D"]:
+        """The scaled components."""
+        return x * self.scale[...].astype(x.dtype)
+
+
+class Mlp(nnx.Module):
+    """`down(act(up(x)))`, or `down(act(gate(x)) * up(x))`."""
+
+    def __init__(self, build: Build):
+        config, facts, init = build.config, build.body.mlp, build.init
+        width, hidden = build.width, count(config, facts.width)
+        bias = flag(config, facts.bias)
+        gated = flag(config, facts.is_gated)
+        self.gate_proj = init.linear(width, hidden, use_bias=bias) if gated else None
+        self.up_proj = init.linear(width, hidden, use_bias=bias)
+        self.down_proj = init.linear(hidden, width, use_bias=bias)
+        self.activation = activation_of(config, facts.activation)
+        self.dropout = build.dropout(facts.dropout)
+
+    def __call__(
+        self, x: Float[Array, "*B T D"], deterministic: bool | None = None
+    ) -> Float[Array, "*B T D"]:
+        """The feed-forward part, token by token."""
+        act, up = ACTIVATIONS[self.activation], self.up_proj(x)
+        hidden = act(up) if self.gate_proj is None else act(self.gate_proj(x)) * up
+        return self.down_proj(dropped(hidden, self.dropout, deterministic))
+
+
+class Block(nnx.Module):
+    """A layer: attention and a feed-forward part, with norms and residual sums.
+
+    Each norm is None where the model type has none there.
+    """
+
+    def __init__(self, build: Build, index: int):
+        config, body = build.config, build.body
+        order, init = body.order_of(config), build.init
+        before = order in ("before", "both", "parallel", "shared")
+        after = order in ("after", "both", "sums")
+        keywords = {name: getattr(init, name) for name in ("rngs", "dtype", "param_dtype")}
+        more = {"kernel_init": init.kernel_init, "bias_init": init.bias_init}
+        self.norm_before_attention = build.norm_if(before and (index > 0 or body.first_norm))
+        self.self_attn = build.attention(index, {**keywords, **more})
+        self.norm_before_mlp = build.norm_if(before and order != "shared")
+        self.mlp = Mlp(build)
+        self.norm_after_attention, self.norm_after_mlp = (
+            BranchScale(build) if body.branch_scale else build.norm_if(after) for _ in range(2)
+        )
+        self.order, self.factor = order, float(read(config, body.residual_factor))
+        self.dropout = build.dropout(body.dropout)
+
+    def __call__(
+        self,
+        x: Float[Array, "*B T D"],
+        cache: Any = None,
+        deterministic: bool | None = None,
+        **call,
+    ) -> tuple[Float[Array, "*B T D"], Any]:
+        """The next hidden states, and the cache with these tokens, or None.
+
+        Args:
+          x: hidden states.
+          cache: of the layer's attention.
+          deterministic: overrides `train()` and `eval()`.
+          call: further keywords of the attention, such as valid.
+        """
+        h = applied(self.norm_before_attention, x)
+        call = {**call, "deterministic": deterministic}
+        if cache is None:
+            y = self.self_attn(h, **call)
+        else:
+            y, cache = self.self_attn(h, cache=cache, **call)
+        y = dropped(y, self.dropout, deterministic)
+        if self.order in ("parallel", "shared"):
+            h = h if self.norm_before_mlp is None else self.norm_before_mlp(x)
+            return x + y + dropped(self.mlp(h, deterministic), self.dropout, deterministic), cache
+        x = self._sum(x, y, self.norm_after_attention)
+        y = self.mlp(applied(self.norm_before_mlp, x), deterministic)
+        y = dropped(y, self.dropout, deterministic)
+        return self._sum(x, y, self.norm_after_mlp), cache
+
+    def _sum(self, x: Array, y: Array, norm: Module | None) -> Array:
+        """The residual sum, with the norm of the sum or of what is added."""
+        if self.order == "sums":
+            return applied(norm, x + y)
+        y = applied(norm, y)
+        return x + (y if self.factor == 1 else y * jnp.asarray(self.factor, y.dtype))
+
+
+def applied(module: Module | None, x: Array) -> Array:
+    """`module(x)`, or x without a module."""
+    return x if module is None else module(x)
+
+
+def dropped(x: Array, dropout: LayerDropout | None, deterministic: bool | None) -> Array:
+    """x after dropout, if there is one."""
+    return x if dropout is None else dropout(x, deterministic=deterministic)
+
+
+def learned_positions(x: Float[Array, "*B T D"], valid: Any, cache: Any) -> Int[Array, "*#B T"]:
+    """The positions of tokens among the real ones of their rows, continuing from a cache.
+
+    Padding gets the position 0.
+    """
+    real = None if valid is None else check_tokens("valid", valid, x)
+    if cache is not None:
+        return jnp.maximum(cache.next_positions(x.shape[-2], real), 0)
+    slots = positions_of(x, -2)  # of a permuted layout
+    if real is None or slots is not None:
+        return jnp.arange(x.shape[-2], dtype=jnp.int32) if slots is None else jnp.asarray(slots)
+    return jnp.maximum(jnp.cumsum(real, axis=-1, dtype=jnp.int32) - 1, 0)
+
+
+def state_at(hidden: Float[Array, "*B T D"], slot: Int[Array, "*B"]) -> Float[Array, "*B D"]:
+    """The hidden state of one token of each row."""
+    is_it = jnp.arange(hidden.shape[-2]) == slot[..., None]
+    return jnp.where(is_it[..., None], hidden, jnp.zeros((), hidden.dtype)).sum(-2)
+
+
+def zero_padding(x: Array, real: Bool[Array, "*B T"] | None) -> Array:
+    """x with zeros at padding, whatever is there; tokens `*B T` or states `*B T D`."""
+    if real is None:
+        return x
+    shown = real if x.ndim == real.ndim else real[..., None]
+    return jnp.where(shown, x, jnp.zeros((), x.dtype))

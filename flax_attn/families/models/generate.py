@@ -1,0 +1,77 @@
+"""`generate`: greedy and sampled continuations, in one compiled loop over a cache."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Int
+
+from ..._internal.checks import valid_tokens
+from .blocks import state_at
+from .decoder import Decoder
+
+
+@nnx.jit(static_argnames="new")
+def generate(
+    model: Decoder,
+    prompt: Int[Array, "B T"],
+    new: int,
+    *,
+    valid: Bool[Array, "B T"] | None = None,
+    keys: Array | None = None,
+    temperature: float = 1.0,
+    end: int | None = None,
+) -> Int[Array, "B new"]:
+    """Returns the tokens that follow each prompt.
+
+    Each row depends on its own prompt and key alone, whatever the other rows are, and however its
+    prompt is padded. Dropout is off.
+
+    Args:
+      model: a decoder of `families.model`.
+      prompt: tokens.
+      new: the number of tokens to add.
+      valid: which tokens of the prompts are real; padding may stand left or right.
+      keys: a random key for each row, `B`, to sample by; None takes the likeliest token.
+      temperature: divides the logits before sampling.
+      end: the token that ends a row, and fills what is left of it; None for no end. The loop stops
+        when all rows have ended.
+
+    Raises:
+      ValueError: for more tokens than the model has learned positions.
+
+    >>> from flax_attn import families
+    >>> config = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1, "vocab_size": 5}
+    >>> model = families.model(config, rngs=nnx.Rngs(0))
+    >>> generate(model, jnp.ones((2, 3), jnp.int32), 4).shape
+    (2, 4)
+    """
+    rows, length = prompt.shape
+    real = valid_tokens("valid", valid, prompt.shape)
+
+    def choose(hidden: Array, step: Any) -> Array:
+        logits = model.logits(hidden)[:, 0]  # B V
+        if keys is None:
+            return logits.argmax(-1).astype(prompt.dtype)
+        each = jax.vmap(jax.random.fold_in, (0, None))(keys, step)
+        scaled = logits / jnp.asarray(temperature, logits.dtype)
+        return jax.vmap(jax.random.categorical)(each, scaled).astype(prompt.dtype)
+
+    def step(state: Any) -> Any:
+        at, word, words, ended, cache = state
+        words = words.at[:, at].set(word)
+        ended = ended if end is None else ended | (word == end)
+        hidden, cache = model.hidden(word[:, None], cache=cache, deterministic=True)
+        following = choose(hidden, at + 1)
+        if end is not None:
+            following = jnp.where(ended, end, following)
+        return at + 1, following, words, ended, cache
+
+    cache = model.init_cache(rows, length + new)
+    hidden, cache = model.hidden(prompt, valid=valid, cache=cache, deterministic=True)
+    last = length - 1 - real[:, ::-1].argmax(-1)  # slot of the last real token
+    first = choose(state_at(hidden, last)[:, None], 0)
+    words = jnp.full((rows, new), 0 if end is None else end, prompt.dtype)
+    state = (jnp.int32(0), first, words, jnp.zeros(rows, bool), cache)
+    return jax.lax.while_loop(lambda x: (x[0] < new) & ~x[3].all(), step, state)[2]
