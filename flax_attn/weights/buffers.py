@@ -52,15 +52,25 @@ def without_buffers(
     buffers = {name for name, x in entries.items() if _may_be_buffer(full + name, x.shape)}
     if not buffers:
         return dict(entries)
-    state, names = flax_state(module), list(entries)
-    weights = {name for name in names if flax_path(module, name) in state}
+    names = list(entries)
+    weights = names_of_params(names, module, rules)
     for rule in rules:
-        for sources, targets in rule.groups(names):
-            if rule.kind != "move" or any(flax_path(module, x) in state for x in targets):
-                weights |= {*sources}
+        if rule.kind != "move":
+            weights |= {name for sources, _ in rule.groups(names) for name in sources}
 
     left_out = buffers - weights
     return {name: x for name, x in entries.items() if name not in left_out}
+
+
+def names_of_params(names: list[str], module: nnx.Module, rules: Sequence[Rule]) -> set[str]:
+    """Returns the names of tensors that are a layer's Params, by themselves or by a rule."""
+    state = flax_state(module)
+    weights = {name for name in names if flax_path(module, name) in state}
+    for rule in rules:
+        for sources, targets in rule.groups(names) if rule.kind == "move" else ():
+            if any(flax_path(module, x) in state for x in targets):
+                weights |= {*sources}
+    return weights
 
 
 def _may_be_buffer(name: str, shape: Shape) -> bool:

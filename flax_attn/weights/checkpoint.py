@@ -44,15 +44,19 @@ class Checkpoint:
         wanted = os.path.lexists(manifest_path(self.path)) if manifest is None else manifest
         self.lines = read_manifest(self.path, self.entries) if wanted else None
 
-    def read(self, name: str) -> np.ndarray:
+    def read(self, name: str, raw: np.ndarray | None = None) -> np.ndarray:
         """Reads and validates one tensor.
+
+        Args:
+          name: name of the tensor.
+          raw: bytes to read into, as many as the tensor has; None for new ones.
 
         Raises:
           CheckpointError: for NaN and Inf unless they are allowed, for BOOL bytes other than 0 and
             1, and for data that differ from the manifest.
         """
         entry = self.entries[name]
-        value = read_tensor(name, entry, self.allow_nonfinite)
+        value = read_tensor(name, entry, self.allow_nonfinite, raw)
         if self.lines is not None and line_of(entry.dtype, value) != self.lines[name]:
             why = f"Its data are not those that {manifest_path(self.path).name} was written for."
             raise CheckpointError(self.path, name, why, "Fetch or save it again.")

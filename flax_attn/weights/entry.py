@@ -42,13 +42,13 @@ class Entry:
         """Number of bytes in memory."""
         return prod(self.shape) * DTYPES[self.dtype].itemsize
 
-    def read(self, name: str) -> np.ndarray:
-        """Reads the values into a new array.
+    def read(self, name: str, raw: np.ndarray | None = None) -> np.ndarray:
+        """Reads the values into a new array, or into the bytes `raw` if they are stored so.
 
         Raises:
           CheckpointError: naming the tensor `name`, if the file has become shorter.
         """
-        raw = np.empty(self.size, np.uint8)
+        raw = np.empty(self.size, np.uint8) if raw is None else raw
         with open_regular(self.file) as file:
             file.seek(self.start)
             fill(raw, file, self.file, name)
@@ -65,7 +65,7 @@ class InMemory(Entry):
 
     value: np.ndarray
 
-    def read(self, name: str) -> np.ndarray:
+    def read(self, name: str, raw: np.ndarray | None = None) -> np.ndarray:
         """Returns the array, uncopied if it is contiguous."""
         return np.ascontiguousarray(self.value).reshape(self.shape)
 
@@ -115,19 +115,22 @@ def check_shape(path: Path, name: str, shape: tuple[int, ...], itemsize: int) ->
         raise CheckpointError(path, name, "Its shape has more bytes than 64 bits can count.")
 
 
-def read_tensor(name: str, entry: Entry, allow_nonfinite: bool = False) -> np.ndarray:
+def read_tensor(
+    name: str, entry: Entry, allow_nonfinite: bool = False, raw: np.ndarray | None = None
+) -> np.ndarray:
     """Reads one tensor without the rest of its file.
 
     Args:
       name: name of the tensor, for errors.
       entry: location of the tensor.
       allow_nonfinite: whether it may contain NaN and Inf.
+      raw: bytes to read into, as many as the tensor has; None for new ones.
 
     Raises:
       CheckpointError: if the file has become shorter, for NaN and Inf unless they are allowed, and
         for BOOL bytes other than 0 and 1.
     """
-    array = entry.read(name)
+    array = entry.read(name, raw)
     if entry.dtype == "BOOL" and array.size and array.view(np.uint8).max() > 1:
         raise CheckpointError(entry.file, name, "A byte of a BOOL is neither 0 nor 1.")
     if not allow_nonfinite and not all_finite(array):

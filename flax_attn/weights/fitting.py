@@ -1,7 +1,7 @@
 """Maps a checkpoint's tensors to a layer's Params, or reports every problem at once."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal
 
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ from ..errors import CheckpointError
 from .described import Source
 from .dtypes import DTYPES, holds
 from .entry import Entry
+from .float8 import unread_format
 from .known_layers import flax_path, flax_state, get_path, kind_of, unstacked
 from .mapping import Draft, nearest
 from .move import Move, Stack
@@ -53,6 +54,7 @@ def fit(
     cast: Cast,
     partial: bool = False,
     prefix: str = "",
+    scaled: Collection[str] = (),
 ) -> list[Move | Stack]:
     """Returns moves that use every tensor once and fill every Param once, with checked shapes.
 
@@ -65,6 +67,7 @@ def fit(
       cast: allowed dtype conversions.
       partial: whether Params may stay unfilled.
       prefix: the start of the tensors' names in the checkpoint, for errors.
+      scaled: tensors that are read times a scale, so that no `cast` is needed.
 
     Raises:
       CheckpointError: lists every problem, and proposed rules.
@@ -74,7 +77,7 @@ def fit(
     few = len(draft.unplaced) + len(draft.unfilled) <= 200
     is_expressible = few and all(map(_PLAIN.fullmatch, entries))
     proposed = propose(draft) if draft.problems and is_expressible else []
-    problems = [*draft.problems, *_dtype_problems(draft, cast)]
+    problems = [*draft.problems, *_dtype_problems(draft, cast, scaled)]
     if not problems:
         return draft.moves
     if prefixes := _prefixes(entries, module, rules, read):
@@ -83,6 +86,8 @@ def fit(
         why = f"Its tensors do not fit the layer: they have longer names, {longer}."
         whole = ".".join(filter(None, (prefix, prefixes[0])))
         raise CheckpointError(path, None, why, f"Pass prefix={whole!r}{others}.")
+    if error := unread_format(path, entries, f"{prefix}." if prefix else ""):
+        raise error
     lines = [
         "Its tensors do not fit the layer:",
         *(f"  - {one}" for one in problems[:MAX_PROBLEMS]),
@@ -164,7 +169,7 @@ def _tied_names(
     return tied
 
 
-def _dtype_problems(draft: Draft, cast: Cast) -> list[str]:
+def _dtype_problems(draft: Draft, cast: Cast, scaled: Collection[str]) -> list[str]:
     """Describes the dtype conversions that `cast` does not allow."""
     problems = []
     for move in draft.moves:
@@ -172,7 +177,7 @@ def _dtype_problems(draft: Draft, cast: Cast) -> list[str]:
             want = draft.state[target].get_value().dtype
             for name in move.sources:
                 have = DTYPES[draft.sources[name].dtype]
-                if not may_become(have, want, cast):
+                if not may_become(have, want, "narrow" if name in scaled else cast):
                     mismatch = f"{name} is {have.name} and {target} is {np.dtype(want).name}"
                     problems.append(f"{mismatch}: {_advice(have, want)}.")
     return problems

@@ -101,7 +101,7 @@ class Blocks(Entry):
 
     type: Type
 
-    def read(self, name: str) -> np.ndarray:
+    def read(self, name: str, raw: np.ndarray | None = None) -> np.ndarray:
         """Reads and dequantises the values.
 
         Raises:
@@ -110,12 +110,12 @@ class Blocks(Entry):
         dequantize = _dequantizer(self.file, name, self.type)
         values = np.empty(self.shape, np.float32)
         flat = values.reshape(-1)
-        raw = np.empty(BLOCK_ELEMENTS // self.type.elements * self.type.size, np.uint8)
+        blocks = np.empty(BLOCK_ELEMENTS // self.type.elements * self.type.size, np.uint8)
         with open_regular(self.file) as file:
             file.seek(self.start)
             for i in range(0, flat.size, BLOCK_ELEMENTS):
                 count = min(BLOCK_ELEMENTS, flat.size - i)
-                part = raw[: count // self.type.elements * self.type.size]
+                part = blocks[: count // self.type.elements * self.type.size]
                 fill(part, file, self.file, name)
                 with np.errstate(all="ignore"):  # the caller checks the result for NaN and Inf
                     flat[i : i + count] = dequantize(part)

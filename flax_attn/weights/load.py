@@ -4,7 +4,7 @@ Source: https://github.com/huggingface/safetensors; the index is the one that tr
 `save_pretrained` writes next to shards.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from .buffers import without_buffers
 from .checkpoint import Checkpoint, CheckpointLike
 from .dtypes import overflows
 from .fitting import CASTS, Cast, fit, under
+from .float8 import block_shape, dequantized, without_scales
 from .known_layers import flax_state
 from .mapping import nearest
 from .move import Move, Stack
@@ -51,6 +52,11 @@ def load(
     A checkpoint has names, shapes and dtypes, but no module types: the `weight` of an `nnx.Linear`
     is read as torch's `[out, in]`. If it is `[in, out]`, as in GPT-2's files, add a rule:
     `Rule("c_proj.weight -> o_proj.kernel", "i o -> i o")`.
+
+    A float8 e4m3 `weight` with a `weight_scale_inv` or `weight_scale` is read as their product,
+    rounded once to the dtype of its Param, whatever `cast` is. The scale's shape decides: one for
+    the tensor, one for each row, or one for each block of 128 x 128, as in DeepSeek-V3's files.
+    Scales of activations, `activation_scale` and `input_scale`, are not used, which warns once.
 
     For a GGUF file, `gguf_config` reads the config and `families.rules(..., source="gguf")` returns
     the names. The package gguf converts its blocks to float32. Types with blocks of equal size,
@@ -105,8 +111,8 @@ def load(
     options = LoadOptions(tuple(rules), sharding, cast, max_bytes, partial)
     _check_arguments(layer, options)
     checkpoint = Checkpoint(path, manifest, allow_nonfinite)
-    moves = _moves(checkpoint, prefix, layer, options)
-    _fill(layer, checkpoint, moves, [prefix], False, options)
+    moves, scales = _moves(checkpoint, prefix, layer, options)
+    _fill(layer, checkpoint, moves, scales, [prefix], False, options)
     return _unfilled_paths(layer, moves) if partial else None
 
 
@@ -173,8 +179,8 @@ def load_stacked(
         raise CheckpointError(checkpoint.path, None, why, "Say which by indices=range(...).")
     prefixes = [prefix.replace("{}", str(number)) for number in numbers]
     _check_same_layers(checkpoint, prefixes)
-    moves = _moves(checkpoint, prefixes[0], _first_layer(layers), options, count)
-    _fill(layers, checkpoint, moves, prefixes, True, options)
+    moves, scales = _moves(checkpoint, prefixes[0], _first_layer(layers), options, count)
+    _fill(layers, checkpoint, moves, scales, prefixes, True, options)
 
 
 @dataclass(frozen=True)
@@ -220,19 +226,30 @@ def _sharding_of(path: str, options: LoadOptions) -> Sharding | None:
 
 def _moves(
     checkpoint: Checkpoint, prefix: str, module: nnx.Module, options: LoadOptions, times: int = 1
-) -> list[Move | Stack]:
-    """Returns the moves, checked against the checkpoint's headers and `max_bytes`."""
-    entries = under(checkpoint.path, checkpoint.entries, prefix)
-    entries = without_buffers(entries, prefix, module, options.rules)
-    read = _reader(checkpoint, prefix)
-    moves = fit(
-        checkpoint.path, entries, module, options.rules, read, options.cast, options.partial, prefix
-    )
-    total = times * sum(entries[name].nbytes for move in moves for name in move.sources)
+) -> tuple[list[Move | Stack], dict[str, str]]:
+    """Returns the moves, and the scales of float8 weights; both checked against the headers."""
+    path, rules = checkpoint.path, options.rules
+    entries = without_buffers(under(path, checkpoint.entries, prefix), prefix, module, rules)
+    entries, scales = without_scales(entries, module, rules, times)
+    read = _reader(checkpoint, prefix, scales)
+    moves = fit(path, entries, module, rules, read, options.cast, options.partial, prefix, scales)
+    state, dot, total = flax_state(module), f"{prefix}." if prefix else "", 0
+    for move in moves:
+        width = _dtype(state, move).itemsize  # of each float8 value when it is read
+        for name in move.sources:
+            total += times * entries[name].nbytes * (width if name in scales else 1)
+            if name in scales:
+                block_shape(checkpoint, dot + name, dot + scales[name])
     if options.max_bytes is not None and total > options.max_bytes:
         why = f"The layer's tensors have {total} bytes, more than max_bytes={options.max_bytes}."
         raise CheckpointError(checkpoint.path, None, why)
-    return moves
+    return moves, scales
+
+
+def _dtype(state: Mapping[str, nnx.Variable[Any]], move: Move | Stack) -> np.dtype:
+    """Returns the dtype of a move's targets; float32 if they have several."""
+    dtypes = {np.dtype(state[target].get_value().dtype) for target in move.targets}
+    return dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
 
 
 def _unfilled_paths(layer: nnx.Module, moves: Sequence[Move | Stack]) -> list[str]:
@@ -246,15 +263,25 @@ def _unfilled_paths(layer: nnx.Module, moves: Sequence[Move | Stack]) -> list[st
     ]
 
 
-def _reader(checkpoint: Checkpoint, prefix: str):
+def _reader(
+    checkpoint: Checkpoint, prefix: str, scales: Mapping[str, str], dtype: Any = np.float32
+) -> Callable[[str], np.ndarray]:
+    """Returns a function that reads a tensor by name; a float8 weight with a scale as `dtype`."""
     dot = f"{prefix}." if prefix else ""
-    return lambda name: checkpoint.read(dot + name)
+
+    def read(name: str) -> np.ndarray:
+        if name not in scales:
+            return checkpoint.read(dot + name)
+        return dequantized(checkpoint, dot + name, dot + scales[name], np.dtype(dtype))
+
+    return read
 
 
 def _fill(
     layer: nnx.Module,
     checkpoint: Checkpoint,
     moves: Sequence[Move | Stack],
+    scales: Mapping[str, str],
     prefixes: Sequence[str],
     stacked: bool,
     options: LoadOptions,
@@ -264,7 +291,7 @@ def _fill(
     for move in moves:
         whole: dict[str, np.ndarray] = {}
         for number, prefix in enumerate(prefixes):
-            read = _reader(checkpoint, prefix)
+            read = _reader(checkpoint, prefix, scales, _dtype(state, move))
             for target, value in move.forward({name: read(name) for name in move.sources}).items():
                 want = np.dtype(state[target].get_value().dtype)
                 value = _cast(value, want, checkpoint, move)

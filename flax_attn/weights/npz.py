@@ -46,13 +46,13 @@ class Member(Entry):
     member: str
     fortran: bool
 
-    def read(self, name: str) -> np.ndarray:
-        """Reads the values into a new array.
+    def read(self, name: str, raw: np.ndarray | None = None) -> np.ndarray:
+        """Reads the values into a new array, or into the bytes `raw`.
 
         Raises:
           CheckpointError: if the archive changed, or the checksum of the data is wrong.
         """
-        raw = np.empty(self.size, np.uint8)
+        raw = np.empty(self.size, np.uint8) if raw is None else raw
         with _archive(self.file, name) as archive, archive.open(self.member) as file:
             file.read(self.start)
             fill(raw, file, self.file, name)
