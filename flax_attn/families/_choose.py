@@ -89,7 +89,7 @@ def attention(
         attention, heads that do not divide, rotary parameters of an unknown type or in two
         spellings that differ, a field whose value is not supported or that has two values under two
         names, a multimodal model without a part, or a quantization_config that includes the
-        attention; for a file that cannot be read.
+        attention, except of float8 e4m3 that `weights.load` reads; for a file that cannot be read.
       TypeError: if the config is neither a dict nor a path.
 
     Source: the modelling code of transformers 5.24.

@@ -20,15 +20,15 @@ from parity_tests.tables import with_nightly
 from .texts import PUBLISHED, shrunk
 
 # All others must be built, each part that they have; None for a model without parts.
-QUANTISED = "quantised weights of attention are not served: layers.0."
+QUANTISED = "quantization_config of auto-round of 4 bits"
 REFUSED = {
     ("DeepSeek-V4 (small test)", None): "'deepseek_v4' is known to transformers, and its attention",
-    **{(name, None): QUANTISED for name in ("DeepSeek-V3 (fp8)", "Devstral-2-123B", "Kimi-K2")},
     ("MiniMax-M1", None): "got 'minimax_m1'. It may be newer than transformers",
     ("Pixtral (small test)", "vision"): "hidden_size / num_attention_heads = 16 components",
     ("Qwen3-Coder-Next (int4)", None): QUANTISED,
     ("gemma-4 assistant text (small test)", None): "all of them read keys and values of another",
 }
+BY_ITS_CLASS = "model_type 'kimi_k2' is not known here"  # it is DeepSeek-V3's, by its architectures
 COMMIT = ("Llama-4-Maverick (4 layers)", "Qwen3-VL-8B", "phimoe (Phi-3.5-MoE's rope)", "gpt2")
 
 
@@ -68,6 +68,7 @@ def kinds(config, part):
         "t5-small",
     ]
 )
+@pytest.mark.filterwarnings(f"ignore:{BY_ITS_CLASS}")
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_config_is_built_without_a_warning_or_refused(name):
     try:
@@ -81,7 +82,7 @@ def test_a_published_config_is_built_without_a_warning_or_refused(name):
                 built(PUBLISHED[name], 0, part)
         else:
             numbers, warned = kinds(PUBLISHED[name], part)
-            assert numbers and not warned, (part, warned)
+            assert numbers and all(x.startswith(BY_ITS_CLASS) for x in warned), (part, warned)
 
 
 def compared(config, part):
@@ -102,6 +103,7 @@ BUILT = [name for name in PUBLISHED if (name, None) not in REFUSED]
 
 
 @pytest.mark.nightly
+@pytest.mark.filterwarnings(f"ignore:{BY_ITS_CLASS}")
 @pytest.mark.parametrize("name", with_nightly(BUILT, commit=COMMIT))
 def test_a_published_config_gives_the_same_numbers(name, transformers):
     with jax.enable_x64(True):

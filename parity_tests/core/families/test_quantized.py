@@ -1,4 +1,4 @@
-"""A quantization_config is refused, unless it leaves the attention of the layer alone."""
+"""A quantization_config is refused, unless it is of float8 or leaves the attention alone."""
 
 import pytest
 from flax import nnx
@@ -63,6 +63,48 @@ QUANTIZED = {
 def test_what_does_not_is_refused_by_a_name(name):
     with told(ValueError, "has a quantization_config", "layers.0.self_attn", "Dequantise"):
         of(**QUANTIZED[name])
+
+
+def compressed(name="float-quantized", group=(), **weights):
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel", "dynamic": False, **weights}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights, **dict(group)}}
+    return {"quant_method": "compressed-tensors", "format": name, "config_groups": groups}
+
+
+DEEPSEEK = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+READ = {
+    "DeepSeek-V3": DEEPSEEK
+    | {"activation_scheme": "dynamic", "modules_to_not_convert": ["lm_head"]},
+    "Devstral 2": {"quant_method": "fp8", "weight_block_size": None, "activation_scheme": "static"},
+    "by channel": compressed(),
+    "by tensor": compressed(strategy="tensor", block_structure=None),
+    "by block": compressed(strategy="block", block_structure=[128, 128]),
+    "in its groups": compressed(None, {"format": "float-quantized"}),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_float8_is_built_whatever_it_leaves_out(name):
+    assert of("llama", **READ[name])
+
+
+UNREAD = {
+    "gptq of 4 bits": {"quant_method": "gptq", "bits": 4},
+    "mxfp4": {"quant_method": "mxfp4"},
+    "fp8 with fmt e5m2": DEEPSEEK | {"fmt": "e5m2"},
+    "fp8 with weight_block_size [64, 128]": DEEPSEEK | {"weight_block_size": [64, 128]},
+    "compressed-tensors in the format pack-quantized": compressed("pack-quantized", num_bits=4),
+    "float-quantized with num_bits 4 and strategy group": compressed(num_bits=4, strategy="group"),
+    "with block_structure [64, 64]": compressed(strategy="block", block_structure=[64, 64]),
+    "in the format int-quantized": compressed(group={"format": "int-quantized"}),
+    "compressed-tensors without config_groups": {"quant_method": "compressed-tensors"},
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_another_format_is_refused_by_its_name(name):
+    with told(ValueError, "has a quantization_config of ", name, "layers.0.self_attn"):
+        of("llama", **UNREAD[name])
 
 
 SMALL = [*CONFIGS, *PARTS]
