@@ -96,12 +96,12 @@ def test_which_part_is_asked_for_must_be_said():
 
 
 def test_a_whole_that_is_quantised_is_so_in_its_parts():
-    config = {**written("qwen3_vl"), "quantization_config": {"quant_method": "fp8"}}
-    with told(ValueError, "quantised weights of attention", "layers.0.self_attn"):
+    config = {**written("qwen3_vl"), "quantization_config": {"quant_method": "gptq"}}
+    with told(ValueError, "quantization_config of gptq", "layers.0.self_attn"):
         layer_of(config, part="text")
     config["quantization_config"]["modules_to_not_convert"] = ["visual"]
     assert layer_of(config, part="vision")
-    with told(ValueError, "quantised weights of attention"):
+    with told(ValueError, "quantization_config of gptq"):
         layer_of(config, part="text")
 
 

@@ -106,7 +106,7 @@ def holder(values):
             part, leaf = name.split(".")
             if not hasattr(whole, part):
                 setattr(whole, part, Holder())
-            setattr(getattr(whole, part), leaf, nnx.Param(jnp.zeros(value.shape, value.dtype)))
+            setattr(getattr(whole, part), leaf, nnx.Param(jnp.asarray(np.zeros_like(value))))
     return whole
 
 

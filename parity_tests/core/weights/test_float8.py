@@ -20,6 +20,7 @@ from flax_attn._internal.caller import warn_once
 from flax_attn.weights import Rule, load, load_stacked, save
 from flax_attn.weights.checkpoint import Checkpoint
 from flax_attn.weights.float8 import dequantized
+from flax_attn.weights.known_layers import flax_state
 from flax_attn.weights.manifest import write_manifest
 from flax_attn.weights.safetensors import read_header, write_file
 from parity_tests.tables import with_nightly
@@ -104,7 +105,9 @@ def test_layers_of_published_configs(name, form, tmp_path):
     config = {"model_type": name, **SIZES, **CONFIGS[name], "quantization_config": FP8}
     rules, prefix = families.rules(config, 1), "model.layers.1.self_attn"
     make = partial(families.attention, config, 1, param_dtype=jnp.bfloat16)
-    layer, other = make(rngs=nnx.Rngs(0)), make(rngs=nnx.Rngs(1))
+    layer, other = (nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))) for _ in range(2))
+    for param in flax_state(layer).values():
+        param.set_value(np.zeros(param.shape, param.dtype))
     save(layer, tmp_path / "plain.safetensors", prefix=prefix, rules=rules)
     shapes = {k: x.shape for k, x in read_header(tmp_path / "plain.safetensors").items()}
     assert max(max(shape) for shape in shapes.values()) > 128
@@ -117,7 +120,8 @@ def test_layers_of_published_configs(name, form, tmp_path):
 def test_stacked_layers(tmp_path):
     torch = pytest.importorskip("torch", reason="it is the oracle")
     linear = partial(nnx.Linear, 130, 131, use_bias=False)
-    layers = nnx.vmap(lambda key: linear(rngs=nnx.Rngs(key)))(jax.random.split(jax.random.key(0)))
+    make = nnx.vmap(lambda key: linear(rngs=nnx.Rngs(key)))
+    layers = nnx.eval_shape(make, jax.random.split(jax.random.key(0)))
     want = published(
         tmp_path, {f"h.{i}.q.weight": (131, 130) for i in (0, 1)}, torch.float32, "block"
     )
