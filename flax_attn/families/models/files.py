@@ -277,4 +277,4 @@ def _unstacked(whole: Transformer) -> Transformer:
             continue
         _, at, period = place.split(".")
         variable.set_value(before[f"stack.{at}.{inner}"].get_value()[int(period)])
-    return apart
+    return layered
