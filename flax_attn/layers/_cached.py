@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TypedDict, TypeVar, get_args
 
 from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype
 from jaxtyping import Array, Bool, Float, Int
 
 from .._internal.checks import check_choice, check_input
@@ -88,7 +89,16 @@ def new_cache(
 
 def arithmetic_dtype(linear: nnx.Linear) -> Any:
     """Dtype in which `linear` computes, for inputs of no higher precision."""
-    return linear.kernel[...].dtype if linear.dtype is None else linear.dtype
+    return kernel_of(linear).dtype if linear.dtype is None else linear.dtype
+
+
+def kernel_of(linear: Any) -> Array:
+    """The matrix that `linear` multiplies by, with the adapter of an `nnx.LoRA` added to it."""
+    if not isinstance(linear, nnx.LoRA):
+        return linear.kernel[...]
+    factors = linear.lora_a[...], linear.lora_b[...]
+    kernel, a, b = promote_dtype((kernel_of(linear.base_module), *factors))
+    return kernel + a @ b
 
 
 def _window_of(mask: Mask, keep_first: int) -> int:

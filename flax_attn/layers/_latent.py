@@ -15,6 +15,7 @@ from .._internal.checks import check_positive
 from ..masks import CAUSAL, Mask
 from ..norms import RMSNorm
 from ..rules import Rules
+from ._cached import kernel_of
 from ._common import split_heads
 from ._init import LayerInit, LayerInitKeywords, keywords_of, layer_init_signature
 from ._self_attention import Heads, RotaryFn, Tokens
@@ -153,7 +154,7 @@ class LatentHeads(Heads):
         self, x: Float[Array, "*B T N X"], part: slice
     ) -> tuple[Float[Array, "*B T N X"], Float[Array, "L N Y"]]:
         """x and a slice of each head's `kv_b_proj` kernel, promoted to one dtype."""
-        x, kernel = promote_dtype((x, self.kv_b_proj.kernel[...]), dtype=self.kv_b_proj.dtype)
+        x, kernel = promote_dtype((x, kernel_of(self.kv_b_proj)), dtype=self.kv_b_proj.dtype)
         return x, kernel.reshape(kernel.shape[0], x.shape[-2], -1)[..., part]
 
     @property

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from .gguf_keys import gguf_config as gguf_config
     from .load import load as load
     from .load import load_stacked as load_stacked
+    from .lora import load_lora as load_lora
+    from .lora import save_lora as save_lora
     from .rule import Rule as Rule
     from .save import save as save
     from .torch_file import read_torch as read_torch
@@ -22,10 +24,12 @@ _HOMES = {
     "CheckpointError": "..errors",
     "gguf_config": ".gguf_keys",
     "load": ".load",
+    "load_lora": ".lora",
     "load_stacked": ".load",
     "read_torch": ".torch_file",
     "Rule": ".rule",
     "save": ".save",
+    "save_lora": ".lora",
 }
 # Old public names and their replacements.
 _RENAMED: dict[str, str] = {}

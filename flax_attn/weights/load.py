@@ -294,33 +294,32 @@ def _fill(
             read = _reader(checkpoint, prefix, scales, _dtype(state, move))
             for target, value in move.forward({name: read(name) for name in move.sources}).items():
                 want = np.dtype(state[target].get_value().dtype)
-                value = _cast(value, want, checkpoint, move)
+                value = cast_to(value, want, checkpoint.path, ", ".join(move.sources))
                 if stacked:
                     shape = (len(prefixes), *value.shape)
                     whole.setdefault(target, np.empty(shape, want))[number] = value
                 else:
                     whole[target] = value
         for target, value in whole.items():
-            ready[target] = _array(value, state[target].get_value(), _sharding_of(target, options))
+            where = _sharding_of(target, options)
+            ready[target] = array_like(value, state[target].get_value(), where)
     for target, array in ready.items():
         state[target].set_value(array)
 
 
-def _cast(
-    value: np.ndarray, want: np.dtype, checkpoint: Checkpoint, move: Move | Stack
-) -> np.ndarray:
+def cast_to(value: np.ndarray, want: np.dtype, path: object, names: str) -> np.ndarray:
+    """Rounds an array to a dtype; CheckpointError if a finite value overflows."""
     if value.dtype == want:
         return value
     with np.errstate(all="ignore"):
         result = value.astype(want)
     if overflows(value, result):
-        names = ", ".join(move.sources)
         why = f"A value of {value.dtype.name} overflows {want.name}."
-        raise CheckpointError(checkpoint.path, names, why, "Build the layer with a wider dtype.")
+        raise CheckpointError(path, names, why, "Build the layer with a wider dtype.")
     return result
 
 
-def _array(value: np.ndarray, current: Any, sharding: Sharding | None) -> jax.Array:
+def array_like(value: np.ndarray, current: Any, sharding: Sharding | None) -> jax.Array:
     """Creates a jax array with the given sharding, else with that of the layer's array."""
     if sharding is None and (
         getattr(current, "committed", False) or not isinstance(current, jax.Array)

@@ -2,8 +2,9 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from flax import nnx
@@ -98,7 +99,7 @@ def _torch_values(layer: nnx.Module, where: Path, rules: Sequence[Rule]) -> dict
     if odd:
         raise ValueError(f"Safetensors has no such dtype: {', '.join(odd)}.")
     moving = [rule for rule in rules if rule.kind == "move"]
-    moves = _moves(layer, state, moving)
+    moves = moves_back(layer, state, moving)
     arrays = {name: value for move in moves for name, value in move.back(state).items()}
     entries = {
         name: Entry(where, NAMES[value.dtype], value.shape, 0, value.nbytes)
@@ -116,7 +117,7 @@ def _torch_values(layer: nnx.Module, where: Path, rules: Sequence[Rule]) -> dict
     return arrays
 
 
-def _moves(layer: nnx.Module, state: dict[str, np.ndarray], rules: Sequence[Rule]) -> list[Move]:
+def moves_back(layer: nnx.Module, state: Mapping[str, Any], rules: Sequence[Rule]) -> list[Move]:
     """Returns the move of every Param: by the rules' layouts, then their names, then its type."""
     moves, left = [], list(state)
     for rule in rules:

@@ -47,7 +47,6 @@ LIKE_JOBS = {
     "weights": {
         "_check_contiguous": "of a file's tensors",
         "_entry": "of a file's header",
-        "_moves": "what goes where",
     },
 }
 
