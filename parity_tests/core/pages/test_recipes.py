@@ -57,6 +57,40 @@ def test_ci_installs_what_it_needs(title):
     assert {BROUGHT.get(package, package) for package in needed} <= _extra("dev")
 
 
+FAULTS = """
+def first(change, **changed):
+    engine = loaded({**config, **changed}, jnp.bfloat16)
+    nnx.update(engine, jax.tree.map(change, nnx.state(engine)))
+    write("fault.json", engine, tokens)
+    return first_unexplained("fault.json", config)
+
+
+def rounded(x, steps):
+    unit = abs(x.astype(jnp.float32)).max(0) / steps
+    return ((x / unit).round() * unit).astype(x.dtype) if x.ndim == 2 else x
+
+
+same = lambda x: x
+tokens = jax.random.randint(jax.random.key(SEED), (32,), 0, 97)
+assert first(same) is None
+assert first(same, sliding_window=9) >= 9
+assert first(lambda x: x - 1 if x.ndim == 1 else x) == 1  # norms without their offset
+assert first(lambda x: rounded(x, 7)) is not None  # int4
+assert first(lambda x: x * (1 + 2**-8)) is None  # a rounding in each weight
+"""
+
+
+@pytest.mark.nightly
+def test_the_same_model_is_known_from_faulty_ones(tmp_path, monkeypatch):
+    (block,) = blocks(SECTIONS["Is it the same model?"])
+    monkeypatch.chdir(tmp_path)
+    page = {"__name__": "page"}
+    run(block, "the same model", page)
+    for seed in (2, 3, 4):
+        text = run(FAULTS.replace("SEED", str(seed)), f"seed {seed}", page)
+        assert text.count("the text is not explained") == 3
+
+
 def _extra(name: str) -> set[str]:
     """The packages that an extra installs, with those of the extras it takes in."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
