@@ -121,6 +121,7 @@ def named_layers(
 ) -> Iterator[tuple[int, Named]]:
     """Yields each layer with attention in each part: its number, its paths, and its rules.
 
+    `source` is as in `rules`, or "modules" for the names of modules in memory alone.
     `where` is the prefix with its dot, and `to`.
     """
     entry, to = family_entry(config), where[1]
@@ -163,7 +164,7 @@ def _named(
             f"to={to!r} is one place, and a layer of this model_type has attentions at "
             f"{' and '.join(places)}; leave it out."
         )
-    spellings = _spellings(family, config, index)
+    spellings = _spellings(family, config, index)[-1 if source == "modules" else 0 :]
     every = list[Named]()
     for here in places:
         by_place: dict[str, tuple[Rule, ...]] = {}  # both spellings often share a path

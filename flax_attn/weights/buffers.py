@@ -30,6 +30,7 @@ BUFFERS: Mapping[str, Callable[[Shape], bool]] = {
     r"(cos|sin)_cached": lambda shape: len(shape) in (2, 4),
     r"bias|causal_mask": _is_square,  # causal mask of GPT-2 and its successors
     r"masked_bias": lambda shape: shape in ((), (1,)),
+    r"position_ids": lambda shape: len(shape) == 2,  # 0, 1, 2, ... of BERT and CLIP
     r"embed_positions": lambda shape: len(shape) == 2,  # sines and cosines of GPT-J
     r"slope_rate|(query|key|diagonal)_decay": lambda shape: len(shape) in (3, 4),  # MiniMax's
     r"relative_position_index": _is_any,  # Swin's windows

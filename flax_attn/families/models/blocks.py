@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from ..._internal.arrays import aligned
 from ...dropout import LayerDropout
 from ...layers._common import check_tokens, dot_general_sharded
 from ...layers._init import LayerInit
@@ -39,11 +40,19 @@ class Build(NamedTuple):
         """D, the width of the model."""
         return self.config.count("hidden_size")
 
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """`init` as keywords of a layer."""
+        names = ("rngs", "dtype", "param_dtype", "kernel_init", "bias_init")
+        return {name: getattr(self.init, name) for name in names}
+
     def with_keys(self, rngs: nnx.Rngs) -> "Build":
         """The same with other random keys."""
-        init = self.init
-        more = {"kernel_init": init.kernel_init, "bias_init": init.bias_init, "dtype": init.dtype}
-        return self._replace(init=LayerInit(rngs=rngs, param_dtype=init.param_dtype, **more))
+        return self._replace(init=LayerInit(**{**self.keywords, "rngs": rngs}))
+
+    def attention_of(self, index: int) -> nnx.Module:
+        """The attention of a layer."""
+        return self.attention(index, self.keywords)
 
     def norm(self) -> nnx.Module:
         """A norm of hidden states."""
@@ -124,7 +133,7 @@ class BranchScale(nnx.Module):
 
     def __call__(self, x: Float[Array, "*B T D"]) -> Float[Array, "*B T D"]:
         """The scaled components."""
-        return x * self.scale[...].astype(x.dtype)
+        return x * aligned(self.scale[...], x)
 
 
 class Mlp(nnx.Module):
@@ -158,13 +167,11 @@ class Block(nnx.Module):
 
     def __init__(self, build: Build, index: int):
         config, body = build.config, build.body
-        order, init = body.order_of(config), build.init
+        order = body.order_of(config)
         before = order in ("before", "both", "parallel", "shared")
         after = order in ("after", "both", "sums")
-        keywords = {name: getattr(init, name) for name in ("rngs", "dtype", "param_dtype")}
-        more = {"kernel_init": init.kernel_init, "bias_init": init.bias_init}
         self.norm_before_attention = build.norm_if(before and (index > 0 or body.first_norm))
-        self.self_attn = build.attention(index, {**keywords, **more})
+        self.self_attn = build.attention_of(index)
         self.norm_before_mlp = build.norm_if(before and order != "shared")
         self.mlp = Mlp(build)
         self.norm_after_attention, self.norm_after_mlp = (
@@ -221,6 +228,16 @@ def dropped(x: Array, dropout: LayerDropout | None, deterministic: bool | None) 
     return x if dropout is None else dropout(x, deterministic=deterministic)
 
 
+def token_numbers(tokens: Any) -> Int[Array, "*B T"]:
+    """The numbers of tokens as an array; TypeError or ValueError for anything else."""
+    tokens = jnp.asarray(tokens)
+    if not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise TypeError(f"Tokens are whole numbers, as a tokenizer gives; got {tokens.dtype}.")
+    if tokens.ndim == 0:
+        raise ValueError("Tokens have an axis of length, *B T; got one number.")
+    return tokens
+
+
 def learned_positions(x: Float[Array, "*B T D"], valid: Any, cache: Any) -> Int[Array, "*#B T"]:
     """The positions of tokens among the real ones of their rows, continuing from a cache.
 
@@ -237,7 +254,7 @@ def learned_positions(x: Float[Array, "*B T D"], valid: Any, cache: Any) -> Int[
 
 def state_at(hidden: Float[Array, "*B T D"], slot: Int[Array, "*B"]) -> Float[Array, "*B D"]:
     """The hidden state of one token of each row."""
-    is_it = jnp.arange(hidden.shape[-2]) == slot[..., None]
+    is_it = jax.nn.one_hot(slot, hidden.shape[-2], dtype=bool)
     return jnp.where(is_it[..., None], hidden, jnp.zeros((), hidden.dtype)).sum(-2)
 
 

@@ -73,7 +73,7 @@ def model(
 
     shape = Decoder if body.head else Encoder
     build = Build(fields, body, partial(layer_of, config, part), init)
-    return shape(build, json.dumps(dict(config)), scan=scan, remat=remat)
+    return shape(build, json.dumps(dict(config), default=str), scan=scan, remat=remat)
 
 
 def body_of(config: Mapping[str, Any], part: str | None) -> tuple[Config, Body]:

@@ -2,17 +2,26 @@
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from ..._internal.arrays import aligned, reshaped
 from ..._internal.checks import check_image, valid_tokens
 from ...layers import CrossAttention
 from ...layers._common import dot_general_sharded
 from ...masks import FULL, Mask
-from .blocks import Build, Mlp, applied, dropped, learned_positions, state_at, zero_padding
+from .blocks import (
+    Build,
+    Mlp,
+    applied,
+    dropped,
+    learned_positions,
+    state_at,
+    token_numbers,
+    zero_padding,
+)
 from .facts import ACTIVATIONS, activation_of, count, flag, grid_of, pair, read
 from .transformer import Transformer
 
@@ -96,6 +105,7 @@ class Encoder(Transformer):
             of encoder.
         """
         if self.embed_patches is None:
+            x = token_numbers(x)
             real = None if valid is None else valid_tokens("valid", valid, x.shape)
             h = self._embed_tokens(x, valid, real, positions, token_types)
             _refuse("tokens", masked=masked)
@@ -124,29 +134,28 @@ class Encoder(Transformer):
             _refuse("this model_type", token_types=token_types)
         if self.embed_positions is not None:
             at = learned_positions(h, valid, None) if positions is None else positions
-            h = h + self.embed_positions(at + self.position_offset)
+            h = h + aligned(self.embed_positions(at + self.position_offset), h)
         return h
 
     def _embed_patches(self, image: Array, masked: Any) -> Float[Array, "*B T D"]:
         assert self.embed_patches is not None and self.embed_positions is not None
         h = self.embed_patches(image)  # *B y x D
         *batch, rows, columns, _ = h.shape
-        h = resharded_reshape(h, len(batch), rows * columns, h.shape[-1])  # *B T D
+        h = reshaped(h, (*batch, rows * columns, h.shape[-1]))  # *B T D
         if masked is not None:
             if self.mask_token is None:
                 _refuse("a model without a mask token", masked=masked)
             else:
-                h = jnp.where(masked[..., None], self.mask_token[...].astype(h.dtype), h)
+                h = jnp.where(masked[..., None], token_like(h, self.mask_token), h)
         table = self.embed_positions(jnp.arange(self.embed_positions.num_embeddings))
         first = 0
         if self.class_token is not None:
-            token = jnp.zeros_like(h[..., :1, :]) + self.class_token[...].astype(h.dtype)
-            h, first = jnp.concatenate([token, h], axis=-2), 1
+            h, first = jnp.concatenate([token_like(h, self.class_token), h], axis=-2), 1
         if (rows, columns) != self.grid:
             grid = table[first:].reshape(*self.grid, -1)
             grid = resized(resized(grid, rows, 0), columns, 1).reshape(rows * columns, -1)
             table = jnp.concatenate([table[:first], grid])
-        return h + table
+        return h + aligned(table, h)
 
 
 class Patches(nnx.Conv):
@@ -169,25 +178,21 @@ class Patches(nnx.Conv):
         *batch, y, x, channels = image.shape
         if y % high or x % wide:
             raise ValueError(f"An image is cut into patches of {high} x {wide}; got {y} x {x}.")
-        image = resharded_reshape(image, len(batch), y // high, high, x // wide, wide, channels)
-        image = jnp.moveaxis(image, -3, -4)
-        patches = resharded_reshape(image, len(batch), y // high, x // wide, high * wide * channels)
-        dtype = jnp.promote_types(patches.dtype, self.param_dtype)
-        dtype = dtype if self.dtype is None else self.dtype
+        image = reshaped(image, (*batch, y // high, high, x // wide, wide, channels))
+        patches = reshaped(
+            jnp.moveaxis(image, -3, -4), (*batch, y // high, x // wide, high * wide * channels)
+        )
+        dtype = self.dtype or jnp.promote_types(patches.dtype, self.param_dtype)
         kernel = self.kernel[...].reshape(high * wide * channels, -1).astype(dtype)
         axes = (((patches.ndim - 1,), (0,)), ((), ()))
         h = dot_general_sharded(patches.astype(dtype), kernel, axes)
-        return h if self.bias is None else h + self.bias[...].astype(dtype)
+        return h if self.bias is None else h + aligned(self.bias[...], h)
 
 
-def resharded_reshape(x: Array, batch: int, *shape: int) -> Array:
-    """Reshapes the axes behind the first `batch`, which stay sharded as they are."""
-    sharding = jax.typeof(x).sharding
-    where = None
-    if sharding.mesh.explicit_axes:
-        spec = jax.P(*sharding.spec[:batch], *(None for _ in shape))
-        where = jax.NamedSharding(sharding.mesh, spec)
-    return jax.lax.reshape(x, (*x.shape[:batch], *shape), out_sharding=where)
+def token_like(h: Float[Array, "*B T D"], token: nnx.Param) -> Float[Array, "*B 1 D"]:
+    """A trained token in each row of h, which may be sharded."""
+    first = h[..., :1, :]
+    return jnp.zeros_like(first) + aligned(token[...], first)
 
 
 class Pooler(nnx.Module):
@@ -227,16 +232,14 @@ class AttentionPooler(nnx.Module):
 
     def __init__(self, build: Build):
         width, heads = build.width, build.config.count("num_attention_heads")
-        init = {name: getattr(build.init, name) for name in ("rngs", "dtype", "param_dtype")}
         self.probe = build.param((width,))
-        self.attention = CrossAttention(width, heads, mask=FULL, **init)
+        self.attention = CrossAttention(width, heads, mask=FULL, **build.keywords)
         self.norm = build.norm()
         self.mlp = Mlp(build)
 
     def __call__(self, hidden: Float[Array, "*B T D"], _: Array) -> Float[Array, "*B D"]:
         """The pooled state."""
-        probe = jnp.zeros_like(hidden[..., :1, :]) + self.probe[...].astype(hidden.dtype)
-        y = self.attention(probe, hidden)
+        y = self.attention(token_like(hidden, self.probe), hidden)
         return (y + self.mlp(self.norm(y)))[..., 0, :]
 
 

@@ -169,10 +169,10 @@ class Body:
         """Where the norms of a layer stand."""
         return self.order(config) if callable(self.order) else self.order
 
-    def names_of(self, config: Config) -> tuple[Rule, ...]:
+    def names_of(self, config: Config, in_files: bool = True) -> tuple[Rule, ...]:
         """The rules of the names in files, where these differ, and of those in memory."""
         saved, names = (x(config) if callable(x) else x for x in (self.saved, self.names))
-        return (*saved, *names)
+        return (*saved, *names) if in_files else names
 
 
 def _gelu_fast(x: jax.Array) -> jax.Array:

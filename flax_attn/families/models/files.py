@@ -34,7 +34,7 @@ from .transformer import Transformer
 EMBEDDINGS = ("embed_tokens", "embed_patches")  # of which a model has one
 
 
-def rules_of(whole: Transformer) -> tuple[Rule, ...]:
+def rules_of(whole: Transformer, *, in_files: bool = True) -> tuple[Rule, ...]:
     """Returns the rules from transformers' names to those of a model.
 
     Names of modules in memory and names in files are both in there, as rules that may match
@@ -43,6 +43,8 @@ def rules_of(whole: Transformer) -> tuple[Rule, ...]:
 
     Args:
       whole: the model.
+      in_files: whether names are included that files alone have, as ViT's; False for `save_lora`,
+        since PEFT names modules in memory.
 
     Raises:
       TypeError: if it is not one that `model` returned.
@@ -54,8 +56,8 @@ def rules_of(whole: Transformer) -> tuple[Rule, ...]:
     if not isinstance(whole, Transformer):
         raise TypeError(f"A model of families.model is needed; got {type(whole).__name__}.")
     _, body = _row_of(whole)
-    heads = (body.saved_head or body.head, body.head)
-    return _rules(whole, body.base if body.head else "", heads)
+    heads = (body.saved_head or body.head, body.head)[0 if in_files else 1 :]
+    return _rules(whole, body.base if body.head else "", heads, in_files)
 
 
 def load(
@@ -181,16 +183,19 @@ def _row_of(whole: Transformer) -> tuple[Config, Body]:
     return body_of(json.loads(whole.config), None)
 
 
-def _rules(whole: Transformer, prefix: str, heads: Iterable[str]) -> tuple[Rule, ...]:
+def _rules(
+    whole: Transformer, prefix: str, heads: Iterable[str], in_files: bool = True
+) -> tuple[Rule, ...]:
     """The rules of a model.
 
     Args:
       whole: the model.
       prefix: of the base model's names, without its dot.
       heads: names that a head may have.
+      in_files: as in `rules_of`.
     """
     fields, body = _row_of(whole)
-    names, dot = body.names_of(fields), f"{prefix}." if prefix else ""
+    names, dot = body.names_of(fields, in_files), f"{prefix}." if prefix else ""
     rules = [moved for rule in names for moved in _in_layers(rule, dot, whole)]
     heads = list(dict.fromkeys(heads))
     if isinstance(whole, Decoder) and whole.lm_head is None:
@@ -200,7 +205,8 @@ def _rules(whole: Transformer, prefix: str, heads: Iterable[str]) -> tuple[Rule,
         rules += [Rule.optional(f"{head} -> lm_head") for head in heads]
     places = _places(whole)
     layers = list[tuple[int, Named]]()
-    for number, layer in named_layers(json.loads(whole.config), None, "transformers", ("", None)):
+    source = "transformers" if in_files else "modules"
+    for number, layer in named_layers(json.loads(whole.config), None, source, ("", None)):
         place = f"{places[number]}.self_attn" if whole.stack else USUAL
         layer = layer._replace(source=dot + layer.source, target=place)
         layers.append((number, layer._replace(rest=True, optional=True)))

@@ -104,10 +104,16 @@ class Transformer(Layer):
 
 def period_of(build: Build, depth: int) -> int:
     """The number of layers after which the kinds of layers begin anew."""
-    kinds = [str(nnx.graphdef(_shapes(build, index))) for index in range(depth)]
+    kinds = [_kind(build, index) for index in range(depth)]
     periods = range(1, depth + 1)
     return next(p for p in periods if all(kinds[i] == kinds[i % p] for i in range(depth)))
 
 
-def _shapes(build: Build, index: int) -> Block:
-    return nnx.eval_shape(lambda: Block(build.with_keys(nnx.Rngs(0)), index))
+def _kind(build: Build, index: int) -> tuple[bool, str]:
+    """What tells a layer from others: whether it lacks the first norm, and its attention."""
+
+    def attention() -> nnx.Module:
+        return build.with_keys(nnx.Rngs(0)).attention_of(index)
+
+    lacks_norm = index == 0 and not build.body.first_norm
+    return lacks_norm, str(nnx.graphdef(nnx.eval_shape(attention)))
