@@ -102,9 +102,10 @@ def load(
     """
     options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype}
     options |= {"part": part, "scan": scan, "remat": remat}
+    key = jax.random.key(0) if rngs is None else rngs.dropout()
 
     def built() -> Decoder | Encoder:
-        return model(folder, rngs=nnx.Rngs(0) if rngs is None else rngs, **options)
+        return model(folder, rngs=nnx.Rngs(key), **options)
 
     whole = nnx.eval_shape(built)
     checkpoint = Checkpoint(folder, False, True)
@@ -270,8 +271,7 @@ def _unstacked(whole: Transformer) -> Transformer:
     """The same model with its layers apart, which may share its arrays."""
     if not isinstance(whole, Transformer) or not whole.stack:
         return whole
-    options = {"rngs": nnx.Rngs(0), "param_dtype": jnp.float32}
-    layered = nnx.eval_shape(lambda: model(json.loads(whole.config), **options))
+    layered = nnx.eval_shape(lambda: model(json.loads(whole.config), rngs=nnx.Rngs(0)))
     before, places = flax_state(whole), _places(whole)
     for path, variable in flax_state(layered).items():
         first, _, rest = path.partition(".")
