@@ -107,7 +107,6 @@ class Embedding(nnx.Embed):
         table = self._table()
         mesh = jax.typeof(table).sharding.mesh
         if mesh.explicit_axes and out_sharding is None:
-            table = jax.sharding.reshard(table, jax.NamedSharding(mesh, jax.P()))
             rows = jax.typeof(inputs).sharding.spec
             out_sharding = jax.NamedSharding(mesh, jax.P(*rows, None))
         return table.at[inputs].get(mode="fill", fill_value=jnp.nan, out_sharding=out_sharding)

@@ -272,6 +272,8 @@ def _unstacked(whole: Transformer) -> Transformer:
     if not isinstance(whole, Transformer) or not whole.stack:
         return whole
     layered = nnx.eval_shape(lambda: model(json.loads(whole.config), rngs=nnx.Rngs(0)))
+    if isinstance(layered, Encoder) and getattr(whole, "pooler", None) is None:
+        layered.pooler = nnx.data(None)
     before, places = flax_state(whole), _places(whole)
     for path, variable in flax_state(layered).items():
         first, _, rest = path.partition(".")

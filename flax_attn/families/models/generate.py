@@ -8,6 +8,8 @@ from flax import nnx
 from jaxtyping import Array, Bool, Int
 
 from ..._internal.checks import valid_tokens
+from ...cache.meshes import explicit_mesh, resharded
+from ...sharding.specs import spec_of
 from .blocks import state_at
 from .decoder import Decoder
 
@@ -49,9 +51,14 @@ def generate(
     """
     rows, length = prompt.shape
     real = valid_tokens("valid", valid, prompt.shape)
+    mesh = explicit_mesh(prompt)
+
+    def with_rows(x: Any, axis: int = 0) -> Any:
+        """x with its rows sharded as those of the prompt, over Explicit axes."""
+        return x if mesh is None else resharded(x, mesh, *[None] * axis, spec_of(prompt)[0])
 
     def choose(hidden: Array, step: Any) -> Array:
-        logits = model.logits(hidden)[:, 0]  # B V
+        logits = with_rows(model.logits(hidden)[:, 0])  # B V
         if keys is None:
             return logits.argmax(-1).astype(prompt.dtype)
         each = jax.vmap(jax.random.fold_in, (0, None))(keys, step)
@@ -60,7 +67,7 @@ def generate(
 
     def step(state: Any) -> Any:
         at, word, words, ended, cache = state
-        words = words.at[:, at].set(word)
+        words = jnp.where(jnp.arange(new)[None] == at, word[:, None], words)
         ended = ended if end is None else ended | (word == end)
         hidden, cache = model.hidden(word[:, None], cache=cache, deterministic=True)
         following = choose(hidden, at + 1)
@@ -68,10 +75,11 @@ def generate(
             following = jnp.where(ended, end, following)
         return at + 1, following, words, ended, cache
 
-    cache = model.init_cache(rows, length + new)
-    hidden, cache = model.hidden(prompt, valid=valid, cache=cache, deterministic=True)
+    stacked, caches = len(model.stack), model.init_cache(rows, length + new)
+    caches = [with_rows(x, axis=int(i < stacked)) for i, x in enumerate(caches)]
+    hidden, caches = model.hidden(prompt, valid=valid, cache=caches, deterministic=True)
     last = length - 1 - real[:, ::-1].argmax(-1)  # slot of the last real token
     first = choose(state_at(hidden, last)[:, None], 0)
-    words = jnp.full((rows, new), 0 if end is None else end, prompt.dtype)
-    state = (jnp.int32(0), first, words, jnp.zeros(rows, bool), cache)
+    words = with_rows(jnp.full((rows, new), 0 if end is None else end, prompt.dtype))
+    state = (jnp.int32(0), first, words, with_rows(jnp.zeros(rows, bool)), caches)
     return jax.lax.while_loop(lambda x: (x[0] < new) & ~x[3].all(), step, state)[2]

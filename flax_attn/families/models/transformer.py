@@ -75,7 +75,7 @@ class Transformer(Layer):
             return x, (nnx.state(places, nnx.RngState), after)
 
         x, (keys, after) = jax.lax.scan(period, x, (state, caches))
-        self._move_on(self.stack, keys, call)
+        self._store_counts(self.stack, keys, call)
         return x, after
 
     def _called(
@@ -92,11 +92,11 @@ class Transformer(Layer):
             return copy(x, cache, **call), nnx.state(copy, nnx.RngState)
 
         result, keys = computed(state, x, cache)
-        self._move_on(block, keys, call)
+        self._store_counts(block, keys, call)
         return result
 
-    def _move_on(self, module: nnx.Module, keys: Any, call: dict[str, Any]) -> None:
-        """Updates the counts of random keys, if dropout may have drawn some."""
+    def _store_counts(self, module: nnx.Module, keys: Any, call: dict[str, Any]) -> None:
+        """Stores the counts of random keys after a call, if dropout may have drawn some."""
         off = call["deterministic"]
         if not (self.deterministic if off is None else off) and jax.tree.leaves(keys):
             nnx.update(module, keys)
