@@ -28,7 +28,7 @@ GUIDES = {
     "moving": "From flax.nnx, Linen, torch and transformers to these layers.",
     "porting": "From a torch module that you have never seen to a port that is proven equal.",
     "mistakes": "Forty common mistakes in ports, and what the report says of each.",
-    "models": "A published config.json or checkpoint, as layers or as a whole model.",
+    "models": "A published config.json or checkpoint, as a whole model or as layers; and generate.",
     "kernels": "Which backend computes your mask and score on CPU, GPU and TPU.",
     "scale": "Several devices: sharded batches, heads, lengths and weights.",
 }

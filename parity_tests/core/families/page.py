@@ -1,4 +1,4 @@
-"""The table of served model types in docs/models.md: layers, masks, worst error and date.
+"""The tables of docs/models.md: served model types, with worst error and date, and whole models.
 
     python -m parity_tests.core.families.page           # proves every type (half an hour)
     python -m parity_tests.core.families.page qwen3 glm  # proves these, and keeps the other rows
@@ -17,6 +17,7 @@ from flax_attn import CAUSAL, FULL, LongformerAttention, WindowAttention, famili
 from flax_attn._internal.markdown import cells, fill, table, text_between
 from flax_attn.families import ALIASES
 from flax_attn.families._published import FACTS
+from flax_attn.families.models.rows import ROWS
 from flax_attn.layers._recurrent import Recurrent
 from parity_tests.families import prove, prove_part
 from parity_tests.families.configs import Small
@@ -25,6 +26,7 @@ from parity_tests.families.parts import Part
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 MARKS = text_between("<!-- served -->", "<!-- end of served -->")
+WHOLE = text_between("<!-- whole -->", "<!-- end of whole -->")
 HEAD = ("type", "layers", "they see", "worst error", "proven on")
 
 
@@ -80,10 +82,23 @@ def rows_of_page() -> dict[str, tuple[str, ...]]:
     return {each[0]: tuple(each) for each in rows}
 
 
+def whole() -> str:
+    """The table of the types that are built whole, by what they take and return."""
+    shapes = dict[tuple[str, str], list[str]]()
+    for name, body in ROWS.items():
+        takes = "tokens `*B T`" if body.patch_bias is None else "images `*B Y X channels`"
+        returns = "hidden `*B T D`, pooled " + ("`*B P`" if body.pooler else "None")
+        returns = "logits `*B T V`" if body.head else returns
+        shapes.setdefault((takes, returns), []).append(name)
+    rows = [(*shape, ", ".join(names)) for shape, names in sorted(shapes.items(), reverse=True)]
+    return table(("takes", "returns", "model types"), rows)
+
+
 def write(rows: dict[str, tuple[str, ...]]) -> None:
-    """Puts the table into the page, with a row for each type that is served."""
+    """Puts the tables into the page, with a row for each type that is served."""
     made = table(HEAD, [rows[name] for name in families.TYPES if name in rows])
-    PAGE.write_text(fill(PAGE.read_text("utf-8"), MARKS, made), "utf-8")
+    page = fill(PAGE.read_text("utf-8"), MARKS, made)
+    PAGE.write_text(fill(page, WHOLE, whole()), "utf-8")
 
 
 def main() -> None:

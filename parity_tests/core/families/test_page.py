@@ -8,7 +8,7 @@ from flax_attn.parity import judge
 from parity_tests.core.pages.pages import text_of
 from parity_tests.tables import with_nightly
 
-from .page import HEAD, MARKS, first_smalls, layer_of, sight
+from .page import HEAD, MARKS, WHOLE, first_smalls, layer_of, sight, whole
 
 found = MARKS.search(text_of("docs/models.md"))
 assert found is not None
@@ -20,6 +20,14 @@ def test_the_table_has_every_type():
     assert tuple(FIRST) == HEAD and tuple(SERVED) == families.TYPES
     assert f"[{len(ROWS)} model types](docs/models.md#served-model-types)" in text_of("README.md")
     assert all(float(error) <= judge.SAME_FUNCTION for _, _, _, error, _ in ROWS)
+
+
+def test_the_table_of_whole_models_has_every_type_that_is_built_whole():
+    shown = WHOLE.search(text_of("docs/models.md"))
+    assert shown is not None and shown["table"] == whole()
+    number = len(families.WHOLE)
+    assert f"`families` builds {number} model types whole" in text_of("docs/models.md")
+    assert f"[{number} of them whole](docs/models.md#a-whole-model)" in text_of("README.md")
 
 
 def test_the_page_names_the_worst_errors():

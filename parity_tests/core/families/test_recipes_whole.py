@@ -24,7 +24,7 @@ DELTA = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_hea
 DELTA |= {"linear_value_head_dim": 6, "linear_conv_kernel_dim": 3}
 DELTA |= {"layer_types": ["linear_attention", "full_attention"]}
 WHOLE = {
-    "A whole model": ("qwen3", {**SIZES, "head_dim": 6, "rope_parameters": TURN}),
+    "A whole model by hand": ("qwen3", {**SIZES, "head_dim": 6, "rope_parameters": TURN}),
     "A hybrid model": ("qwen3_5_text", {**SIZES, **DELTA, "head_dim": 8, "rope_parameters": HALF}),
 }
 NEW = 20

@@ -59,10 +59,10 @@ def test_ci_installs_what_it_needs(title):
 
 FAULTS = """
 def first(change, **changed):
-    engine = loaded({**config, **changed}, jnp.bfloat16)
-    nnx.update(engine, jax.tree.map(change, nnx.state(engine)))
-    write("fault.json", engine, tokens)
-    return first_unexplained("fault.json", config)
+    model = engine(**changed)
+    nnx.update(model, jax.tree.map(change, nnx.state(model)))
+    write("fault.json", model, tokens)
+    return first_unexplained("fault.json", "folder")
 
 
 def rounded(x, steps):

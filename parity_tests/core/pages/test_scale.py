@@ -22,7 +22,7 @@ def test_its_blocks_run_in_order():
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     assert "ring over 'seq' (4 shards), contiguous" in run.stdout
-    assert sum(block.count("\nassert ") for block in ABOVE) == 8
+    assert sum(block.count("assert ") for block in ABOVE) == 11
 
 
 def trained(folder, *processes):
