@@ -1,7 +1,7 @@
 """Builds models from published configs: attention layers, or of some types the whole model.
 
-`attention` takes a config.json and the index of a layer. `model` builds the types in `WHOLE`, `load`
-fills one from a folder of transformers, and `models/` has what stands beside their attention.
+`attention` takes a config.json and the index of a layer. `model` builds the types in `WHOLE`, and
+`load` fills one from a folder of transformers; `models/` has what stands beside their attention.
 
 A model type is a row of a table: in `decoders.py`, `encoders.py`, `hybrids.py`, `towers.py`, or in
 a file of its own if its arithmetic differs. `published.json` holds what its class in transformers

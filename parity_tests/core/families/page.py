@@ -1,4 +1,4 @@
-"""The tables of docs/models.md: served model types, with worst error and date, and whole models.
+"""The tables of docs/models.md: served types with worst error and date, and types built whole.
 
     python -m parity_tests.core.families.page           # proves every type (half an hour)
     python -m parity_tests.core.families.page qwen3 glm  # proves these, and keeps the other rows
@@ -9,6 +9,7 @@ that are left: `--before DATE` proves those whose rows are older.
 
 import argparse
 import datetime
+import textwrap
 from pathlib import Path
 
 from flax import nnx
@@ -83,19 +84,21 @@ def rows_of_page() -> dict[str, tuple[str, ...]]:
 
 
 def whole() -> str:
-    """The table of the types that are built whole, by what they take and return."""
-    shapes = dict[tuple[str, str], list[str]]()
+    """The list of the types that are built whole, by what they take and return."""
+    shapes = dict[str, list[str]]()
     for name, body in ROWS.items():
         takes = "tokens `*B T`" if body.patch_bias is None else "images `*B Y X channels`"
         returns = "hidden `*B T D`, pooled " + ("`*B P`" if body.pooler else "None")
         returns = "logits `*B T V`" if body.head else returns
-        shapes.setdefault((takes, returns), []).append(name)
-    rows = [(*shape, ", ".join(names)) for shape, names in sorted(shapes.items(), reverse=True)]
-    return table(("takes", "returns", "model types"), rows)
+        shapes.setdefault(f"- {takes} -> {returns}", []).append(name)
+    lines = (
+        f"{shape}: {', '.join(names)}" for shape, names in sorted(shapes.items(), reverse=True)
+    )
+    return "".join(f"{textwrap.fill(x, 110, subsequent_indent='  ')}\n" for x in lines)
 
 
 def write(rows: dict[str, tuple[str, ...]]) -> None:
-    """Puts the tables into the page, with a row for each type that is served."""
+    """Puts both into the page, with a row for each type that is served."""
     made = table(HEAD, [rows[name] for name in families.TYPES if name in rows])
     page = fill(PAGE.read_text("utf-8"), MARKS, made)
     PAGE.write_text(fill(page, WHOLE, whole()), "utf-8")

@@ -22,7 +22,7 @@ def test_the_table_has_every_type():
     assert all(float(error) <= judge.SAME_FUNCTION for _, _, _, error, _ in ROWS)
 
 
-def test_the_table_of_whole_models_has_every_type_that_is_built_whole():
+def test_the_list_of_whole_models_has_every_type_that_is_built_whole():
     shown = WHOLE.search(text_of("docs/models.md"))
     assert shown is not None and shown["table"] == whole()
     number = len(families.WHOLE)

@@ -13,7 +13,7 @@ from parity_tests.core.pages.pages import BLOCK, ROOT, blocks, text_of
 
 TEXT = text_of("docs/scale.md")
 (PROGRAM,) = (block for block in blocks(TEXT) if "sys.argv" in block)
-ABOVE = [block for block in blocks(TEXT) if block is not PROGRAM]
+ABOVE = [block for block in blocks(TEXT) if block != PROGRAM]
 
 
 @pytest.mark.nightly
