@@ -16,6 +16,9 @@ from ._naming import rules as rules
 from ._published import ALIASES as ALIASES
 from ._table import TYPES as TYPES
 from .models.build import model as model
+from .models.decoder import Decoder as Decoder
+from .models.encoder import Encoded as Encoded
+from .models.encoder import Encoder as Encoder
 from .models.files import load as load
 from .models.files import rules_of as rules_of
 from .models.files import save as save
@@ -23,7 +26,8 @@ from .models.generate import generate as generate
 from .models.rows import WHOLE as WHOLE
 
 __all__ = ["ALIASES", "TYPES", "attention", "kv_shared_layer_index", "parts", "rules"]
-__all__ += ["WHOLE", "generate", "load", "model", "rules_of", "save"]
+__all__ += ["WHOLE", "Decoder", "Encoded", "Encoder", "generate", "load", "model", "rules_of"]
+__all__ += ["save"]
 
 
 def __dir__() -> list[str]:
