@@ -44,7 +44,7 @@ WORDS = {
 # use. The search takes "attention" for the beginning of AttentionPool, which it counts as rare.
 LATER = re.compile(
     r"reference/layers/one-head/|layers\.(MultiHeadAttention|AttentionPool)"
-    r"|\.(__call__|init_cache|remember)$|ALIASES$"
+    r"|\.(__call__|init_cache|remember|kv_shared_layer_index)$|ALIASES$"
     r"|^(CHANGELOG|CONTRIBUTING)/|^docs/(way|trial|certificate|contracts|benchmarks/\w+)/"
 )
 GUIDES = re.compile(r"^(docs/(?!mistakes)|reference/)")

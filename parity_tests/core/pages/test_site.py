@@ -89,7 +89,7 @@ TYPED = {
     "RoPE": "reference/positions/",
     "sliding window": "reference/masks/#flax_attn.masks.Window",
     "deepseek": "docs/models/ reference/layers/latent-and-sparse/",
-    "generate": "docs/recipes/#generate notebooks/10_generate/",
+    "generate": "docs/recipes/#generate reference/families/#flax_attn.families.generate",
     "tensor parallel": "docs/scale/",
     "safetensors": "docs/recipes/#safetensors",
     "gradient checkpointing": "docs/recipes/#remat",
