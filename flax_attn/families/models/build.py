@@ -29,7 +29,7 @@ def model(
     param_dtype: Any = jnp.float32,
     scan: bool = False,
     remat: bool = False,
-) -> Decoder | Encoder:
+) -> Any:
     """Returns the whole model of a published config: a `Decoder` or an `Encoder`.
 
     Initial values are as in transformers: normal with `initializer_range`, and zero biases. A fresh

@@ -72,7 +72,7 @@ def load(
     cast: Cast = "widen",
     sharding: Shardings = None,
     manifest: bool | None = None,
-) -> Decoder | Encoder:
+) -> Any:
     """Returns the model of a folder of transformers, with its weights, in evaluation.
 
     The folder holds `config.json`, and `model.safetensors` or its shards. A head that is tied may
@@ -86,7 +86,8 @@ def load(
       cast, sharding, manifest: as in `weights.load`.
 
     Raises:
-      ValueError, TypeError: as in `model`.
+      ValueError: for a path that is no folder, and as in `model`.
+      TypeError: as in `model`.
       CheckpointError: as in `weights.load`.
 
     Source: `from_pretrained` of transformers 5.24.
@@ -100,6 +101,11 @@ def load(
     >>> bool((one.norm.scale[...] == other.norm.scale[...]).all())
     True
     """
+    if not os.path.isdir(folder):
+        raise ValueError(
+            "load reads a folder with config.json and the weights; got "
+            f"{os.fspath(folder)!r}, which is none. Nothing is downloaded."
+        )
     options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype}
     options |= {"part": part, "scan": scan, "remat": remat}
     key = jax.random.key(0) if rngs is None else rngs.dropout()
@@ -158,12 +164,18 @@ def save(
       max_shard_bytes, manifest: as in `weights.save`.
 
     Raises:
-      ValueError, TypeError: as in `weights.save`.
+      ValueError: for a model with adapters, and as in `weights.save`.
+      TypeError: if it is not one that `model` returned.
 
     Source: `save_pretrained` of transformers 5.24.
     """
     layered = _unstacked(whole)
     rules = rules_of(layered)
+    if any(isinstance(module, nnx.LoRA) for _, module in nnx.iter_modules(whole)):
+        raise ValueError(
+            "The model has adapters of nnx.LoRA, which no file of transformers holds: write them "
+            "by weights.save_lora, and save the model before it is wrapped."
+        )
     target, config = Path(folder), json.loads(whole.config)
     target.mkdir(parents=True, exist_ok=True)
     where = target / SINGLE if max_shard_bytes is None else target

@@ -7,16 +7,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Int
 
-from ..._internal.checks import valid_tokens
+from ..._internal.checks import check_positive, valid_tokens
 from ...cache.meshes import explicit_mesh, resharded
 from ...sharding.specs import spec_of
-from .blocks import state_at
+from .blocks import state_at, token_numbers
 from .decoder import Decoder
 
 
-@nnx.jit(static_argnames="new")
 def generate(
-    model: Decoder,
+    model: Any,
     prompt: Int[Array, "B T"],
     new: int,
     *,
@@ -41,7 +40,9 @@ def generate(
         when all rows have ended.
 
     Raises:
-      ValueError: for more tokens than the model has learned positions.
+      ValueError: for more tokens than the model has learned positions, prompts or keys of another
+        shape, and no new token.
+      TypeError: for another model than a decoder, and tokens that are no whole numbers.
 
     >>> from flax_attn import families
     >>> config = {"model_type": "gpt2", "n_embd": 8, "n_head": 2, "n_layer": 1, "vocab_size": 5}
@@ -49,6 +50,31 @@ def generate(
     >>> generate(model, jnp.ones((2, 3), jnp.int32), 4).shape
     (2, 4)
     """
+    if not isinstance(model, Decoder):
+        raise TypeError(f"generate takes a decoder of families.model; got {type(model).__name__}.")
+    prompt = token_numbers(prompt)
+    if prompt.ndim != 2:
+        raise ValueError(f"The prompts must have shape (rows, length); got {prompt.shape}.")
+    check_positive(new=new)
+    if keys is not None and jnp.shape(keys)[:1] != prompt.shape[:1]:
+        raise ValueError(
+            f"keys are one for each of the {len(prompt)} rows, as jax.random.split(key, "
+            f"{len(prompt)}) gives; got shape {jnp.shape(keys)}."
+        )
+    return _generated(model, prompt, new, valid, keys, temperature, end)
+
+
+@nnx.jit(static_argnums=2)
+def _generated(
+    model: Decoder,
+    prompt: Int[Array, "B T"],
+    new: int,
+    valid: Any,
+    keys: Array | None,
+    temperature: float,
+    end: int | None,
+) -> Int[Array, "B new"]:
+    """The loop of `generate`."""
     rows, length = prompt.shape
     real = valid_tokens("valid", valid, prompt.shape)
     mesh = explicit_mesh(prompt)
