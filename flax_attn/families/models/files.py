@@ -12,6 +12,7 @@ from flax import nnx
 
 from ..._internal.replacing import replacing
 from ...errors import CheckpointError
+from ...positions import Rotary
 from ...weights.checkpoint import Checkpoint
 from ...weights.fitting import Cast
 from ...weights.known_layers import flax_state
@@ -275,8 +276,25 @@ def _old_norms(rules: Sequence[Rule], names: Sequence[str]) -> list[Rule]:
 
 def _fill_rest(whole: Transformer, built: Callable[[], Transformer]) -> None:
     """Gives an abstract model its random keys, and tables that are no weights."""
-    if jax.tree.leaves(nnx.state(whole, nnx.Not(nnx.Param))):
-        nnx.update(whole, jax.jit(lambda: nnx.state(built(), nnx.Not(nnx.Param)))())
+    tables = [
+        (path, name)
+        for path, module in nnx.iter_modules(whole)
+        for name, value in vars(module).items()
+        if isinstance(value, Rotary) and jax.tree.leaves(value)
+    ]
+
+    def rest() -> tuple[Any, list[Rotary]]:
+        concrete = built()
+        modules = dict(nnx.iter_modules(concrete))
+        rotaries = [getattr(modules[path], name) for path, name in tables]
+        return nnx.state(concrete, nnx.RngState), rotaries
+
+    if tables or jax.tree.leaves(nnx.state(whole, nnx.RngState)):
+        keys, rotaries = jax.jit(rest)()
+        nnx.update(whole, keys)
+        modules = dict(nnx.iter_modules(whole))
+        for (path, name), rotary in zip(tables, rotaries, strict=True):
+            setattr(modules[path], name, rotary)
 
 
 def _unstacked(whole: Transformer) -> Transformer:
