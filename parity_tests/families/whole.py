@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from flax_attn.families._published import facts_of, has_field
 from flax_attn.families.models.rows import ROWS
 from flax_attn.parity import draw
 from flax_attn.parity.sides.torch.float64 import lifted
@@ -10,7 +11,6 @@ from flax_attn.parity.torch_module import describe, write
 
 from . import witness
 from .configs import FILE
-from .facts import class_fields, class_names
 
 FEED_FORWARD = ("intermediate_size", "n_inner", "ffn_dim", "hidden_dim")
 PADDING = 1
@@ -35,11 +35,12 @@ class Whole:
     @property
     def fields(self) -> dict[str, Any]:
         """The config, as files have it."""
-        known = {*class_fields(self.name), *class_names(self.name)}
+        facts = facts_of(self.name)
+        sizes = {field: size for field, size in self.sizes().items() if has_field(facts, field)}
         words = dict.fromkeys(WORDS) if self.is_decoder else {"pad_token_id": PADDING}
-        sizes = {x: value for x, value in {**words, **self.sizes()}.items() if x in known}
+        words = {} if "image_size" in sizes else words
         row = FILE["whole"][self.name][self.number]
-        return {"model_type": self.name, **sizes, **row}
+        return {"model_type": self.name, **words, **sizes, **row}
 
     def sizes(self) -> dict[str, int]:
         """Drawn sizes, no two of which are equal."""
