@@ -93,7 +93,7 @@ def _generated(
 
     def step(state: Any) -> Any:
         at, word, words, ended, cache = state
-        words = jnp.where(jnp.arange(new)[None] == at, word[:, None], words)
+        words = jnp.where(jnp.arange(new, dtype=at.dtype)[None] == at, word[:, None], words)
         ended = ended if end is None else ended | (word == end)
         hidden, cache = model.hidden(word[:, None], cache=cache, deterministic=True)
         following = choose(hidden, at + 1)
