@@ -30,6 +30,12 @@ def drawn(config, seed=0, dtype=np.float32, **options):
     return model
 
 
+def opened(folder, **options):
+    """The model of a folder, on one device by name: to put its arrays there compiles nothing."""
+    there = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    return families.load(folder, sharding=there, **options)
+
+
 def is_variable(x):
     return isinstance(x, nnx.Variable)
 

@@ -19,6 +19,8 @@ from parity_tests.core.drawing import float64 as float64
 from parity_tests.families.whole import SMALLS, Whole, config_of, model_of
 from parity_tests.tables import with_nightly
 
+from .folders import opened
+
 COMMIT = [Whole(name) for name in ("llama", "gemma3_text", "bert", "vit", "gpt2")]
 DECODERS = [small for small in SMALLS if small.is_decoder]
 NEW = 20
@@ -127,7 +129,7 @@ def saved(small):
     with TemporaryDirectory() as folder:
         model.save_pretrained(folder, **({} if small.number else {"max_shard_size": SHARD}))
         files = {path.name for path in Path(folder).iterdir()}
-        return model, families.load(folder, param_dtype=np.float64), files
+        return model, opened(folder, param_dtype=np.float64), files
 
 
 def same(got, want, call=None):
@@ -182,7 +184,7 @@ def test_layers_in_a_scan_are_written_one_by_one(small, tmp_path, transformers):
     mine = saved(small)[1]
     families.save(mine, tmp_path / "layers")
     options = {"param_dtype": np.float64, "scan": True}
-    families.save(families.load(tmp_path / "layers", **options), tmp_path / "scan")
+    families.save(opened(tmp_path / "layers", **options), tmp_path / "scan")
     for path in (tmp_path / "layers").iterdir():
         assert (tmp_path / "scan" / path.name).read_bytes() == path.read_bytes()
 
