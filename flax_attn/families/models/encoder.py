@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..._internal.arrays import aligned, reshaped
 from ..._internal.checks import check_image, valid_tokens
+from ..._internal.types import wide
 from ...layers import CrossAttention
 from ...layers._common import dot_general_sharded
 from ...masks import FULL, Mask
@@ -65,12 +66,12 @@ class Encoder(Transformer):
         types = count(fields, body.token_types) if has_types else 0
         self.embed_tokens = build.embedding(words, width) if words else None
         self.embed_types = build.embedding(types, width) if types else None
-        self.embed_patches = Patches(build) if is_of_images else None
+        self.embed_patches: Any = Patches(build) if is_of_images else None
         self.grid = grid_of(fields) if is_of_images else (0, 0)
         self.class_token = build.param((width,)) if body.class_token else None
         self.mask_token = build.param((width,)) if flag(fields, body.mask_token) else None
         self.position_offset = read(fields, body.position_offset)
-        self.embed_positions = build.positions()
+        self.embed_positions: Any = build.positions()
         self.norm_of_embeddings = build.norm_if(body.embedding_norm)
         self.set_layers(build, scan, remat)
         self.norm = build.norm_if(flag(fields, body.final_norm))
@@ -104,42 +105,39 @@ class Encoder(Transformer):
           ValueError: for an image that is not of whole patches, and arguments of another kind
             of encoder.
         """
-        if self.embed_patches is None:
+        real, call = None, dict[str, Any](deterministic=deterministic)
+        if self.embed_tokens is not None:
+            _refuse("tokens", masked=masked)
             x = token_numbers(x)
             real = None if valid is None else valid_tokens("valid", valid, x.shape)
-            h = self._embed_tokens(x, valid, real, positions, token_types)
-            _refuse("tokens", masked=masked)
+            h = self.embed_tokens(zero_padding(x, real))  # *B T D
+            h = self._with_positions_and_types(h, valid, positions, token_types)
+            call |= {"valid": valid, "positions": positions}
         else:
-            real = None
-            h = self._embed_patches(x, masked)
             _refuse("images", valid=valid, positions=positions, token_types=token_types)
+            h = self._with_grid(self.embed_patches(x), masked)  # *B T D
         h = applied(self.norm_of_embeddings, h)
         h = zero_padding(dropped(h, self.dropout, deterministic), real)  # *B T D
-        call: dict[str, Any] = {"deterministic": deterministic}
-        if self.embed_patches is None:
-            call |= {"valid": valid, "positions": positions}
         h, _ = self.run_layers(h, None, call)
         h = applied(self.norm, h)
         return Encoded(h, None if self.pooler is None else self.pooler(h, x))
 
-    def _embed_tokens(
-        self, tokens: Array, valid: Any, real: Any, positions: Any, token_types: Any
+    def _with_positions_and_types(
+        self, h: Float[Array, "*B T D"], valid: Any, positions: Any, token_types: Any
     ) -> Float[Array, "*B T D"]:
-        assert self.embed_tokens is not None
-        h = self.embed_tokens(zero_padding(tokens, real))
-        if self.embed_types is not None:
-            types = jnp.zeros_like(tokens) if token_types is None else token_types
-            h = h + self.embed_types(types)
-        else:
+        """The embedded tokens with those of their types and positions."""
+        if self.embed_types is None:
             _refuse("this model_type", token_types=token_types)
+        else:
+            types = jnp.zeros(h.shape[-2], jnp.int32) if token_types is None else token_types
+            h = h + aligned(self.embed_types(types), h)
         if self.embed_positions is not None:
             at = learned_positions(h, valid, None) if positions is None else positions
             h = h + aligned(self.embed_positions(at + self.position_offset), h)
         return h
 
-    def _embed_patches(self, image: Array, masked: Any) -> Float[Array, "*B T D"]:
-        assert self.embed_patches is not None and self.embed_positions is not None
-        h = self.embed_patches(image)  # *B y x D
+    def _with_grid(self, h: Float[Array, "*B y x D"], masked: Any) -> Float[Array, "*B T D"]:
+        """The patches row by row with their positions, behind the class token if there is one."""
         *batch, rows, columns, _ = h.shape
         h = reshaped(h, (*batch, rows * columns, h.shape[-1]))  # *B T D
         if masked is not None:
@@ -147,14 +145,13 @@ class Encoder(Transformer):
                 _refuse("a model without a mask token", masked=masked)
             else:
                 h = jnp.where(masked[..., None], token_like(h, self.mask_token), h)
-        table = self.embed_positions(jnp.arange(self.embed_positions.num_embeddings))
-        first = 0
+        table, first = self.embed_positions(jnp.arange(self.embed_positions.num_embeddings)), 0
         if self.class_token is not None:
             h, first = jnp.concatenate([token_like(h, self.class_token), h], axis=-2), 1
         if (rows, columns) != self.grid:
-            grid = table[first:].reshape(*self.grid, -1)
+            grid = table[first:].astype(wide(table.dtype)).reshape(*self.grid, -1)
             grid = resized(resized(grid, rows, 0), columns, 1).reshape(rows * columns, -1)
-            table = jnp.concatenate([table[:first], grid])
+            table = jnp.concatenate([table[:first], grid.astype(table.dtype)])
         return h + aligned(table, h)
 
 
