@@ -24,8 +24,12 @@ def drawn(config, seed=0, dtype=np.float32, **options):
         value = path.endswith("scale") + scale * draw.normal(seed, path, shape)
         variable.set_value(value.astype(dtype))
     for variable in jax.tree.leaves(nnx.state(model, nnx.RngState), is_leaf=is_variable):
+        shape = variable.get_value().shape
         is_key = isinstance(variable, nnx.RngKey)
-        variable.set_value(jax.random.key(0) if is_key else np.zeros((), np.uint32))
+        keys = (
+            jax.random.split(jax.random.key(seed), shape) if is_key else np.zeros(shape, np.uint32)
+        )
+        variable.set_value(keys)
     model.eval()
     return model
 

@@ -1,0 +1,110 @@
+"""Whole models over data and model axes on four devices: a program, which prints what it found.
+
+Weights are cut along both axes, the tables of words and the heads too: outputs, gradients, steps by
+a cache and generated text are those of one device.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+os.environ["XLA_FLAGS"] = (  # before jax starts
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+)
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import NamedSharding, P
+
+from flax_attn import families
+from parity_tests.core.families.folders import drawn
+from parity_tests.core.sharding.projections import alike
+
+SIZES = {"hidden_size": 24, "intermediate_size": 40, "num_attention_heads": 4, "vocab_size": 12}
+GROUPS = {**SIZES, "num_key_value_heads": 2, "num_hidden_layers": 2}
+IMAGES = {**SIZES, "num_hidden_layers": 2, "image_size": 12, "patch_size": 4}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {**GROUPS, "tie_word_embeddings": False},
+    "gemma3_text": {**GROUPS, "num_hidden_layers": 3, "head_dim": 8, "sliding_window": 3},
+    "cohere": GROUPS,
+    "gpt2": {"n_embd": 24, "n_head": 4, "n_layer": 2, "vocab_size": 12, "n_positions": 16},
+    "bert": {**SIZES, "num_hidden_layers": 2},
+    "clip_text_model": {**SIZES, "num_hidden_layers": 2, "eos_token_id": 3},
+    "siglip_vision_model": IMAGES,
+    "vit": IMAGES,
+}
+MODELS["gemma3_text"]["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
+KINDS = ("Auto", "Explicit")
+
+
+def spec(path: Any, x: Any) -> P:
+    """How an array is cut: matrices along both axes, the others not at all."""
+    name = jax.tree_util.keystr(path)
+    stacked = "'stack'" in name
+    if x.ndim - stacked != 2:
+        return P()
+    first = any(word in name for word in ("o_proj", "down_proj", "embedding'"))
+    return P(*[None] * stacked, *(("model", "data") if first else ("data", "model")))
+
+
+def inputs(config: dict[str, Any]) -> Any:
+    random = np.random.RandomState(0)
+    images = random.standard_normal((4, 12, 12, 3))
+    return images if "image_size" in config else random.randint(0, 12, (4, 6))
+
+
+def rows(name: str, scan: bool, kinds: tuple[str, ...]) -> Any:
+    """What one model gives over the mesh, beside one device."""
+    config = {"model_type": name, **MODELS[name]}
+    model = drawn(config, dtype=np.float64, scan=scan)
+    graph, weights, rest = nnx.split(model, nnx.Param, ...)
+    x = inputs(config)
+
+    def values(weights: Any, x: Any) -> Any:
+        out = nnx.merge(graph, weights, rest)(x)
+        return [y for y in out if y is not None] if isinstance(out, tuple) else [out]
+
+    def loss(weights: Any, x: Any) -> Any:
+        out = values(weights, x)
+        return sum((y * y * jnp.cos(jnp.arange(y.size).reshape(y.shape))).sum() for y in out), out
+
+    step = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    want, words = step(weights, x), text(graph, weights, rest, x)
+    for kind in kinds:
+        axes = (getattr(jax.sharding.AxisType, kind),) * 2
+        mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=axes)
+
+        def put(path: Any, x: Any, mesh: Any = mesh) -> jax.Array:
+            return jax.device_put(x, NamedSharding(mesh, spec(path, x)))
+
+        with jax.set_mesh(mesh):
+            cut = jax.tree_util.tree_map_with_path(put, weights)
+            tokens = jax.device_put(x, NamedSharding(mesh, P("data")))
+            got, written = step(cut, tokens), text(graph, cut, rest, tokens)
+        yield {
+            "name": f"{name}, {'scan, ' * scan}{kind}",
+            "outputs": alike(got[0][1], want[0][1]),
+            "gradients": alike(got[1], want[1]),
+            "text": all(map(np.array_equal, written, words)),
+            "rows stay": kind == "Auto" or jax.typeof(got[0][1][0]).sharding.spec[0] == "data",
+        }
+
+
+def text(graph: Any, weights: Any, rest: Any, x: Any) -> list[np.ndarray]:
+    """What a decoder writes."""
+    model = nnx.merge(graph, weights, rest)
+    if not isinstance(model, families.Decoder):
+        return []
+    return [np.asarray(families.generate(model, x, 5))]
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_enable_x64", True)
+    every = [(name, scan, KINDS) for name in MODELS for scan in (False, True)]
+    few = [("llama", False, KINDS[:1]), ("gemma3_text", True, KINDS[1:])]
+    for case in every if "--more" in sys.argv else few:
+        for row in rows(*case):
+            print(json.dumps(row), flush=True)

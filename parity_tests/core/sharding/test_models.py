@@ -1,0 +1,22 @@
+"""Whole models over data and model axes: equal to one device in all that they give."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from parity_tests.core.pages.pages import ROOT
+from parity_tests.tables import with_nightly
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"), with_nightly([((), 2), (("--more",), 32)], commit=[((), 2)])
+)
+def test_whole_models_on_four_devices(arguments, count):
+    command = [sys.executable, "-m", "parity_tests.core.sharding.models", *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    rows = [json.loads(line) for line in run.stdout.splitlines()]
+    assert len(rows) == count
+    assert [row for row in rows if not all(row.values())] == []
