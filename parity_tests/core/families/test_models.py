@@ -28,6 +28,12 @@ SHARD = 20_000  # bytes
 NOTHING = MappingProxyType({})
 
 of_all = pytest.mark.parametrize("small", with_nightly(SMALLS, commit=COMMIT), ids=str)
+# Beside them factors, and layers whose parts are parallel.
+of_all_and_more = pytest.mark.parametrize(
+    "small",
+    with_nightly(SMALLS, commit=[*COMMIT, Whole("granite"), Whole("gpt_neox")]),
+    ids=str,
+)
 of_decoders = pytest.mark.parametrize(
     "small", with_nightly(DECODERS, commit=[x for x in COMMIT if x.is_decoder]), ids=str
 )
@@ -149,7 +155,7 @@ def equal_state(one, other):
     assert not wrong
 
 
-@of_all
+@of_all_and_more
 def test_a_folder_is_opened(small, transformers):
     """Outputs at two lengths or sizes, with padding, and with types of tokens or masked patches."""
     model, mine, files = saved(small)

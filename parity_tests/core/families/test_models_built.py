@@ -60,7 +60,9 @@ ROWS = [*published()]
 
 @pytest.mark.parametrize(
     ("name", "part"),
-    with_nightly(ROWS, commit=[("gpt2", None), ("gemma-3-4b (4.50 file)", "vision")]),
+    with_nightly(
+        ROWS, commit=[("gpt2", None), ("gemma-3-4b (4.50 file)", "vision"), ("opt", None)]
+    ),
 )
 def test_a_published_model_has_the_weights_of_transformers(name, part, transformers):
     """Names and shapes: each tensor has its place by the rules, and each place its tensor."""
@@ -177,9 +179,27 @@ def test_no_more_tokens_than_learned_positions():
     assert len(nnx.eval_shape(lambda: model.init_cache(2, 52))) == config["num_hidden_layers"]
 
 
+@each(
+    "config, prompt, how, words",
+    [
+        ("bert", ROW, {}, "generate takes a decoder of families"),
+        ("llama", ROW[0], {}, r"The prompts must have shape \(rows, length\); got \(7,\)"),
+        ("llama", ROW, {"keys": ROW[:1]}, "keys are one for each of the 2 rows"),
+        ("llama", ROW, {"new": 0}, "new must be"),
+        ("llama", IMAGE[..., 0], {}, "Tokens are whole numbers, as a tokenizer gives"),
+    ],
+)
+def test_text_that_cannot_be_written_is_refused(config, prompt, how, words):
+    how = {"new": 3, **how}
+    with pytest.raises((TypeError, ValueError), match=words):
+        families.generate(drawn(Whole(config).fields), prompt, **how)
+
+
 def test_rules_are_of_a_whole_model():
     with pytest.raises(TypeError, match=r"A model of families\.model is needed; got Dict"):
         families.rules_of(nnx.Dict())
+    with pytest.raises(ValueError, match=r"load reads a folder with config\.json and"):
+        families.load("nowhere")
 
 
 @each(

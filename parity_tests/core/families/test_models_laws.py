@@ -36,7 +36,7 @@ def padded(rows, length, left):
 
 @pytest.mark.parametrize(
     ("config", "seed"),
-    with_nightly(TEXTS, commit=[(GEMMA, 0), (GPT2, 0)]),
+    with_nightly(TEXTS, commit=[(GEMMA, 0)]),
     ids=[f"{config['model_type']}-{seed}" for config, seed in TEXTS],
 )
 def test_a_row_of_text_is_its_own(config, seed):
@@ -54,7 +54,8 @@ def test_a_row_of_text_is_its_own(config, seed):
         want = text(rows, **how)
         assert judge.exact(text(rows, **how), want).ok
         assert judge.exact(text(rows, left=False, **how), want).ok
-        assert judge.exact(text(rows, 9, **how), want).ok
+        if how:
+            assert judge.exact(text(rows, 9, **how), want).ok
         assert judge.exact(text([rows[i] for i in order], **mixed), want[order]).ok
         others = [rows[0], *(row[::-1] for row in rows[1:])]
         assert judge.exact(text(others, **how)[0], want[0]).ok
@@ -84,13 +85,13 @@ def is_program(x):
     return hasattr(x, "eqns") or hasattr(x, "jaxpr")
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
-def test_a_deep_model_traces_to_one_period(name):
+@pytest.mark.parametrize(("name", "depths"), [("llama", (4, 32)), ("gemma3_text", (6, 18))])
+def test_a_deep_model_traces_to_one_period(name, depths):
     """The program of a scan and of its gradient has one length for any depth."""
     fields = {"model_type": name, "hidden_size": 24, "num_attention_heads": 4, "vocab_size": 11}
     fields |= {"num_key_value_heads": 2, "intermediate_size": 40, "head_dim": 8}
     lengths = {}
-    for depth in (12, 36):
+    for depth in depths:
         config = {**fields, "num_hidden_layers": depth}
         model = nnx.eval_shape(lambda: families.model(config, rngs=nnx.Rngs(0), scan=True))  # noqa: B023
         assert len(model.stack) == {"llama": 1, "gemma3_text": 6}[name] and not model.layers
@@ -101,7 +102,8 @@ def test_a_deep_model_traces_to_one_period(name):
 
         programs = (jax.make_jaxpr(f)(state).jaxpr for f in (loss, jax.grad(loss)))
         lengths[depth] = [equations(program) for program in programs]
-    assert lengths[12] == lengths[36] and lengths[12][0] > 20, lengths
+    few, many = lengths.values()
+    assert few == many and few[0] > 20, lengths
 
 
 def loss_and_gradients(model, x):
@@ -118,12 +120,15 @@ def loss_and_gradients(model, x):
     return run(weights)
 
 
-# A period of two layers, and one that is left over.
 @pytest.mark.parametrize(
     "name", with_nightly(["gemma3_text", "llama", "gpt2"], commit=["gemma3_text"])
 )
 def test_a_scan_changes_nothing(name, tmp_path):
+    """Neither where a period has two layers, and one is left over."""
     config = Whole(name).fields
+    if name == "gemma3_text":
+        kinds = ["sliding_attention", "full_attention"]
+        config |= {"num_hidden_layers": 5, "layer_types": [*kinds, *kinds, kinds[0]]}
     x = np.random.RandomState(0).randint(0, config["vocab_size"], (3, 7))
     model = write(tmp_path, config, dtype=np.float64)
     scanned = opened(tmp_path, param_dtype=np.float64, scan=True, remat=True)
@@ -140,7 +145,7 @@ def test_a_scan_changes_nothing(name, tmp_path):
     for path, x in found.items():
         scale = judge.gradient_scale([*want.values()], want[path])
         assert judge.same_function(x, want[path], scale).ok, path
-    assert len(scanned.layers) == config.get("num_hidden_layers", 2) % len(scanned.stack)
+    assert (scanned.periods, len(scanned.layers)) == {"gemma3_text": (2, 1)}.get(name, (3, 0))
 
 
 def tensors_of(folder):

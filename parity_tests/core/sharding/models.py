@@ -28,7 +28,7 @@ GROUPS = {**SIZES, "num_key_value_heads": 2, "num_hidden_layers": 2}
 IMAGES = {**SIZES, "num_hidden_layers": 2, "image_size": 12, "patch_size": 4}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {**GROUPS, "tie_word_embeddings": False},
-    "gemma3_text": {**GROUPS, "num_hidden_layers": 3, "head_dim": 8, "sliding_window": 3},
+    "gemma3_text": {**GROUPS, "num_hidden_layers": 4, "head_dim": 8, "sliding_window": 3},
     "cohere": GROUPS,
     "gpt2": {"n_embd": 24, "n_head": 4, "n_layer": 2, "vocab_size": 12, "n_positions": 16},
     "bert": {**SIZES, "num_hidden_layers": 2},
@@ -36,7 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "siglip_vision_model": IMAGES,
     "vit": IMAGES,
 }
-MODELS["gemma3_text"]["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]
+MODELS["gemma3_text"]["layer_types"] = ["sliding_attention", "full_attention"] * 2
 KINDS = ("Auto", "Explicit")
 
 
@@ -44,7 +44,7 @@ def spec(path: Any, x: Any) -> P:
     """How an array is cut: matrices along both axes, the others not at all."""
     name = jax.tree_util.keystr(path)
     stacked = "'stack'" in name
-    if x.ndim - stacked != 2:
+    if x.ndim - stacked != 2 or any(n % 2 for n in x.shape[stacked:]):
         return P()
     first = any(word in name for word in ("o_proj", "down_proj", "embedding'"))
     return P(*[None] * stacked, *(("model", "data") if first else ("data", "model")))
