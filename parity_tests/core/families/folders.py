@@ -25,11 +25,10 @@ def drawn(config, seed=0, dtype=np.float32, **options):
         variable.set_value(value.astype(dtype))
     for variable in jax.tree.leaves(nnx.state(model, nnx.RngState), is_leaf=is_variable):
         shape = variable.get_value().shape
-        is_key = isinstance(variable, nnx.RngKey)
-        keys = (
-            jax.random.split(jax.random.key(seed), shape) if is_key else np.zeros(shape, np.uint32)
-        )
-        variable.set_value(keys)
+        if isinstance(variable, nnx.RngKey):
+            variable.set_value(jax.random.split(jax.random.key(seed), shape))
+        else:  # of numpy it would be counted up in place
+            variable.set_value(jax.device_put(np.zeros(shape, np.uint32)))
     model.eval()
     return model
 
