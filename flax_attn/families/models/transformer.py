@@ -115,5 +115,5 @@ def _kind(build: Build, index: int) -> tuple[bool, str]:
     def attention() -> nnx.Module:
         return build.with_keys(nnx.Rngs(0)).attention_of(index)
 
-    lacks_norm = index == 0 and not build.body.first_norm
-    return lacks_norm, str(nnx.graphdef(nnx.eval_shape(attention)))
+    is_first = index == 0 and not build.body.first_norm
+    return is_first, str(nnx.graphdef(nnx.eval_shape(attention)))

@@ -9,8 +9,8 @@ import os
 import sys
 from typing import Any
 
-os.environ["XLA_FLAGS"] = (  # before jax starts
-    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+os.environ["XLA_FLAGS"] = (  # the last of a flag counts, that of whoever imports this one
+    f"--xla_force_host_platform_device_count=4 {os.environ.get('XLA_FLAGS', '')}"
 )
 
 import jax
