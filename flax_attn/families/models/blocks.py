@@ -5,10 +5,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from ..._internal.arrays import aligned
+from ..._internal.checks import is_known
 from ...dropout import LayerDropout
 from ...layers._common import check_tokens, dot_general_sharded
 from ...layers._init import LayerInit
@@ -97,13 +99,15 @@ class Build(NamedTuple):
 class Embedding(nnx.Embed):
     """`table[tokens]`; the tokens and the table may be sharded.
 
-    Shapes: tokens `*B T` -> `*B T D`. A token that the table lacks gives NaN.
+    Shapes: tokens `*B T` -> `*B T D`. A token that the table lacks is an error, under jit NaN.
     """
 
     def __call__(
         self, inputs: Int[Array, "... T"], out_sharding: Any = None
     ) -> Float[Array, "... T D"]:
         """The rows of the table."""
+        self.check(inputs)
+        inputs = jnp.where(inputs < 0, self.num_embeddings, inputs)  # else they count from the end
         table = self._table()
         mesh = jax.typeof(table).sharding.mesh
         if mesh.explicit_axes and out_sharding is None:
@@ -117,6 +121,13 @@ class Embedding(nnx.Embed):
         """The product with each row of the table."""
         axes = (((query.ndim - 1,), (0,)), ((), ()))
         return dot_general_sharded(query, self._table().T, axes, out_sharding=out_sharding)
+
+    def check(self, inputs: Any) -> None:
+        """Raises ValueError for numbers that are known to have no row."""
+        most, x = self.num_embeddings - 1, np.asarray(inputs) if is_known(inputs) else np.zeros(1)
+        if x.size and not 0 <= x.min() <= x.max() <= most:
+            which = f"has rows 0 to {most}; got {x.min()} to {x.max()}"
+            raise ValueError(f"The table of tokens or positions {which}.")
 
     def _table(self) -> jax.Array:
         table = self.embedding[...]

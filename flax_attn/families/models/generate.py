@@ -7,13 +7,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Int
 
-from ..._internal.checks import check_positive, valid_tokens
+from ..._internal.checks import check_positive, checked_arguments, valid_tokens
 from ...cache.meshes import explicit_mesh, resharded
 from ...sharding.specs import spec_of
 from .blocks import state_at, token_numbers
 from .decoder import Decoder
 
 
+@checked_arguments
 def generate(
     model: Any,
     prompt: Int[Array, "B T"],
@@ -56,6 +57,8 @@ def generate(
     if prompt.ndim != 2:
         raise ValueError(f"The prompts must have shape (rows, length); got {prompt.shape}.")
     check_positive(new=new)
+    real = valid_tokens("valid", valid, prompt.shape)
+    model.embed_tokens.check(jnp.where(real, prompt, 0))
     if keys is not None and jnp.shape(keys)[:1] != prompt.shape[:1]:
         raise ValueError(
             f"keys are one for each of the {len(prompt)} rows, as jax.random.split(key, "
