@@ -14,6 +14,7 @@ from ..._internal.checks import is_known
 from ...dropout import LayerDropout
 from ...layers._common import check_tokens, dot_general_sharded
 from ...layers._init import LayerInit
+from ...layers._token_indices import indices_of
 from ...norms import LayerNorm, RMSNorm
 from ...token_layouts import positions_of
 from .._config import Config
@@ -71,6 +72,10 @@ class Build(NamedTuple):
         """A norm, or None."""
         return self.norm() if has_norm else None
 
+    def has_norm_in_front(self, index: int) -> bool:
+        """Whether a layer may have a norm before its attention; ModernBERT's first has none."""
+        return index > 0 or self.body.first_norm
+
     def dropout(self, fact: Any) -> LayerDropout | None:
         """Dropout at this rate, or None at rate zero, so that the state holds no random key."""
         share = rate(self.config, fact)
@@ -124,13 +129,15 @@ class Embedding(nnx.Embed):
 
     def check(self, inputs: Any) -> None:
         """Raises ValueError for numbers that are known to have no row."""
-        most, x = self.num_embeddings - 1, np.asarray(inputs) if is_known(inputs) else np.zeros(1)
-        if x.size and not 0 <= x.min() <= x.max() <= most:
+        if not is_known(inputs) or not inputs.size:
+            return
+        most, x = self.num_embeddings - 1, np.asarray(inputs)
+        if x.min() < 0 or x.max() > most:
             which = f"has rows 0 to {most}; got {x.min()} to {x.max()}"
             raise ValueError(f"The table of tokens or positions {which}.")
 
     def _table(self) -> jax.Array:
-        table = self.embedding[...]
+        table = jnp.asarray(self.embedding[...])  # perhaps of numpy
         return table if self.dtype is None else table.astype(self.dtype)
 
 
@@ -180,7 +187,7 @@ class Block(nnx.Module):
         order = body.order_of(config)
         before = order in ("before", "both", "parallel", "shared")
         after = order in ("after", "both", "sums")
-        self.norm_before_attention = build.norm_if(before and (index > 0 or body.first_norm))
+        self.norm_before_attention = build.norm_if(before and build.has_norm_in_front(index))
         self.self_attn = build.attention_of(index)
         self.norm_before_mlp = build.norm_if(before and order != "shared")
         self.mlp = Mlp(build)
@@ -248,18 +255,25 @@ def token_numbers(tokens: Any) -> Int[Array, "*B T"]:
     return tokens
 
 
-def learned_positions(x: Float[Array, "*B T D"], valid: Any, cache: Any) -> Int[Array, "*#B T"]:
+def real_tokens(tokens: Int[Array, "*B T"], valid: Any) -> Bool[Array, "*B T"] | None:
+    """Which tokens are real, in a permuted layout too; None for all."""
+    return None if valid is None else check_tokens("valid", valid, tokens[..., None])
+
+
+def learned_positions(
+    x: Float[Array, "*B T D"], real: Bool[Array, "*B T"] | None, valid: Any, cache: Any
+) -> Int[Array, "*#B T"]:
     """The positions of tokens among the real ones of their rows, continuing from a cache.
 
-    Padding gets the position 0.
+    Padding gets a position that the table has.
     """
-    real = None if valid is None else check_tokens("valid", valid, x)
     if cache is not None:
         return jnp.maximum(cache.next_positions(x.shape[-2], real), 0)
+    order = indices_of(x, real, valid=valid).order
+    if order is not None:
+        return order
     slots = positions_of(x, -2)  # of a permuted layout
-    if real is None or slots is not None:
-        return jnp.arange(x.shape[-2], dtype=jnp.int32) if slots is None else jnp.asarray(slots)
-    return jnp.maximum(jnp.cumsum(real, axis=-1, dtype=jnp.int32) - 1, 0)
+    return jnp.arange(x.shape[-2], dtype=jnp.int32) if slots is None else jnp.asarray(slots)
 
 
 def state_at(hidden: Float[Array, "*B T D"], slot: Int[Array, "*B"]) -> Float[Array, "*B D"]:

@@ -7,9 +7,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ..._internal.arrays import aligned
-from ..._internal.checks import valid_tokens
 from ...masks import Mask
-from .blocks import Build, applied, dropped, learned_positions, token_numbers, zero_padding
+from .blocks import (
+    Build,
+    applied,
+    dropped,
+    learned_positions,
+    real_tokens,
+    token_numbers,
+    zero_padding,
+)
 from .facts import flag, read
 from .transformer import Caches, Transformer
 
@@ -99,13 +106,13 @@ class Decoder(Transformer):
     ) -> tuple[Float[Array, "*B T D"], Caches | None]:
         """The last hidden states after the norm, and the new cache or None; see `__call__`."""
         tokens = token_numbers(tokens)
-        real = None if valid is None else valid_tokens("valid", valid, tokens.shape)
+        real = real_tokens(tokens, valid)
         x = self.embed_tokens(zero_padding(tokens, real))  # *B T E
         x = applied(self.project_in, x)  # *B T D
         x = times(x, self.embedding_factor)
         if self.embed_positions is not None:
             first = None if cache is None else self._first_cache(cache)
-            at = learned_positions(x, valid, first) if positions is None else positions
+            at = learned_positions(x, real, valid, first) if positions is None else positions
             x = x + aligned(self.embed_positions(at + self.position_offset), x)
         x = zero_padding(dropped(x, self.dropout, deterministic), real)
         call = {"valid": valid, "positions": positions, "deterministic": deterministic}

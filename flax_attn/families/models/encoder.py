@@ -8,17 +8,19 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from ..._internal.arrays import aligned, reshaped
-from ..._internal.checks import check_image, valid_tokens
+from ..._internal.checks import check_image
 from ..._internal.types import wide
 from ...layers import CrossAttention
 from ...layers._common import dot_general_sharded
 from ...masks import FULL, Mask
+from ...token_layouts import positions_of
 from .blocks import (
     Build,
     Mlp,
     applied,
     dropped,
     learned_positions,
+    real_tokens,
     state_at,
     token_numbers,
     zero_padding,
@@ -109,9 +111,12 @@ class Encoder(Transformer):
         if self.embed_tokens is not None:
             _refuse("tokens", masked=masked)
             x = token_numbers(x)
-            real = None if valid is None else valid_tokens("valid", valid, x.shape)
+            real = real_tokens(x, valid)
             h = self.embed_tokens(zero_padding(x, real))  # *B T D
-            h = self._with_positions_and_types(h, valid, positions, token_types)
+            at = positions
+            if positions is None and self.embed_positions is not None:
+                at = learned_positions(h, real, valid, None)
+            h = self._with_positions_and_types(h, at, token_types)
             call |= {"valid": valid, "positions": positions}
         else:
             _refuse("images", valid=valid, positions=positions, token_types=token_types)
@@ -123,7 +128,7 @@ class Encoder(Transformer):
         return Encoded(h, None if self.pooler is None else self.pooler(h, x))
 
     def _with_positions_and_types(
-        self, h: Float[Array, "*B T D"], valid: Any, positions: Any, token_types: Any
+        self, h: Float[Array, "*B T D"], positions: Any, token_types: Any
     ) -> Float[Array, "*B T D"]:
         """The embedded tokens with those of their types and positions."""
         if self.embed_types is None:
@@ -132,8 +137,7 @@ class Encoder(Transformer):
             types = jnp.zeros(h.shape[-2], jnp.int32) if token_types is None else token_types
             h = h + aligned(self.embed_types(types), h)
         if self.embed_positions is not None:
-            at = learned_positions(h, valid, None) if positions is None else positions
-            h = h + aligned(self.embed_positions(at + self.position_offset), h)
+            h = h + aligned(self.embed_positions(positions + self.position_offset), h)
         return h
 
     def _with_grid(self, h: Float[Array, "*B y x D"], masked: Any) -> Float[Array, "*B T D"]:
@@ -211,12 +215,14 @@ class Pooler(nnx.Module):
 
     def __call__(self, hidden: Float[Array, "*B T D"], tokens: Array) -> Float[Array, "*B P"]:
         """The pooled state; the tokens say where a text ends."""
+        slots = positions_of(hidden, -2)  # of a permuted layout
+        place = jnp.arange(hidden.shape[-2]) if slots is None else jnp.asarray(slots)
+        place = place.reshape((1,) * (hidden.ndim - 2) + place.shape)
         if self.which == "end":
             # Old files of CLIP say 2, and their last token has the largest number.
-            ends = tokens if self.end == 2 else (tokens == self.end).astype(jnp.int32)
-            h = state_at(hidden, ends.argmax(-1))
-        else:
-            h = hidden[..., -1 if self.which == "last" else 0, :]
+            ends = tokens if self.end == 2 else tokens == self.end
+            place = jnp.where(ends == ends.max(-1, keepdims=True), place, place.size)
+        h = state_at(hidden, place.argmax(-1) if self.which == "last" else place.argmin(-1))
         h = applied(self.dense, applied(self.norm, h))
         return h if self.activation is None else ACTIVATIONS[self.activation](h)
 

@@ -128,7 +128,7 @@ class Body:
       pooler: how an encoder pools: "first" for a projection of the first token, "token" for the
         first one itself, "end" for the one at the end of the text, "last" for a projection of the
         last one, "attention" for a trained query; "" for none.
-      pooler_activation: that of "first".
+      pooler_activation, pooler_width: of the projection of "first" and "last".
       pooler_norm: whether the final norm is applied to the pooled state alone (CLIP's images).
       check: raises ValueError for a config that is not served.
     """

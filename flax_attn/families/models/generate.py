@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Int
 
 from ..._internal.checks import check_positive, checked_arguments, valid_tokens
 from ...cache.meshes import explicit_mesh, resharded
+from ...masks import Mask
 from ...sharding.specs import spec_of
 from .blocks import state_at, token_numbers
 from .decoder import Decoder
@@ -20,7 +21,7 @@ def generate(
     prompt: Int[Array, "B T"],
     new: int,
     *,
-    valid: Bool[Array, "B T"] | None = None,
+    valid: Bool[Array, "B T"] | Mask | None = None,
     keys: Array | None = None,
     temperature: float = 1.0,
     end: int | None = None,
@@ -34,7 +35,8 @@ def generate(
       model: a decoder of `families.model`.
       prompt: tokens.
       new: the number of tokens to add.
-      valid: which tokens of the prompts are real; padding may stand left or right.
+      valid: which tokens of the prompts are real, as a decoder takes it; padding may stand left or
+        right.
       keys: a random key for each row, `B`, to sample by; None takes the likeliest token.
       temperature: divides the logits before sampling.
       end: the token that ends a row, and fills what is left of it; None for no end. The loop stops

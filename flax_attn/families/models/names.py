@@ -33,7 +33,7 @@ BEFORE = (
     "post_attention_layernorm -> norm_before_mlp",
 )
 TWO_STEPS = ("mlp.fc1 -> mlp.up_proj", "mlp.fc2 -> mlp.down_proj")
-CONV1D = "mlp.c_fc -> mlp.up_proj", "mlp.c_proj -> mlp.down_proj"
+C_FC = "mlp.c_fc -> mlp.up_proj", "mlp.c_proj -> mlp.down_proj"
 LLAMA = (*EMBEDDING, *in_block("layers", *BEFORE, MLP))
 GEMMA = (
     *EMBEDDING,
@@ -81,7 +81,7 @@ GPT_NEOX = (
         "mlp.dense_4h_to_h -> mlp.down_proj",
     ),
 )
-STARCODER2 = (*EMBEDDING, *in_block("layers", *BEFORE, *CONV1D))
+STARCODER2 = (*EMBEDDING, *in_block("layers", *BEFORE, *C_FC))
 COHERE = (*EMBEDDING, *in_block("layers", "input_layernorm -> norm_before_attention", MLP))
 
 

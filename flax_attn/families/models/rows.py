@@ -120,22 +120,14 @@ def no_sinusoids(config: Config) -> None:
         )
 
 
-def rms(eps: Fact = "rms_norm_eps") -> NormFacts:
-    """RMS norms as Llama's."""
-    return NormFacts("rms", eps)
-
-
 def gated(bias: Fact = False, activation: Fact = "hidden_act") -> MlpFacts:
     """A gated feed-forward part as Llama's."""
     return MlpFacts("intermediate_size", activation, is_gated=True, bias=bias)
 
 
-def plain(bias: Fact = True) -> MlpFacts:
-    """A feed-forward part of two projections."""
-    return MlpFacts("intermediate_size", "hidden_act", bias=bias)
-
-
-LLAMA = Body(rms(), gated(), names.LLAMA)
+RMS, LAYER = NormFacts("rms", "rms_norm_eps"), NormFacts("layer", "layer_norm_eps")
+PLAIN = MlpFacts("intermediate_size", "hidden_act")
+LLAMA = Body(RMS, gated(), names.LLAMA)
 GEMMA = Body(
     NormFacts("rms", "rms_norm_eps", plus_one=True, cast="after"),
     gated(activation="hidden_activation"),
@@ -145,8 +137,8 @@ GEMMA = Body(
     softcap="final_logit_softcapping",
 )
 BERT = Body(
-    NormFacts("layer", "layer_norm_eps"),
-    plain(),
+    LAYER,
+    PLAIN,
     names.BERT,
     base="bert",
     head="",
@@ -162,8 +154,8 @@ BERT = Body(
     check=no_cross_attention,
 )
 VIT = Body(
-    NormFacts("layer", "layer_norm_eps"),
-    plain(),
+    LAYER,
+    PLAIN,
     names.VIT,
     names.VIT_SAVED,
     base="vit",
@@ -178,8 +170,8 @@ VIT = Body(
     pooler_width="pooler_output_size",
 )
 CLIP_TEXT = Body(
-    NormFacts("layer", "layer_norm_eps"),
-    plain(),
+    LAYER,
+    PLAIN,
     names.CLIP_TEXT,
     base="text_model",
     head="",
@@ -187,8 +179,8 @@ CLIP_TEXT = Body(
     pooler="end",
 )
 CLIP_IMAGES = Body(
-    NormFacts("layer", "layer_norm_eps"),
-    plain(),
+    LAYER,
+    PLAIN,
     names.CLIP_IMAGES,
     base="vision_model",
     head="",
@@ -212,7 +204,7 @@ ROWS: Mapping[str, Body] = {
         logit_factor="logit_scale",
     ),
     "dinov2": Body(
-        NormFacts("layer", "layer_norm_eps"),
+        LAYER,
         MlpFacts(dinov2_width, dinov2_activation, is_gated="use_swiglu_ffn"),
         names.DINOV2,
         lambda config: names.DINOV2_SAVED if config.flag("use_swiglu_ffn") else (),
@@ -254,8 +246,8 @@ ROWS: Mapping[str, Body] = {
         check=no_cross_attention,
     ),
     "gpt_neox": Body(
-        NormFacts("layer", "layer_norm_eps"),
-        plain(),
+        LAYER,
+        PLAIN,
         names.GPT_NEOX,
         base="gpt_neox",
         saved_head="embed_out",
@@ -305,7 +297,7 @@ ROWS: Mapping[str, Body] = {
         dropout="dropout",
         check=nothing_is_dropped("layerdrop"),
     ),
-    "phi3": Body(rms(), gated(), names.PHI3, dropout="resid_pdrop"),
+    "phi3": Body(RMS, gated(), names.PHI3, dropout="resid_pdrop"),
     "qwen2": LLAMA,
     "qwen3": LLAMA,
     "roberta": replace(

@@ -110,10 +110,9 @@ def period_of(build: Build, depth: int) -> int:
 
 
 def _kind(build: Build, index: int) -> tuple[bool, str]:
-    """What tells a layer from others: whether it lacks the first norm, and its attention."""
+    """What tells a layer from others: whether it has the first norm, and its attention."""
 
     def attention() -> nnx.Module:
         return build.with_keys(nnx.Rngs(0)).attention_of(index)
 
-    is_first = index == 0 and not build.body.first_norm
-    return is_first, str(nnx.graphdef(nnx.eval_shape(attention)))
+    return build.has_norm_in_front(index), str(nnx.graphdef(nnx.eval_shape(attention)))

@@ -11,7 +11,7 @@ from parity_tests.tables import with_nightly
 
 
 @pytest.mark.parametrize(
-    ("arguments", "count"), with_nightly([((), 2), (("--more",), 32)], commit=[((), 2)])
+    ("arguments", "count"), with_nightly([((), 3), (("--more",), 35)], commit=[((), 3)])
 )
 def test_whole_models_on_four_devices(arguments, count):
     command = [sys.executable, "-m", "parity_tests.core.sharding.models", *arguments]
