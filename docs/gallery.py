@@ -55,7 +55,7 @@ print(Alibi(jnp.array([0.5])).draw(3))
 ```
 
 `&`, `|` and `~` combine masks, and `>>` chains scores. Give them to `attend(..., mask=, score=)`,
-or to a layer.
+or masks to a layer as `mask=`, scores as `rules=Rules(score=...)` when it is built.
 """
 
 

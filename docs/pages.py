@@ -31,6 +31,7 @@ GUIDES = {
     "models": "A published config.json or checkpoint, as a whole model or as layers; and generate.",
     "kernels": "Which backend computes your mask and score on CPU, GPU and TPU.",
     "scale": "Several devices: sharded batches, heads, lengths and weights.",
+    "limits": "What does not work, was not tried, or is slower than elsewhere.",
 }
 EVIDENCE = {
     "certificate": "Every layer, the PyTorch modules that it equals, and the largest errors.",
@@ -44,6 +45,7 @@ LANDING = {
     "docs/index.md": ("Guides", "How to use, move to, port to and scale attention.", GUIDES),
     "docs/evidence.md": ("Evidence", "What was proven and measured, with the commands.", EVIDENCE),
 }
+WORKSHOP = ("docs/way.md", "docs/night.md")
 LAYERS = "|".join(name for _, names in reference.FAMILIES.values() for name in names.split())
 ROW = re.compile(rf"^\| ({LAYERS}) \|", re.MULTILINE)  # of a table, that begins with a layer
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
@@ -68,7 +70,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         {"Course": ["docs/course.md", *(f"notebooks/{path.stem}.md" for path in NOTEBOOKS)]},
         {"Reference": reference.menu()},
         {"Evidence": ["docs/evidence.md", *(f"docs/{name}.md" for name in EVIDENCE)]},
-        {"Developers": ["CONTRIBUTING.md", "AGENTS.md", "docs/way.md", "CHANGELOG.md"]},
+        {"For contributors": ["CONTRIBUTING.md", "AGENTS.md", *WORKSHOP, "CHANGELOG.md"]},
     ]
     config.copyright = f"flax_attn {version('flax_attn')}, Apache-2.0"
     return config
@@ -81,7 +83,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         return File(path, str(ROOT), config.site_dir, config.use_directory_urls)
 
     own = [file for file in files if file.src_dir == config.docs_dir]
-    docs = [f"docs/{file.src_uri}" for file in own]
+    docs = [
+        f"docs/{file.src_uri}" for file in own if file.src_uri != "layers.md"
+    ]  # the reference's
     root = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "AGENTS.md")
     found = [there(path) for path in (*root, *docs)]
     for path in NOTEBOOKS:
@@ -127,6 +131,8 @@ def on_page_markdown(markdown: str, **_: object) -> str:
     """
     markdown = ROW.sub(r"| [\1][flax_attn.layers.\1] |", markdown)
     markdown = re.sub(r"\[([^]]+)\]\((?:LICENSE|CITATION\.cff)\)", r"\1", markdown)
+    markdown = markdown.replace("](docs/layers.md)", "](reference/layers/index.md)")
+    markdown = markdown.replace("](layers.md)", "](../reference/layers/index.md)")
     return re.sub(r"\]\(((?:\.\./)?notebooks/\w+)\.ipynb\)", r"](\1.md)", markdown)
 
 

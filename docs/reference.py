@@ -1,13 +1,19 @@
-"""The pages of the reference: which public names stand on each, and what a page says."""
+"""The pages of the reference: which public names stand on each, and what a page says.
+
+`python docs/reference.py` writes docs/layers.md, the page with a line for each layer.
+"""
 
 import inspect
 import re
 from importlib import import_module
 from importlib.util import find_spec, resolve_name
+from pathlib import Path
 from types import ModuleType
 
 import flax_attn
+from flax_attn.parity.cases import markdown
 
+DOCS = Path(__file__).parent
 # Families of layers: the page, its title, and the layers in the order in which one reads them.
 FAMILIES = {
     "one-head": (
@@ -81,6 +87,15 @@ MODULES = {
     "parity/porting": ("parity", "identify Identified port plan suggest Plan Rule"),
     **{name: (name, "") for name in ("weights", "families", "sharding", "recurrence", "taps")},
 }
+INTRODUCTION = """# Layers
+
+All {} layers, by family. Each is a Flax (nnx) module of `flax_attn`, and equals the PyTorch
+modules that its row of [the certificate](certificate.md) names; `torch_ref` is plain PyTorch that
+comes with this library. In a decoder like Llama take `GroupedQueryAttention`, in place of
+`torch.nn.MultiheadAttention` take `TransformerMultiHeadAttention`, in an encoder-decoder
+`CrossAttention`. The layers of the first family are for learning.
+"""
+BARS = r"<code>\1&#124;\2&#124;\3</code>"  # which would end a cell of a table
 # Methods of layers that users call.
 CALLED = ("__call__", "init_cache", "remember", "step", "initial_state", "recurrent")
 CALLED += ("with_keys_and_values", "keys_and_values_of", "values", "position_bias")
@@ -94,7 +109,7 @@ def pages() -> dict[str, str]:
     for page, (module, names) in MODULES.items():
         names = names or " ".join(public(f"flax_attn.{module}"))
         others[page] = _page(_title(page), names, f"flax_attn.{module}")
-    return {"layers/index": _index(), **layers, **others}
+    return {"layers/index": _on_the_site(layers_page()), **layers, **others}
 
 
 def menu() -> list[str | dict[str, list[str]]]:
@@ -147,14 +162,31 @@ def _path(name: str, module: str = "flax_attn") -> str:
     return f"{module}.{name}"
 
 
-def _index() -> str:
-    """The page with a line for each layer."""
-    lines = ["# Layers", ""]
-    for page, (title, names) in FAMILIES.items():
-        lines += [f"## [{title}]({page}.md)", ""]
-        lines += [f"- [`{n}`][{_path(n)}]: {_summary(n)}" for n in names.split()]
+def layers_page() -> str:
+    """The page with a line for each layer: what it computes, and whose module it equals."""
+    certificate = (DOCS / "certificate.md").read_text("utf-8")
+    rows = markdown.rows(markdown.MARKS.search(certificate)["table"])
+    lines = [INTRODUCTION.format(len(rows))]
+    for title, names in FAMILIES.values():
+        lines += [
+            f"## {title}",
+            "",
+            "| layer | what it is | equal to modules of |",
+            "| --- | --- | --- |",
+        ]
+        for name in names.split():
+            packages = dict.fromkeys(x.partition(".")[0] for x in rows[name][1].split("; "))
+            about = re.sub(r"`([^`|]*)\|([^`|]*)\|([^`]*)`", BARS, _summary(name))
+            lines += [f"| {name} | {about} | {', '.join(packages)} |"]
         lines += [""]
     return "\n".join(lines)
+
+
+def _on_the_site(text: str) -> str:
+    """The same page among those of the reference, with links to theirs."""
+    for page, (title, _) in FAMILIES.items():
+        text = text.replace(f"## {title}\n", f"## [{title}]({page}.md)\n")
+    return text.replace("](certificate.md", "](../../docs/certificate.md")
 
 
 def _summary(name: str) -> str:
@@ -162,3 +194,7 @@ def _summary(name: str) -> str:
     text = inspect.getdoc(getattr(flax_attn, name)) or ""
     others = re.search(r"^Also called: .*?(?=\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
     return " ".join([text.partition("\n")[0], *(others[0].split() if others else ())])
+
+
+if __name__ == "__main__":
+    (DOCS / "layers.md").write_text(layers_page(), "utf-8")

@@ -45,7 +45,7 @@ WORDS = {
 LATER = re.compile(
     r"reference/layers/one-head/|layers\.(MultiHeadAttention|AttentionPool)"
     r"|\.(__call__|init_cache|remember|kv_shared_layer_index)$|ALIASES$"
-    r"|^(CHANGELOG|CONTRIBUTING)/|^docs/(way|trial|certificate|contracts|benchmarks/\w+)/"
+    r"|^(CHANGELOG|CONTRIBUTING)/|^docs/(way|night|trial|certificate|contracts|benchmarks/\w+)/"
 )
 GUIDES = re.compile(r"^(docs/(?!mistakes)|reference/)")
 # Names of one word, which have no other word to be typed, and the layers that README says to take.

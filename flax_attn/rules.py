@@ -185,8 +185,8 @@ def rules_of(
     scale, sinks = (x[...] if isinstance(x, nnx.Variable) else x for x in (scale, sinks))
     if not isinstance(score, Score):
         raise TypeError(
-            f"score must be one of flax_attn's scores; got {type(score).__name__}. "
-            "A bias goes to score=Additive(array)."
+            f"score must be one of flax_attn's scores; got {type(score).__name__}. A bias goes to "
+            "score=Additive(array), a function to ScoreFn(lambda logits, b, n, q, k: ...)."
         )
     _check_frozen(score)
     if not isinstance(dropout, Drop | None):

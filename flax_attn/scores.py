@@ -27,6 +27,7 @@ from ._internal.arrays import (
     take_entry,
     to_grid,
 )
+from ._internal.checks import check_takes
 from ._internal.drawing import DrawnScore
 from ._internal.types import FROZEN, Sizes, frozen
 from .places import Places, Positions, check_reads, in_whole, is_indexed_by_slot, refuse_end
@@ -164,8 +165,8 @@ class Chain(Score):
     def __post_init__(self):
         if not isinstance(self.then, Score):
             raise TypeError(
-                f"A score is chained with a score; got {type(self.then).__name__}. "
-                "A bias goes to Additive(array)."
+                f"A score is chained with a score; got {type(self.then).__name__}. A bias goes to "
+                "Additive(array), a function to ScoreFn(lambda logits, b, n, q, k: ...)."
             )
 
     def bind(self, sizes):
@@ -407,7 +408,7 @@ class ScoreFn(Score):
       places: global indices of batch entries and heads; `attend` sets it for shards.
 
     Raises:
-      TypeError: if `fn` is not a function.
+      TypeError: if `fn` is not a function of these arguments.
       ValueError: in use, if `fn` changes the shape or dtype.
 
     Source: Dong et al., "Flex Attention", 2024, whose `score_mod` it is.
@@ -425,10 +426,8 @@ class ScoreFn(Score):
 
     def __post_init__(self):
         check_reads(self)
-        if not callable(self.fn):
-            raise TypeError(
-                f"ScoreFn needs a function fn(logits, b, n, q, k); got {type(self.fn).__name__}."
-            )
+        first = "logits" if self.params is None else "params, logits"
+        check_takes("ScoreFn", self.fn, f"{first}, b, n, q, k")
 
     def at(self, places):
         return ScoreFn(self.fn, self.params, places, reads=self.reads)

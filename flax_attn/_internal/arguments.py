@@ -18,7 +18,14 @@ class Signature(NamedTuple):
     required: tuple[str, ...]
 
 
-def misfit(name: str, owner: Any, takes: Signature, count: int, named: Iterable[str]) -> str:
+def misfit(
+    name: str,
+    owner: Any,
+    takes: Signature,
+    count: int,
+    named: Iterable[str],
+    built: Signature | None = None,
+) -> str:
     """What does not fit in a call, and what would.
 
     Args:
@@ -27,24 +34,29 @@ def misfit(name: str, owner: Any, takes: Signature, count: int, named: Iterable[
       takes: what the function takes.
       count: how many arguments are passed by position.
       named: names of those passed by name.
+      built: what the constructor of a method's object takes.
 
     >>> misfit("f", None, Signature(("x", "mask"), ("x",), ("x",)), 0, ["mask"])
     'f needs x; it takes x, mask.'
     """
-    from .other_names import advice
+    from .other_names import EXAMPLES, advice
 
     called = name if owner is None else type(owner).__name__
-    called = f"{called}, when called," if name == "__call__" else called
+    example = EXAMPLES.get(called, "") if name == "__init__" else ""
+    called = {"__call__": f"{called}, when called,", "init_cache": f"{called}.init_cache"}.get(
+        name, called
+    )
     unknown = [key for key in named if key not in takes.names]
     if unknown:
         kinds = (getattr(owner, "mask_is_of", "pairs"),) if "mask" in takes.names else ()
-        return advice(called, unknown, takes.names + kinds, constructs=name == "__init__")
+        then = () if built is None or name != "__call__" else built.names
+        return advice(called, unknown, takes.names + kinds, name != "__call__", then) + example
     if count > len(takes.positional):
         by_name = [x for x in takes.names if x not in takes.positional]
         by_place = ", ".join(takes.positional) or "nothing"
         more = f"; by name only: {', '.join(by_name)}" if by_name else ""
-        return f"{called} takes {by_place} by position, and got {count} arguments{more}."
+        return f"{called} takes {by_place} by position, and got {count} arguments{more}.{example}"
     missing = [x for x in takes.required if x not in {*takes.positional[:count], *named}]
     if missing == ["rngs"]:
         return f"{called} draws its weights from rngs=; pass rngs=nnx.Rngs(0), or another seed."
-    return f"{called} needs {', '.join(missing)}; it takes {', '.join(takes.names)}."
+    return f"{called} needs {', '.join(missing)}; it takes {', '.join(takes.names)}.{example}"

@@ -23,13 +23,27 @@ def to_grid(what: str, array: Any, sizes: Sizes) -> jax.Array:
     if not fits:
         raise ValueError(
             f"{what} must broadcast to (*batch, heads, queries, keys) = {whole}; "
-            f"got shape {array.shape}."
+            f"got shape {array.shape}.{_axes_to_add(array.shape, sizes)}"
         )
     array = array.reshape((1,) * (len(whole) - array.ndim) + array.shape)
     batch, rest = array.shape[:-3], array.shape[-3:]
     if all(n == 1 for n in batch):
         return array.reshape(1, *rest)
     return jnp.broadcast_to(array, (*sizes.batch, *rest)).reshape(sizes.B, *rest)
+
+
+def _axes_to_add(shape: tuple[int, ...], sizes: Sizes) -> str:
+    """A sentence on an array that has the batch axes, but not those of heads and queries."""
+    batch = shape[: len(sizes.batch)]
+    each, rest = "".join(":, " for _ in batch), shape[len(batch) :]
+    if not batch or batch != sizes.batch:
+        return ""
+    if rest == (sizes.S,):
+        return (
+            f" One of (*batch, keys) is array[{each}None, None]; if it says which tokens are real, "
+            "a layer takes it as valid=array."
+        )
+    return f" One of (*batch, queries, keys) is array[{each}None]." if len(rest) == 2 else ""
 
 
 def per_entry(what: str, array: Any, sizes: Sizes, *length: int) -> jax.Array:
@@ -203,9 +217,22 @@ def check_boolean(array: Any) -> None:
         kind_name = type(array).__name__ if kind is None else kind
         raise TypeError(
             "A mask must be a flax_attn mask or a boolean array in which True means 'may attend'; "
-            f"got {kind_name}. An additive mask (0 and -inf) goes to score=Additive(array); "
-            "torch.nn.MultiheadAttention's convention (True means 'blocked') is inverted by ~array."
+            f"got {kind_name}.{_as_mask(array, kind)} An additive mask (0 and -inf) goes to "
+            "score=Additive(array); torch.nn.MultiheadAttention's convention (True means "
+            "'blocked') is inverted by ~array."
         )
+
+
+def _as_mask(x: Any, kind: Any) -> str:
+    """A sentence on how a function, or an array of ones and zeros, becomes a mask."""
+    if hasattr(x, "draw"):
+        return " A score is given as score=."
+    if kind is not None and jnp.issubdtype(kind, jnp.integer):
+        return (
+            " Ones and zeros become booleans by array == 1; those of the real tokens, (B, T), a "
+            "layer takes as valid=array == 1."
+        )
+    return " A function becomes a mask by MaskFn(lambda b, n, q, k: ...)." if callable(x) else ""
 
 
 def clip(x: Any, most: int) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache, wraps
 from inspect import Parameter, signature
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, Unpack, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
@@ -89,6 +89,23 @@ def check_rate(name: str, rate: Any) -> float:
     return rate
 
 
+def check_takes(who: str, fn: Any, names: str) -> None:
+    """Raises TypeError unless `fn` can be called with arguments of these names, "b, n, q, k"."""
+    if not callable(fn):
+        raise TypeError(f"{who} needs a function fn({names}); got {type(fn).__name__}.")
+    try:
+        takes = signature(fn)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return
+    try:
+        takes.bind(*names.split(", "))
+    except TypeError:
+        raise TypeError(
+            f"{who} calls its function as fn({names}), with the indices of a batch entry, a head, "
+            f"a query and a key; got one that takes {takes}."
+        ) from None
+
+
 def check_choice(name: str, value: Any, *choices: Any) -> None:
     """Raises ValueError unless `value` is one of the choices."""
     if value not in choices:
@@ -110,7 +127,8 @@ def valid_tokens(name: str, valid: Any, shape: tuple[int, ...]) -> jax.Array:
     is_valid = jnp.asarray(True if valid is None else valid)
     if is_valid.dtype != jnp.bool_:
         raise TypeError(
-            f"{name} must be boolean, True for non-padding tokens; got {is_valid.dtype}."
+            f"{name} must be boolean, True for non-padding tokens; got {is_valid.dtype}. An array "
+            f"of ones and zeros is {name} == 1."
         )
     # A mask that is known stays so while a program is traced: its gaps decide what is compiled.
     with jax.ensure_compile_time_eval() if is_known(valid) else nullcontext():
@@ -144,7 +162,7 @@ def checked_arguments(
     Traceback (most recent call last):
     TypeError: f takes no attn_bias=; it takes x, mask.
     """
-    method = function.__name__ in ("__init__", "__call__")
+    method = function.__name__ in ("__init__", "__call__", "init_cache")
 
     @wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -155,7 +173,8 @@ def checked_arguments(
             passed = {*takes.positional[: len(rest)], *named}
             known = passed.issubset(takes.names) and len(rest) <= len(takes.positional)
             if not (known and passed.issuperset(takes.required)):
-                raise TypeError(misfit(function.__name__, owner, takes, len(rest), kwargs))
+                built = signature_of(type(owner).__init__) if method else None
+                raise TypeError(misfit(function.__name__, owner, takes, len(rest), kwargs, built))
         if look is not None and isinstance(kwargs.get("mask"), jax.Array | np.ndarray):
             look(*args, **kwargs)
         return function(*args, **kwargs)
@@ -169,10 +188,13 @@ def signature_of(function: Callable[..., Any]) -> Signature | None:
     parts = list(signature(function).parameters.values())
     if parts and parts[0].name == "self":
         parts = parts[1:]
+    more: tuple[str, ...] = ()
+    if parts and get_origin(parts[-1].annotation) is Unpack:  # of a TypedDict
+        more = tuple(get_args(parts.pop().annotation)[0].__annotations__)
     if any(part.kind in (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL) for part in parts):
         return None
     return Signature(
-        tuple(part.name for part in parts),
+        (*(part.name for part in parts), *more),
         tuple(part.name for part in parts if part.kind in BY_POSITION),
         tuple(part.name for part in parts if part.default is Parameter.empty),
     )

@@ -18,10 +18,20 @@ MANY = 64  # so many cells in a row are still seen in a notebook
 
 
 class _Drawn:
-    """What masks and scores share: their sizes, and the picture that a notebook shows."""
+    """What masks and scores share: sizes, no other operator, and the picture in a notebook."""
 
     bind: Any
     grid: Any
+
+    def _refuse_operator(self, other: Any) -> Any:
+        raise TypeError(
+            "Masks are combined by &, | and ~ and given as mask=; scores are chained by >>, the "
+            "first one first, as in Softcap(30.0) >> Alibi(slopes), and given as score=. Got "
+            f"{type(self).__name__} and {type(other).__name__}."
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse_operator
+    __and__ = __rand__ = __or__ = __ror__ = __rshift__ = __rrshift__ = _refuse_operator
 
     def _repr_svg_(self) -> str | None:
         """The picture in a notebook; None if it cannot be drawn, as inside `jax.jit`."""

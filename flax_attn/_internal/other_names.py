@@ -182,6 +182,9 @@ CALLS: dict[str, tuple[Advice, ...]] = {
     "query": _FIRST,
     "key": (Advice("k", "k=$"), Advice("memory", "memory=$", "the input of its projection")),
     "value": (Advice("v", "v=$"), Advice("memory", "memory=$", "the input that k has")),
+    "alibi_slopes": (Advice("score", "score=Alibi($)"),),
+    "score_mod": (Advice("score", "score=ScoreFn($)"),),
+    "mask_mod": (Advice("pairs", "mask=MaskFn($)"),),
 }
 
 _IN = ("in_features", "embed_dim", "dim", "d_in")
@@ -211,7 +214,11 @@ RENAMED: dict[str, tuple[str, ...]] = {
          "attn_pdrop", "attention_probs_dropout_prob"), ("dropout",)
     ),
     **dict.fromkeys(("bias", "use_bias", "attention_bias", "qkv_bias", "add_bias"), _BIASES),
-    **dict.fromkeys(("block_size", "max_len", "max_seq_len", "seq_len"), ("context_length",)),
+    **dict.fromkeys(
+        ("block_size", "max_len", "max_length", "max_seq_len", "max_cache_len", "max_seqlen",
+         "seq_len", "size"), ("context_length", "length")
+    ),
+    **dict.fromkeys(("batch_size", "max_batch_size", "rows"), ("batch",)),
     "out_features": ("d_out",),
     "layer_norm_eps": ("eps",),
     "epsilon": ("eps",),
@@ -231,6 +238,8 @@ RENAMED: dict[str, tuple[str, ...]] = {
 _NEW_KEYS = (Advice("rngs", "rngs=nnx.Rngs(0)"),)
 _ROTARY = (Advice("rotary", "rotary=Rotary(base=5e5)"),)
 _QK_NORM = (Advice("q_norm", "q_norm=RMSNorm(16, eps=1e-6), k_norm=RMSNorm(16, eps=1e-6)"),)
+# Of a constructor that is called otherwise.
+EXAMPLES = {"Window": " Window(63, 0) sees the query's own key and the 63 before it."}
 # When a layer is built, and another name alone is not enough.
 CONSTRUCTORS: dict[str, tuple[Advice, ...]] = {
     **dict.fromkeys(("key", "rng", "seed", "keys"), _NEW_KEYS),
@@ -241,6 +250,10 @@ CONSTRUCTORS: dict[str, tuple[Advice, ...]] = {
     **dict.fromkeys(("rope_theta", "rope", "rope_base", "rotary_emb", "use_rope"), _ROTARY),
     **dict.fromkeys(("qk_norm", "normalize_qk", "use_qk_norm"), _QK_NORM),
     **dict.fromkeys(("decode", "use_cache"), _CACHE),
+    "score": (Advice("rules", "rules=Rules(score=$)"),),
+    "alibi_slopes": (Advice("rules", "rules=Rules(score=Alibi($))"),),
+    "score_mod": (Advice("rules", "rules=Rules(score=ScoreFn($))"),),
+    "mask_mod": (Advice("mask", "mask=MaskFn($)"),),
     "batch_first": (Advice("", "", "leave it out, since the batch always comes first"),),
     "qkv_features": (Advice("head_dim", "head_dim=16", "one head's part of it"),),
     "device": (Advice("", "", "jax.default_device(device) says where arrays are made"),),
@@ -250,28 +263,44 @@ CONSTRUCTORS: dict[str, tuple[Advice, ...]] = {
 }
 
 
-def advice(called: str, unknown: Sequence[str], names: Iterable[str], constructs: bool) -> str:
+def advice(
+    called: str,
+    unknown: Sequence[str],
+    names: Iterable[str],
+    constructs: bool,
+    built: Iterable[str] = (),
+) -> str:
     """A sentence or two for each unknown argument.
 
     Args:
       called: what was called.
       unknown: arguments that it does not take.
       names: those that it takes, and what its mask is of.
-      constructs: whether a layer is built.
+      constructs: whether a layer, or a cache, is built.
+      built: what the layer's constructor takes, when the layer is called.
 
     >>> print(advice("Layer", ["rope_theta"], ["dim", "rotary"], constructs=True))
     Layer takes no rope_theta=; instead: `rotary=Rotary(base=5e5)`.
     """
-    names = tuple(names)
-    return " ".join(_advice(called, name, names, constructs) for name in unknown)
+    names, built = tuple(names), tuple(built)
+    return " ".join(_advice(called, name, names, constructs, built) for name in unknown)
 
 
-def _advice(called: str, name: str, names: tuple[str, ...], constructs: bool) -> str:
+def _advice(
+    called: str, name: str, names: tuple[str, ...], constructs: bool, built: tuple[str, ...]
+) -> str:
     start = f"{called} takes no {name}="
     renamed = [here for here in RENAMED.get(name, ()) if here in names] if constructs else []
     if renamed:
         return f"{start}; it is called {renamed[0]} here."
     fitting = _fitting((CONSTRUCTORS if constructs else CALLS).get(name, ()), names)
+    if not fitting and name in built:
+        return f"{start}; give it when the layer is built."
+    if not fitting and built:
+        codes = [part.code for part in _fitting(CONSTRUCTORS.get(name, ()), built) if part.code]
+        if codes:
+            code = codes[0].replace("$", name)
+            return f"{start}; it is given when the layer is built, as `{code}`."
     if not fitting:
         known = [x for x in names if x not in MASKS]
         return f"{start}; {did_you_mean(name, known, 'it takes')}"

@@ -14,7 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from flax.nnx import summary
+from jax.core import Tracer
 
+from .checks import checked_arguments
 from .exported import register
 
 C = TypeVar("C", bound=type)
@@ -79,7 +81,10 @@ def frozen(cls: C) -> C:
     """
     checks = getattr(cls, "__post_init__", None)
     setattr(cls, "__post_init__", lambda self: _checked(self, checks))  # noqa: B010
-    cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
+    cls = dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
+    setattr(cls, "__init__", checked_arguments(cls.__init__))  # noqa: B010
+    if "__repr__" not in vars(cls):
+        setattr(cls, "__repr__", _one_line)  # noqa: B010
     setattr(cls, "__eq__", _same_value)  # noqa: B010
     FROZEN.add(cls)
     setattr(cls, "__hash__", _hash)  # noqa: B010
@@ -90,6 +95,37 @@ def frozen(cls: C) -> C:
     )
     register(cls)
     return cls
+
+
+FEW = 8  # numbers of an array that a text shows
+
+
+class _Shown(str):
+    """A text that is its own repr."""
+
+    __repr__ = str.__str__
+
+
+def _one_line(self: Any) -> str:
+    """`Alibi(slopes=[0.5 0.25], offset=0)`; of a larger array its dtype and shape."""
+    fields = [(field.name, getattr(self, field.name)) for field in dataclasses.fields(self)]
+    shown = (f"{name}={jax.tree.map(_shown, value)!r}" for name, value in fields)
+    return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _shown(x: Any) -> Any:
+    """A leaf as a text in one line."""
+    if not isinstance(x, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
+        return x
+    if isinstance(x, jax.ShapeDtypeStruct | Tracer) or x.size > FEW or not _is_readable(x):
+        return _Shown(f"{x.dtype}[{','.join(map(str, x.shape))}]")
+    return _Shown(np.array2string(np.asarray(x), max_line_width=1000).replace("\n", ""))
+
+
+def _is_readable(x: Any) -> bool:
+    """Whether an array holds numbers that this process has, no random keys."""
+    is_here = getattr(x, "is_fully_addressable", True)
+    return is_here and not jnp.issubdtype(x.dtype, jax.dtypes.extended)
 
 
 def _show_in_tables(cls: type) -> None:

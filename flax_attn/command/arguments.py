@@ -28,9 +28,8 @@ def add_parity(commands: Any) -> None:
     parity.add_argument(
         "--markdown",
         metavar="FILE",
-        help="write the table, between the marks if the file has them, and its short form on the "
-        "page that the first mark names; a part of the variants leaves other rows as they are "
-        "(without names: --all)",
+        help="write the table, between the marks if the file has them; a part of the variants "
+        "leaves other rows as they are (without names: --all)",
     )
     parity.add_argument(
         "--record",
@@ -115,6 +114,7 @@ def add_explain(commands: Any) -> None:
     add("--v", **shape, metavar="SIZE", help="shape of the values, where it is another: B S K h")
     add("--dtype", default="float32", metavar="DTYPE", help="float32 (default), bfloat16, ...")
     add("--mask", default="FULL", metavar="MASK", help="of flax_attn's masks, with & | ~")
+    add("--score", default="IDENTITY", metavar="SCORE", help="of flax_attn's scores, with >>")
     add("--sinks", action="store_true", help="with a sink logit for each query head")
     add("--dropout", type=float, metavar="RATE", help="with dropout of this rate")
     add("--shards", type=int, metavar="N", help="with the length sharded over N devices")

@@ -12,35 +12,44 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
-from .. import masks
+from .. import masks, scores
 from .._internal.checks import check_positive
 from .._internal.nearest import did_you_mean
 from ..attend import explain
 from ..dropout import Dropout
 from ..masks import Mask
+from ..scores import Score
 from ..sharding import context_parallel
 from ..where import assume_platform
 
-OPERATORS = {ast.BitAnd: operator.and_, ast.BitOr: operator.or_}
+OPERATORS = {
+    "mask": {ast.BitAnd: operator.and_, ast.BitOr: operator.or_},
+    "score": {ast.RShift: operator.rshift},
+}
+EXAMPLES = {"mask": "Causal() & Window(3, 0)", "score": "Softcap(30.0) >> Alibi([0.5, 0.25])"}
 
 
-def _can_be_written(value: Any) -> bool:
-    """Whether a value is a mask, or a class of masks that takes no function and no other mask."""
+def _can_be_written(value: Any, base: type, *others: type) -> bool:
+    """Whether a value is of a base class, or a class below it that is made of numbers alone."""
     if not isinstance(value, type):
-        return isinstance(value, Mask)
-    combines = value in (Mask, masks.And, masks.Or, masks.Not)
-    is_mask = issubclass(value, Mask) and not combines
-    return is_mask and "fn" not in inspect.signature(value).parameters
+        return isinstance(value, base)
+    is_one = issubclass(value, base) and value is not base and value not in others
+    return is_one and "fn" not in inspect.signature(value).parameters
 
 
-MASKS: dict[str, Any] = {name: x for name, x in vars(masks).items() if _can_be_written(x)}
+COMBINED = (masks.And, masks.Or, masks.Not)
+INNER = (scores.Chain, scores.Placed, scores.AtPositions)
+NAMES: dict[str, dict[str, Any]] = {
+    "mask": {name: x for name, x in vars(masks).items() if _can_be_written(x, Mask, *COMBINED)},
+    "score": {name: x for name, x in vars(scores).items() if _can_be_written(x, Score, *INNER)},
+}
 
 
 def explained(options: argparse.Namespace) -> str:
     """Returns the table of verdicts.
 
     Raises:
-      ValueError: for shapes, a dtype, a mask or a platform that are unknown or inconsistent.
+      ValueError: for unknown or inconsistent shapes, dtypes, masks, scores and platforms.
     """
     try:
         dtype = jnp.dtype(options.dtype)
@@ -70,6 +79,7 @@ def explained(options: argparse.Namespace) -> str:
             verdicts = explain(
                 *arrays,
                 mask=mask_of(options.mask),
+                score=read("score", options.score),
                 sinks=sinks,
                 dropout=None if rate is None else Dropout(rate, jax.random.key(0)),
             )
@@ -102,53 +112,68 @@ def _sizes_read(**shapes: tuple[int, ...]) -> str:
 
 
 def mask_of(text: str) -> Mask:
-    """Parses a mask expression: flax_attn's masks with numbers, lists of numbers, and `& | ~`.
-
-    Executes nothing but the masks' constructors and operators.
+    """The mask of an expression: flax_attn's masks with numbers, lists of numbers, and `& | ~`.
 
     Raises:
-      ValueError: for anything else.
+      ValueError: as `read`.
 
     >>> mask_of("Causal() & ~Window(3, 0)")
     And(a=Causal(offset=0), b=Not(a=Window(left=3, right=0, offset=0)))
     """
+    return read("mask", text)
+
+
+def read(kind: str, text: str) -> Any:
+    """Parses an expression of masks, or of scores with numbers and `>>`.
+
+    Executes nothing but their constructors and operators.
+
+    Raises:
+      ValueError: for anything else.
+
+    >>> read("score", "Softcap(30.0) >> Alibi([0.5, 0.25])")
+    Chain(first=Softcap(cap=30.0), then=Alibi(slopes=[0.5  0.25], offset=0))
+    """
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError) as error:
-        raise ValueError(f"--mask {text!r} is no expression: {error}.") from error
-    return _mask_of(tree.body, text)
+        raise ValueError(f"--{kind} {text!r} is no expression: {error}.") from error
+    return _read(tree.body, kind, text)
 
 
-def _mask_of(node: ast.expr, text: str) -> Mask:
+def _read(node: ast.expr, kind: str, text: str) -> Any:
+    names, operators = NAMES[kind], OPERATORS[kind]
     match node:
-        case ast.BinOp(left, op, right) if type(op) in OPERATORS:
-            return OPERATORS[type(op)](_mask_of(left, text), _mask_of(right, text))
-        case ast.UnaryOp(ast.Invert(), inner):
-            return ~_mask_of(inner, text)
-        case ast.Name(name) if isinstance(MASKS.get(name), Mask):
-            return MASKS[name]
-        case ast.Call(ast.Name(name), args, keywords) if isinstance(MASKS.get(name), type):
-            named = {word.arg: _literal(word.value, text) for word in keywords if word.arg}
+        case ast.BinOp(left, op, right) if type(op) in operators:
+            return operators[type(op)](_read(left, kind, text), _read(right, kind, text))
+        case ast.UnaryOp(ast.Invert(), inner) if kind == "mask":
+            return ~_read(inner, kind, text)
+        case ast.Name(name) if name in names and not isinstance(names[name], type):
+            return names[name]
+        case ast.Call(ast.Name(name), args, keywords) if isinstance(names.get(name), type):
+            named = {word.arg: _literal(word.value, kind, text) for word in keywords if word.arg}
             try:
-                return MASKS[name](*(_literal(arg, text) for arg in args), **named)
+                return names[name](*(_literal(arg, kind, text) for arg in args), **named)
             except TypeError as error:
-                raise ValueError(f"--mask {text!r}: {error}.") from error
+                raise ValueError(f"--{kind} {text!r}: {error}") from error
     source = ast.get_source_segment(text.strip(), node) or text
     if isinstance(node, ast.Name | ast.Call):
         name = source.partition("(")[0]
-        hint = did_you_mean(name, MASKS, "the masks are")
-        more = "takes arguments, as in Window(3, 0)" if name in MASKS else f"is no mask: {hint}"
-        raise ValueError(f"--mask {text!r}: {name} {more}")
-    raise ValueError(f"--mask takes masks such as Causal() and & | ~ between them; got {source!r}.")
+        hint = did_you_mean(name, names, f"the {kind}s are")
+        more = (
+            f"takes arguments, as in {EXAMPLES[kind]}" if name in names else f"is no {kind}: {hint}"
+        )
+        raise ValueError(f"--{kind} {text!r}: {name} {more}")
+    raise ValueError(f"--{kind} takes {kind}s such as {EXAMPLES[kind]}; got {source!r}.")
 
 
-def _literal(node: ast.expr, text: str) -> Any:
+def _literal(node: ast.expr, kind: str, text: str) -> Any:
     """A number, a string, or an array from a list."""
     try:
         value = ast.literal_eval(node)
     except ValueError as error:
         source = ast.get_source_segment(text.strip(), node)
-        raise ValueError(f"--mask {text!r}: {source!r} is no number, text or list.") from error
+        raise ValueError(f"--{kind} {text!r}: {source!r} is no number, text or list.") from error
     return np.asarray(value) if isinstance(value, list | tuple) else value
 
 

@@ -17,7 +17,7 @@ class Layer(nnx.Module):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        for name, look in (("__init__", None), ("__call__", _look_at_mask)):
+        for name, look in (("__init__", None), ("__call__", _look_at_mask), ("init_cache", None)):
             if name in vars(cls):
                 setattr(cls, name, checked_arguments(vars(cls)[name], look))
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._internal.arrays import check_boolean, check_integers, ids_per_entry, lists_to_arrays, select
+from .._internal.checks import check_takes
 from .._internal.types import Sizes, frozen
 from ..places import Places, check_reads, in_whole
 from .algebra import Mask
@@ -116,7 +117,7 @@ class MaskFn(Mask):
       places: global indices of batch entries and heads; `attend` sets it for shards.
 
     Raises:
-      TypeError: in use, if what it returns is not boolean.
+      TypeError: if `fn` takes other arguments; in use, if what it returns is not boolean.
       ValueError: for an unknown `reads`.
 
     Source: Dong et al., "Flex Attention", 2024.
@@ -133,6 +134,7 @@ class MaskFn(Mask):
 
     def __post_init__(self):
         check_reads(self)
+        check_takes("MaskFn", self.fn, "b, n, q, k")
 
     @cached_property
     def is_static(self):

@@ -39,6 +39,11 @@ class Checkpoint:
             if manifest:
                 raise CheckpointError(self.path, None, "Arrays in memory have no manifest.")
             return
+        if not isinstance(path, str | os.PathLike):
+            raise TypeError(
+                f"A checkpoint is a path, or arrays of numpy by name; got {type(path).__name__}. "
+                "parity.port(module, layer) copies the weights of a torch module in memory."
+            )
         self.path = find(Path(path))
         self.entries = read_entries(self.path)
         wanted = os.path.lexists(manifest_path(self.path)) if manifest is None else manifest

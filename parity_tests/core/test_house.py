@@ -62,8 +62,7 @@ VARIANTS = sorted(set.union(*HOMES.values()))
 LAYERS = sorted(HOMES["flax_attn/layers/{}.py"])
 WHOLE = sorted(set.intersection(*HOMES.values()))  # of the others their missing file is told
 
-CERTIFICATE, README = "docs/certificate.md", "README.md"
-FULL, BRIEF = markdown.FULL_MARKS, markdown.SHORT_MARKS
+CERTIFICATE = "docs/certificate.md"
 
 of_all_layers = each("layer", LAYERS)
 of_whole_variants = each("layer", WHOLE)
@@ -80,12 +79,9 @@ def cases_of(layer: str) -> list[Listed]:
 
 
 @cache
-def certificate() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """The rows of both pages by their layers."""
-    pages = ((CERTIFICATE, FULL), (README, BRIEF))
-    texts = [(marks, (ROOT / page).read_text("utf-8")) for page, marks in pages]
-    full, brief = (markdown.rows(marks.search(text)["table"]) for marks, text in texts)
-    return full, brief
+def certificate() -> dict[str, list[str]]:
+    """The rows of the certificate by their layers."""
+    return markdown.rows(markdown.MARKS.search((ROOT / CERTIFICATE).read_text("utf-8"))["table"])
 
 
 def own(package: str) -> list[Path]:
@@ -130,8 +126,8 @@ def test_every_golden_is_of_a_layer():
 
 @of_whole_variants
 def test_no_row_of_the_certificate_was_forgotten(layer):
-    again = f"run `flax-attn parity {layer} --markdown {CERTIFICATE}`, which writes both pages"
-    full, _ = certificate()
+    again = f"run `flax-attn parity {layer} --markdown {CERTIFICATE}`"
+    full = certificate()
     name = markdown.layers(cases_of(layer)).get(layer, layer)
     assert name in full, f"{CERTIFICATE} has no row of {name}: {again}."
     row = dict(zip(markdown.HEADINGS, full[name], strict=True))
@@ -146,27 +142,12 @@ def test_no_row_of_the_certificate_was_forgotten(layer):
 
 def test_every_row_of_the_certificate_is_of_a_layer():
     names = {", ".join(modules_of(ROOT / f"flax_attn/layers/{layer}.py")) for layer in LAYERS}
-    full, brief = certificate()
-    for page, rows in ((CERTIFICATE, full), (README, brief)):
-        for name in rows:
-            assert name in names, f"{page} has a row of {name}, which is no layer: delete the row."
-        text = (ROOT / page).read_text("utf-8")
-        twice = [name for name in rows if text.count(f"\n| {name} |") > 1]
-        assert not twice, f"{page} has two rows of {twice}: delete one."
-
-
-def test_the_short_certificate_is_made_from_the_long_one():
-    full = FULL.search((ROOT / CERTIFICATE).read_text("utf-8"))["table"]
-    marks = BRIEF.search((ROOT / README).read_text("utf-8"))
-    layers, brief = marks["layers"].split(", "), marks["table"]
-    assert [*markdown.rows(brief)] == layers and len(layers) == 7
-    for row in set(brief.splitlines()) ^ set(markdown.short(full, layers).splitlines()):
-        name = row.split(" | ")[0].strip("| ")
-        pytest.fail(
-            f"The rows of {name} in {README} and {CERTIFICATE} disagree: run `flax-attn parity "
-            f"{name} --markdown {CERTIFICATE}`, which writes both pages."
+    text = (ROOT / CERTIFICATE).read_text("utf-8")
+    for name in certificate():
+        assert name in names, f"{CERTIFICATE} has a row of {name}, which is no layer: delete it."
+        assert text.count(f"\n| {name} |") == 1, (
+            f"{CERTIFICATE} has two rows of {name}: delete one."
         )
-    assert brief == markdown.short(full, layers)
 
 
 @of_whole_variants

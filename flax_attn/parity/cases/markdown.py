@@ -1,35 +1,21 @@
-"""The certificate in Markdown: one row per layer on a page, and a short form on another.
+"""The certificate in Markdown: one row per layer, on a page between two marks.
 
-A page holds the table between two markers; the first may name the page of the short form:
-
-    <!-- certificate; short form in README.md -->
-    <!-- end of certificate -->
-
-That page holds `<!-- short certificate -->` and `<!-- end of short certificate -->`; the first
-marker may name the layers to show, as in `<!-- short certificate of CausalAttention, Mamba -->`.
-The short form is generated from the table, so the two cannot disagree.
+<!-- certificate -->
+<!-- end of certificate -->
 """
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from ..._internal import markdown as _markdown
-from ..report import badness
 from .certificate import Line
 from .collect import Listed
 
 HEADINGS = ("layer", "equal to", "backends", "devices", "params")
 HEADINGS += ("float64", "grads", "decoded", "float32", "bfloat16", "verdict")
-SHORT = ("layer", "equal to", "worst error", "verdict")
-FULL_MARKS = _markdown.text_between(
-    r"<!-- certificate(?:; short form in (?P<short>\S+))? -->", "<!-- end of certificate -->"
-)
-SHORT_MARKS = _markdown.text_between(
-    r"<!-- short certificate(?: of (?P<layers>[\w, ]+))? -->", "<!-- end of short certificate -->"
-)
+MARKS = _markdown.text_between("<!-- certificate -->", "<!-- end of certificate -->")
 
 
 class PageFacts(NamedTuple):
@@ -67,29 +53,6 @@ def markdown(lines: Iterable[Line], about: Mapping[str, PageFacts]) -> str:
     return _written(HEADINGS, (_row(group, about) for group in variants.values()))
 
 
-def short(table: str, layers: Sequence[str] = ()) -> str:
-    """The table with only the columns of the short form; the worst error is in float64.
-
-    Args:
-      table: from `markdown`.
-      layers: the layers to include, in this order; all if empty.
-
-    >>> row = ["A", "b", "own", "-", "3", "1.0e-16", "2.0e-15", "-", "-", "-", "equal"]
-    >>> print(short(_written(HEADINGS, [row])).splitlines()[-1])
-    | A | b | 2.0e-15 | equal |
-    """
-    every, brief = rows(table), []
-    for name in layers or every:
-        if name not in every:
-            continue
-        cells = dict(zip(HEADINGS, every[name], strict=True))
-        errors = [cells[name] for name in ("float64", "grads", "decoded") if cells[name] != "-"]
-        worst = max(errors, key=lambda cell: badness(float(cell)), default="-")
-        equal_to = "; ".join(map(_short_name, cells["equal to"].split("; ")))
-        brief.append([cells["layer"], equal_to, worst, cells["verdict"]])
-    return _markdown.table(SHORT, brief)
-
-
 def rows(table: str) -> dict[str, list[str]]:
     """The cells of each row, keyed by the first cell.
 
@@ -121,9 +84,8 @@ def joined(old: str, new: str) -> str:
 
 
 def has_marks(path: Path) -> bool:
-    """Whether the page has markers for the table or for its short form."""
-    text = _text(path)
-    return bool(FULL_MARKS.search(text) or SHORT_MARKS.search(text))
+    """Whether the page has the marks of the table."""
+    return bool(MARKS.search(_text(path)))
 
 
 def check(path: Path, cases: Sequence[Listed], known: Sequence[Listed]) -> None:
@@ -135,24 +97,10 @@ def check(path: Path, cases: Sequence[Listed], known: Sequence[Listed]) -> None:
       known: all cases of their packages.
 
     Raises:
-      ValueError: if the page holds the short form, or names a page without one; or if only some
-        cases of a layer would be run.
+      ValueError: if only some cases of a layer would be run.
     """
-    text = _text(path)
-    marks = FULL_MARKS.search(text)
-    if marks is None and SHORT_MARKS.search(text):
-        raise ValueError(
-            f"{path} holds only the short form of a certificate: give --markdown the page whose "
-            f"first mark says '; short form in {path.name}', and both are written."
-        )
-    if marks is None:
+    if not has_marks(path):
         return
-    other = Path(os.path.normpath(path.parent / (marks["short"] or "")))
-    if marks["short"] and not SHORT_MARKS.search(_text(other)):
-        raise ValueError(
-            f"{path} says that {other} holds its short form, but "
-            "page has no '<!-- short certificate -->' and '<!-- end of short certificate -->'."
-        )
     wanted = Counter((case.package, case.variant) for case in cases)
     every = Counter((case.package, case.variant) for case in known)
     for place, count in wanted.items():
@@ -165,10 +113,10 @@ def check(path: Path, cases: Sequence[Listed], known: Sequence[Listed]) -> None:
 
 
 def write(path: Path, table: str, whole: bool) -> list[Path]:
-    """Writes the table and its short form, between their markers if the page has them.
+    """Writes the table, between the marks if the page has them.
 
     Args:
-      path: the page; if missing or without markers, it will contain only the table.
+      path: the page; if missing or without marks, it will contain only the table.
       table: from `markdown`.
       whole: whether it replaces all rows between the markers; else rows of other layers remain.
 
@@ -176,22 +124,13 @@ def write(path: Path, table: str, whole: bool) -> list[Path]:
       The pages that were written.
     """
     text = _text(path)
-    marks = FULL_MARKS.search(text)
+    marks = MARKS.search(text)
     if marks is None:
         path.write_text(table, "utf-8")
         return [path]
     table = table if whole else joined(marks["table"], table)
-    path.write_text(_markdown.fill(text, FULL_MARKS, table), "utf-8")
-    if not marks["short"]:
-        return [path]
-    other = Path(os.path.normpath(path.parent / marks["short"]))
-    text = _text(other)
-    marks = SHORT_MARKS.search(text)
-    if marks:
-        layers = (marks["layers"] or "").split(", ")
-        brief = short(table, [name for name in layers if name])
-        other.write_text(_markdown.fill(text, SHORT_MARKS, brief), "utf-8")
-    return [path, other]
+    path.write_text(_markdown.fill(text, MARKS, table), "utf-8")
+    return [path]
 
 
 def write_part(path: Path, table: str) -> list[Path]:
@@ -208,7 +147,7 @@ def write_part(path: Path, table: str) -> list[Path]:
       The pages that were written; none for a page that holds anything else.
     """
     text = _text(path)
-    marks = FULL_MARKS.search(text)
+    marks = MARKS.search(text)
     old = marks["table"] if marks else text
     before, new = rows(old), rows(table)
     if marks is None and text and _markdown.cells(text)[0] != [*HEADINGS]:
@@ -236,18 +175,6 @@ def _row(lines: Sequence[Line], about: Mapping[str, PageFacts]) -> list[str]:
     reports = [report for line in lines for report in line.reports]
     _, equal_to, *rest = Line(variant, "; ".join(references), reports, devices).cells()
     return [layer, equal_to, backends, *rest]
-
-
-def _short_name(reference: str) -> str:
-    """Shortens a reference to its package and class; torch's paths are left unchanged.
-
-    >>> _short_name("transformers.models.t5.modeling_t5.T5Attention")
-    'transformers.T5Attention'
-    >>> _short_name("torch.nn.functional.scaled_dot_product_attention")
-    'torch.nn.functional.scaled_dot_product_attention'
-    """
-    parts = reference.split(".")
-    return reference if parts[0] == "torch" or len(parts) < 4 else f"{parts[0]}.{parts[-1]}"
 
 
 def _written(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -1,5 +1,7 @@
 """attend refuses bad input before any arithmetic, in a sentence: asked, given, what would work."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,10 +84,42 @@ GRID = "(2, 6, 5, 9)"
 POLARITY = ["True means 'may attend'", "score=Additive(array)", "torch.nn.MultiheadAttention"]
 WRONG_RULES = {
     "float mask": (lambda: {"mask": jnp.ones((T, S))}, TypeError, [*POLARITY, "got float32"]),
-    "integer mask": (lambda: {"mask": np.ones((T, S), int)}, TypeError, [*POLARITY, "got int64"]),
+    "integer mask": (
+        lambda: {"mask": np.ones((T, S), int)},
+        TypeError,
+        [*POLARITY, "got int64", "array == 1"],
+    ),
     "mask of lists": (lambda: {"mask": [[True]]}, TypeError, [*POLARITY, "got list"]),
     "a number for a mask": (lambda: {"mask": 3}, TypeError, [*POLARITY, "got int"]),
     "float in a mask": (lambda: {"mask": fa.CAUSAL & jnp.ones((T, S))}, TypeError, POLARITY),
+    "function for a mask": (
+        lambda: {"mask": lambda q, k: q >= k},
+        TypeError,
+        ["MaskFn(lambda b, "],
+    ),
+    "score for a mask": (lambda: {"mask": fa.Softcap(3.0)}, TypeError, ["given as score="]),
+    "function of two": (
+        lambda: {"mask": fa.MaskFn(lambda q, k: q >= k)},
+        TypeError,
+        ["(b, n, q, k)"],
+    ),
+    "function of three": (
+        lambda: {"score": fa.ScoreFn(lambda p, x, q: x, jnp.ones(2))},
+        TypeError,
+        ["fn(params, logits, b, n, q, k)", "takes (p, x, q)"],
+    ),
+    "function for a score": (lambda: {"score": jnp.abs}, TypeError, ["ScoreFn(lambda logits, b,"]),
+    "scores added": (
+        lambda: {"score": fa.Alibi(jnp.ones(N)) + fa.Softcap(3.0)},
+        TypeError,
+        [">>", "Got Alibi and Softcap"],
+    ),
+    "masks added": (lambda: {"mask": fa.CAUSAL + fa.FULL}, TypeError, ["&", "Causal and Full"]),
+    "one side of a window": (
+        lambda: {"mask": fa.Window(64)},
+        TypeError,
+        ["needs right", "(63, 0)"],
+    ),
     "float from a mask_mod": (
         lambda: {"mask": fa.MaskFn(lambda b, n, q, k: 1.0 * (q >= k))},
         TypeError,
@@ -187,6 +221,17 @@ def test_attend_refuses_rules(name):
     make, kind, words = WRONG_RULES[name]
     with refused(kind, *words):
         attend(**qkv(), **make())
+
+
+@pytest.mark.parametrize("batch", [(2,), (2, 3)])
+@pytest.mark.parametrize("more", [(S,), (T, S)], ids=["keys", "pairs"])
+def test_the_axes_that_are_named_make_a_mask(batch, more):
+    q, k = np.ones((*batch, T, N, H), np.float32), np.ones((*batch, S, K, H), np.float32)
+    array = boolean(*batch, *more)
+    with pytest.raises(ValueError, match="must broadcast") as error:
+        fa.explain(q, k, k, mask=array)
+    code = re.search(r"is (array\[.*?\])", str(error.value))[1]
+    assert fa.explain(q, k, k, mask=eval(code, {"array": array}))
 
 
 @pytest.mark.nightly

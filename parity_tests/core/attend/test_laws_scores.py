@@ -306,7 +306,7 @@ def test_what_a_score_reads_and_has_if_nothing_is_said():
         lambda: scores.T5Bias(normal(2, 32, N), 0),
         lambda: scores.Alibi(SLOPES, 1, 2),
     ):
-        with pytest.raises(TypeError, match="positional"):
+        with pytest.raises(TypeError, match="by position"):
             call()
     for score in (scores.Alibi(SLOPES, "end"), scores.T5Bias(normal(2, 32, N), offset="end")):
         with pytest.raises(ValueError, match="end"):

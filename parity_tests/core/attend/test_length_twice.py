@@ -1,4 +1,4 @@
-"""Twice the tokens take at most some twice the memory, but in the layers that README names."""
+"""Twice the tokens take at most some twice the memory, but in the layers that a page names."""
 
 import itertools
 
@@ -76,6 +76,5 @@ def test_memory_grows_as_the_tokens_do(case, backward):
 
 
 @pytest.mark.parametrize("name", HOLDS_ALL.values())
-def test_readme_names_what_holds_all(name):
-    limits = (ROOT / "README.md").read_text("utf-8").partition("## Limits")[2]
-    assert f"`{name}`" in limits.partition("\n## ")[0]
+def test_the_page_of_limits_names_what_holds_all(name):
+    assert f"`{name}`" in (ROOT / "docs/limits.md").read_text("utf-8")

@@ -64,6 +64,12 @@ def value_of(name, code, queries, keys):
         return np.zeros(shape, bool)
     if name in PAIRS and "Additive" not in code:
         return np.tri(queries[-1], keys[-1]) > 0
+    if name == "score" or "Fn" in code:
+        return (
+            fa.Softcap(3.0)
+            if name == "score"
+            else (lambda *x: x[-1] >= 0 if "Mask" in code else x[0])
+        )
     if "Lengths" in code:
         return jnp.full(keys[:-1], keys[-1])
     if "ositions" in code or "egments" in code:
@@ -105,6 +111,10 @@ def test_what_a_call_is_told_to_take_it_takes(kind):
         text = refusal(layer, **inputs, **{name: None})
         assert text.startswith(f"{kind.__name__}, when called, takes no {name}=; ")
         for code in codes_of(text, kind):
+            if "given when the layer is built" in text:
+                names = {name: value_of(name, code, *shapes)}
+                nnx.eval_shape(lambda code=code, n=names: build(kind, **evaluated(code, **n)))
+                continue
             if code.partition("=")[0] in inputs or "listen" in code:
                 continue
             if code.startswith("cache=") and getattr(layer, "mask", fa.CAUSAL).shows_later:
@@ -135,7 +145,20 @@ def test_what_a_constructor_is_told_to_take_it_takes(kind):
         here = re.search("called (.*) here", text)
         assert here is None or here[1] in parameters(kind.__init__)
         for code in codes_of(text, kind):
-            nnx.eval_shape(lambda code=code: build(kind, **evaluated(code)))
+            names = {name: value_of(name, code, (2, 5), (2, 5))}
+            nnx.eval_shape(lambda code=code, names=names: build(kind, **evaluated(code, **names)))
+
+
+OF_CACHES = {"max_length": "length", "max_seq_len": "length", "batch_size": "batch"}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in FIRST if hasattr(kind, "init_cache")])
+def test_a_cache_under_other_names_of_its_arguments(kind):
+    layer = nnx.eval_shape(lambda: build(kind))
+    for name, here in OF_CACHES.items():
+        text = refusal(layer.init_cache, **{name: 8})
+        assert text == f"{kind.__name__}.init_cache takes no {name}=; it is called {here} here."
+    assert refusal(layer.init_cache, 2).startswith(f"{kind.__name__}.init_cache needs length; ")
 
 
 @pytest.mark.nightly(but=["Mamba2"])

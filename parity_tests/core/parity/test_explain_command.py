@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from flax_attn import CAUSAL, Causal, Lengths, Window, assume_platform, explain
+from flax_attn import CAUSAL, Alibi, Causal, Lengths, Softcap, Window, assume_platform, explain
 from flax_attn.command import cli
 from flax_attn.command.explain_command import mask_of
 
@@ -93,6 +93,16 @@ def test_a_mask_is_read_from_its_expression(text):
     assert repr(mask_of(text)) == repr(MASKS[text])
 
 
+def test_a_score_is_asked_too(capsys):
+    more = ["--dtype", "bfloat16", "--on", "gpu", "--score", "Softcap(30.0) >> Alibi([0.5] * 6)"]
+    assert "is no number, text or list" in said(capsys, *SHAPES, *more)[1]
+    more[-1] = "Softcap(30.0) >> Alibi([1, 2, 3, 4, 5, 6])"
+    with assume_platform("gpu"):
+        q, k = (jax.ShapeDtypeStruct(x, jnp.bfloat16) for x in ((2, 5, 6, 8), (2, 9, 3, 8)))
+        score = Softcap(30.0) >> Alibi([1, 2, 3, 4, 5, 6])
+        assert str(explain(q, k, k, score=score)) in said(capsys, *SHAPES, *more)[1]
+
+
 def test_a_list_is_an_array():
     lengths = mask_of("Lengths([9, 7])")
     assert isinstance(lengths, Lengths) and "9" in repr(lengths)
@@ -100,9 +110,11 @@ def test_a_list_is_an_array():
 
 WRONG = {
     ("--mask", "Causl()"): "Causl is no mask: did you mean Causal?",
-    ("--mask", "Window"): "Window takes arguments, as in Window(3, 0)",
+    ("--mask", "Window"): "Window takes arguments, as in Causal() & Window(3, 0)",
+    ("--score", "Softcap(3.0) + 1"): "takes scores such as Softcap(30.0) >> Alibi(",
+    ("--score", "Sofcap(3.0)"): "Sofcap is no score: did you mean Softcap?",
     ("--mask", "Causal() +"): "is no expression",
-    ("--mask", "Causal() + Causal()"): "takes masks such as Causal() and & | ~ between them",
+    ("--mask", "Causal() + Causal()"): "takes masks such as Causal() & Window(3, 0); got",
     ("--mask", "__import__('os').getcwd()"): "__import__ is no mask",
     ("--mask", "Causal(open('x'))"): "\"open('x')\" is no number, text or list.",
     ("--mask", "Window(1, 2, 3, 4, 5)"): "Window(1, 2, 3, 4, 5)",

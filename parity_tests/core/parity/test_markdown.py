@@ -1,4 +1,4 @@
-"""The certificate's pages: marks, both forms of the table, and what is refused before the work."""
+"""The certificate's pages: its marks, its table, and what is refused before the work."""
 
 import pytest
 
@@ -8,8 +8,7 @@ from flax_attn.parity.cases.certificate import lines
 from flax_attn.parity.cases.collect import Listed
 from flax_attn.parity.cases.markdown import PageFacts
 
-FULL = "<!-- certificate; short form in ../README.md -->\n<!-- end of certificate -->\n"
-BRIEF = "# Us\n<!-- short certificate -->\n<!-- end of short certificate -->\nthe end\n"
+EMPTY = "# Us\n<!-- certificate -->\n<!-- end of certificate -->\nthe end\n"
 
 
 def row(kind, error):
@@ -32,52 +31,30 @@ def cases(variant, count):
 
 
 @pytest.fixture
-def pages(tmp_path):
-    (tmp_path / "docs").mkdir()
-    full, brief = tmp_path / "docs" / "certificate.md", tmp_path / "README.md"
-    full.write_text(FULL)
-    brief.write_text(BRIEF)
-    return full, brief
+def page(tmp_path):
+    path = tmp_path / "certificate.md"
+    path.write_text(EMPTY)
+    return path
 
 
-def test_one_run_writes_both_pages_and_nothing_outside_the_marks(pages):
-    full, brief = pages
+def test_nothing_outside_the_marks_is_written(page):
     made = table(b=(1e-16, 3e-15), a=(2e-14, 1e-16))
-    assert markdown.write(full, made, whole=True) == [full, brief]
-    assert full.read_text() == FULL.replace("-->\n<", f"-->\n{made}<")
-    assert brief.read_text().startswith("# Us\n<") and brief.read_text().endswith("-->\nthe end\n")
-    found = markdown.rows(markdown.SHORT_MARKS.search(brief.read_text())["table"])
-    assert [*found.values()] == [
-        ["A", "theirs.Own", "2.0e-14", "equal"],
-        ["B", "theirs.Own", "3.0e-15", "equal"],
-    ]
+    assert markdown.write(page, made, whole=True) == [page]
+    assert page.read_text() == EMPTY.replace("-->\n<", f"-->\n{made}<")
+    assert [*markdown.rows(made)] == ["A", "B"]
 
 
-def test_the_short_form_shows_the_layers_that_its_mark_names_in_that_order(pages):
-    full, brief = pages
-    brief.write_text(BRIEF.replace("certificate -->\n<", "certificate of C, A, Unknown -->\n<", 1))
-    made = table(a=(1e-16, 1e-16), b=(1e-16, 1e-16), c=(1e-16, 1e-16))
-    assert markdown.write(full, made, whole=True) == [full, brief]
-    shown = markdown.SHORT_MARKS.search(brief.read_text())
-    assert [*markdown.rows(shown["table"])] == ["C", "A"]
-    assert shown["layers"] == "C, A, Unknown"
-    assert [*markdown.rows(full.read_text().partition("-->\n")[2])][:3] == ["A", "B", "C"]
-
-
-def test_a_part_leaves_other_rows_and_the_whole_drops_them(pages):
-    full, brief = pages
-    markdown.write(full, table(a=(1e-16, 1e-16), c=(1e-16, 1e-16)), whole=True)
-    markdown.write(full, table(b=(2e-16, 1e-16), c=(5e-1, 1e-16)), whole=False)
-    for page, marks in ((full, markdown.FULL_MARKS), (brief, markdown.SHORT_MARKS)):
-        found = markdown.rows(marks.search(page.read_text())["table"])
-        assert {name: row[-1] for name, row in found.items()} == {
-            "A": "equal",
-            "B": "equal",
-            "C": "DIFFERENT",
-        }
-    markdown.write(full, table(b=(2e-16, 1e-16)), whole=True)
-    for page in pages:
-        assert "| B |" in page.read_text() and "| A |" not in page.read_text()
+def test_a_part_leaves_other_rows_and_the_whole_drops_them(page):
+    markdown.write(page, table(a=(1e-16, 1e-16), c=(1e-16, 1e-16)), whole=True)
+    markdown.write(page, table(b=(2e-16, 1e-16), c=(5e-1, 1e-16)), whole=False)
+    rows = markdown.rows(markdown.MARKS.search(page.read_text())["table"])
+    assert {name: row[-1] for name, row in rows.items()} == {
+        "A": "equal",
+        "B": "equal",
+        "C": "DIFFERENT",
+    }
+    markdown.write(page, table(b=(2e-16, 1e-16)), whole=True)
+    assert "| B |" in page.read_text() and "| A |" not in page.read_text()
 
 
 def test_a_page_without_marks_holds_the_table_alone(tmp_path):
@@ -95,23 +72,15 @@ def test_torchs_own_classes_stand_first_and_a_nan_is_the_worst():
     ]
     made = markdown.markdown(lines(reports), {})
     (cells,) = markdown.rows(made).values()
-    assert cells[:5] == ["a", "torch.nn.A; a_twin.A", "-", "-", "0"]
-    (brief,) = markdown.rows(markdown.short(made)).values()
-    assert brief == ["a", "torch.nn.A; a_twin.A", "nan", "DIFFERENT"]
+    assert cells[:6] == ["a", "torch.nn.A; a_twin.A", "-", "-", "0", "nan"]
 
 
-def test_what_cannot_be_written_is_refused_before_the_work(pages):
-    full, brief = pages
+def test_what_cannot_be_written_is_refused_before_the_work(page, tmp_path):
     known = [*cases("a", 3), *cases("b", 2)]
-    markdown.check(full, cases("a", 3), known)
+    markdown.check(page, cases("a", 3), known)
     with pytest.raises(ValueError, match=r"speaks for all 3 cases .* only 2 of a would be proven"):
-        markdown.check(full, cases("a", 2), known)
-    with pytest.raises(ValueError, match=r"README.md holds only the short form.*'; short form in"):
-        markdown.check(brief, known, known)
-    brief.write_text("nothing here")
-    with pytest.raises(ValueError, match=r"says that .*README.md holds its short form, but"):
-        markdown.check(full, known, known)
-    assert markdown.has_marks(full) and not markdown.has_marks(brief)
+        markdown.check(page, cases("a", 2), known)
+    assert markdown.has_marks(page) and not markdown.has_marks(tmp_path / "README.md")
 
 
 def test_a_row_names_every_class_of_its_variant():
