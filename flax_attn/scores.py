@@ -27,7 +27,7 @@ from ._internal.arrays import (
     take_entry,
     to_grid,
 )
-from ._internal.checks import check_takes
+from ._internal.checks import check_takes, traced_indices
 from ._internal.drawing import DrawnScore
 from ._internal.types import FROZEN, Sizes, frozen
 from .places import Places, Positions, check_reads, in_whole, is_indexed_by_slot, refuse_end
@@ -435,7 +435,10 @@ class ScoreFn(Score):
     def __call__(self, logits, b, n, q, k):
         params = jax.tree.map(jnp.asarray, self.params)
         fn = self.fn if self.params is None else partial(self.fn, params)
-        with jax.numpy_dtype_promotion("standard"):  # `fn` may mix indices with any dtype
+        with (
+            traced_indices("ScoreFn"),
+            jax.numpy_dtype_promotion("standard"),
+        ):  # `fn` may mix indices with any dtype
             changed = on_elements(fn, (*in_whole(self.places, b, n), q, k), logits)
         if changed.shape != logits.shape or changed.dtype != logits.dtype:
             raise ValueError(

@@ -224,15 +224,23 @@ def check_boolean(array: Any) -> None:
 
 
 def _as_mask(x: Any, kind: Any) -> str:
-    """A sentence on how a function, or an array of ones and zeros, becomes a mask."""
+    """A sentence on what a value is that was given for a mask, and how it becomes one."""
+    if isinstance(x, type):
+        return f" {x.__name__} is a class: a mask of it is {x.__name__}(...)."
     if hasattr(x, "draw"):
         return " A score is given as score=."
+    if callable(x):
+        return " A function becomes a mask by MaskFn(lambda b, n, q, k: ...)."
+    if isinstance(x, list | tuple):
+        return " A list becomes an array by np.asarray."
+    if isinstance(x, str | bool):
+        return " Causal attention is mask=CAUSAL, attention to all keys mask=FULL."
     if kind is not None and jnp.issubdtype(kind, jnp.integer):
         return (
             " Ones and zeros become booleans by array == 1; those of the real tokens, (B, T), a "
             "layer takes as valid=array == 1."
         )
-    return " A function becomes a mask by MaskFn(lambda b, n, q, k: ...)." if callable(x) else ""
+    return ""
 
 
 def clip(x: Any, most: int) -> Any:

@@ -1,7 +1,7 @@
 """Validation of the arguments of layers."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
 from functools import cache, wraps
 from inspect import Parameter, signature
 from typing import Any, ParamSpec, TypeVar, Unpack, get_args, get_origin
@@ -106,6 +106,18 @@ def check_takes(who: str, fn: Any, names: str) -> None:
         ) from None
 
 
+@contextmanager
+def traced_indices(who: str) -> Generator[None]:
+    """Says what a function of indices must not do, where JAX would say it of a tracer."""
+    try:
+        yield
+    except (jax.errors.TracerArrayConversionError, jax.errors.TracerBoolConversionError) as error:
+        raise TypeError(
+            f"{who}'s function gets traced indices: read arrays as jnp.asarray(array)[q], and "
+            "write &, | and jnp.where in place of and, or and if."
+        ) from error
+
+
 def check_choice(name: str, value: Any, *choices: Any) -> None:
     """Raises ValueError unless `value` is one of the choices."""
     if value not in choices:
@@ -127,8 +139,12 @@ def valid_tokens(name: str, valid: Any, shape: tuple[int, ...]) -> jax.Array:
     is_valid = jnp.asarray(True if valid is None else valid)
     if is_valid.dtype != jnp.bool_:
         raise TypeError(
-            f"{name} must be boolean, True for non-padding tokens; got {is_valid.dtype}. An array "
-            f"of ones and zeros is {name} == 1."
+            f"{name} must be boolean, True for non-padding tokens; got {is_valid.dtype}. "
+            + (
+                f"Numbers of real tokens are {name}=Lengths(numbers)."
+                if is_valid.shape == shape[:-1] and shape[:-1]
+                else f"Ones and zeros become booleans by {name} == 1."
+            )
         )
     # A mask that is known stays so while a program is traced: its gaps decide what is compiled.
     with jax.ensure_compile_time_eval() if is_known(valid) else nullcontext():

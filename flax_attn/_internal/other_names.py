@@ -219,6 +219,7 @@ RENAMED: dict[str, tuple[str, ...]] = {
          "seq_len", "size"), ("context_length", "length")
     ),
     **dict.fromkeys(("batch_size", "max_batch_size", "rows"), ("batch",)),
+    **dict.fromkeys(("theta", "rope_theta"), ("base",)),
     "out_features": ("d_out",),
     "layer_norm_eps": ("eps",),
     "epsilon": ("eps",),
@@ -252,6 +253,10 @@ CONSTRUCTORS: dict[str, tuple[Advice, ...]] = {
     **dict.fromkeys(("decode", "use_cache"), _CACHE),
     "score": (Advice("rules", "rules=Rules(score=$)"),),
     "alibi_slopes": (Advice("rules", "rules=Rules(score=Alibi($))"),),
+    **dict.fromkeys(
+        ("alibi", "use_alibi"),
+        (Advice("rules", "rules=Rules(score=Alibi(alibi_slopes(4)))", "4 heads"),),
+    ),
     "score_mod": (Advice("rules", "rules=Rules(score=ScoreFn($))"),),
     "mask_mod": (Advice("mask", "mask=MaskFn($)"),),
     "batch_first": (Advice("", "", "leave it out, since the batch always comes first"),),

@@ -403,7 +403,10 @@ def has_bias(qkv_bias: bool | str, projection: str) -> bool:
 def _score_and_scale(rules: Rules) -> Rules:
     """Returns `rules`; raises ValueError if it sets more than score and scale."""
     if not isinstance(rules, Rules):
-        raise TypeError(f"rules must be a flax_attn.Rules; got {type(rules).__name__}.")
+        raise TypeError(
+            f"rules must be a flax_attn.Rules; "
+            f"got {type(rules).__name__}. A score is given as rules=Rules(score=...)."
+        )
     shape = jax.tree.structure  # defaults have no leaves, so structures tell them apart
     more = [
         part.name

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._internal.arrays import check_boolean, check_integers, ids_per_entry, lists_to_arrays, select
-from .._internal.checks import check_takes
+from .._internal.checks import check_takes, traced_indices
 from .._internal.types import Sizes, frozen
 from ..places import Places, check_reads, in_whole
 from .algebra import Mask
@@ -144,7 +144,10 @@ class MaskFn(Mask):
         return MaskFn(self.fn, places, reads=self.reads)
 
     def __call__(self, b, n, q, k):
-        with jax.numpy_dtype_promotion("standard"):  # `fn` may mix indices with any dtype
+        with (
+            traced_indices("MaskFn"),
+            jax.numpy_dtype_promotion("standard"),
+        ):  # `fn` may mix indices with any dtype
             visible = self.fn(*in_whole(self.places, b, n), q, k)
         check_boolean(np.asarray(visible) if isinstance(visible, bool) else visible)
         return visible

@@ -78,8 +78,8 @@ def entries_of(path: Path, values: Mapping[str, np.ndarray]) -> dict[str, Entry]
         if not isinstance(value, np.ndarray) or value.dtype not in NAMES:
             what = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else quoted(value)
             expected = f"It must be an array of numpy, of {', '.join(x.name for x in NAMES)}"
-            call = "{name: x.numpy() for name, x in module.state_dict().items()}"
-            hint = f"Pass {call}." if what == "Tensor" else ""
+            call = "{name: x.cpu().numpy() for name, x in module.state_dict().items()}"
+            hint = f"Pass {call}." if hasattr(value, "numpy") else ""
             raise CheckpointError(path, name, f"{expected}; it is {what}.", hint)
     return {
         name: InMemory(path, NAMES[value.dtype], value.shape, 0, value.nbytes, value)

@@ -102,10 +102,10 @@ def load(
     >>> bool((one.norm.scale[...] == other.norm.scale[...]).all())
     True
     """
-    if not os.path.isdir(folder):
+    if not isinstance(folder, str | os.PathLike) or not os.path.isdir(folder):
         raise ValueError(
             "load reads a folder with config.json and the weights; got "
-            f"{os.fspath(folder)!r}, which is none. Nothing is downloaded."
+            f"{folder!r}, which is none. Nothing is downloaded."
         )
     options: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype}
     options |= {"part": part, "scan": scan, "remat": remat}

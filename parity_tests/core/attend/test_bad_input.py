@@ -120,6 +120,8 @@ WRONG_RULES = {
         TypeError,
         ["needs right", "(63, 0)"],
     ),
+    "class for a mask": (lambda: {"mask": fa.Causal}, TypeError, ["Causal(...)"]),
+    "word for a mask": (lambda: {"mask": "causal"}, TypeError, ["mask=CAUSAL", "mask=FULL"]),
     "float from a mask_mod": (
         lambda: {"mask": fa.MaskFn(lambda b, n, q, k: 1.0 * (q >= k))},
         TypeError,
@@ -238,6 +240,18 @@ def test_the_axes_that_are_named_make_a_mask(batch, more):
 def test_a_function_of_scores_keeps_shape_and_dtype():
     with told(ValueError, "keep the logits' shape and dtype", "returned (2, 6, 5, 9) bfloat16"):
         attend(**qkv(), score=fa.ScoreFn(narrowed))
+
+
+FUNCTIONS = [
+    lambda x, b, n, q, k: x + np.ones(9, np.float32)[k],
+    lambda x, b, n, q, k: x if q > k else -x,
+]
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS, ids=["numpy array", "condition"])
+def test_a_function_of_traced_indices_is_told_what_to_write(fn):
+    with told(TypeError, "traced indices", "jnp.asarray(array)[q]", "jnp.where"):
+        attend(**qkv(), score=fa.ScoreFn(fn))
 
 
 RATES = [-0.1, 1.5, float("nan"), float("inf"), True, "0.1", None]

@@ -6,10 +6,13 @@
 import re
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 
+from flax_attn import CAUSAL, attend, merge_heads, split_heads
 from flax_attn.command import proving
 from flax_attn.command.cli import main
+from flax_attn.parity import judge
 from flax_attn.parity.cases.case import has_torch
 from parity_tests.core.pages.pages import BLOCK, ROOT, blocks, run, text_of
 from parity_tests.core.parity.in_process import Here, forget
@@ -44,6 +47,16 @@ def test_its_blocks_run_and_print_what_it_shows():
     assert len(found) == len(wanted) > 2
     for got, want in zip(found, wanted, strict=True):
         assert shape(got) == shape(want)
+
+
+def test_the_layer_on_the_page_for_contributors_is_what_it_says():
+    page: dict[str, Any] = {"__name__": "page"}
+    run(blocks(text_of("CONTRIBUTING.md"))[0], "CONTRIBUTING.md", page)
+    layer, x, y = page["layer"], page["x"], page["y"]
+    q, k, v = (p(x) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
+    q, k, v = (split_heads(a, 4) for a in (q, k, jnp.tanh(v)))
+    wanted = layer.o_proj(merge_heads(attend(q, k, v, mask=CAUSAL)))
+    assert judge.allclose(y, wanted) and page["cache"].length.tolist() == [5, 5]
 
 
 @pytest.mark.nightly
