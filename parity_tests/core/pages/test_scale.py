@@ -12,8 +12,8 @@ from flax_attn.sharding import positions
 from parity_tests.core.pages.pages import BLOCK, ROOT, blocks, text_of
 
 TEXT = text_of("docs/scale.md")
-(PROGRAM,) = (block for block in blocks(TEXT) if "sys.argv" in block)
-ABOVE = [block for block in blocks(TEXT) if block != PROGRAM]
+_, PROGRAM = PROGRAMS = [block for block in blocks(TEXT) if block.startswith("# ")]
+ABOVE = [block for block in blocks(TEXT) if block not in PROGRAMS]
 
 
 @pytest.mark.nightly
@@ -25,10 +25,10 @@ def test_its_blocks_run_in_order():
     assert sum(block.count("assert ") for block in ABOVE) == 11
 
 
-def trained(folder, *processes):
-    """What each process prints of the page's program."""
+def trained(folder, *processes, program=PROGRAM):
+    """What each process prints of a program of the page."""
     path = folder / "train.py"
-    path.write_text(PROGRAM.replace("12355", str(free_port())))
+    path.write_text(program.replace("12355", str(free_port())))
     places = {**os.environ, "PYTHONPATH": str(ROOT)}
     started = [
         subprocess.Popen(
@@ -51,8 +51,9 @@ LOSSES = re.compile(r"^\d\.\d{6} \d\.\d{6} \d\.\d{6}$", re.MULTILINE)
 
 
 @pytest.mark.nightly
-def test_its_program_trains_over_three_axes_as_on_one_device(tmp_path):
-    ((losses,),) = trained(tmp_path, [])
+@pytest.mark.parametrize("program", PROGRAMS, ids=["fsdp", "three axes"])
+def test_its_programs_train_as_on_one_device(program, tmp_path):
+    ((losses,),) = trained(tmp_path, [], program=program)
     first, *_, last = map(float, losses.split())
     assert last < first
 
