@@ -48,7 +48,11 @@ LANDING = {
 WORKSHOP = ("docs/way.md", "docs/night.md")
 LAYERS = "|".join(name for _, names in reference.FAMILIES.values() for name in names.split())
 ROW = re.compile(rf"^\| ({LAYERS}) \|", re.MULTILINE)  # of a table, that begins with a layer
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+COURSE = (ROOT / "docs/course.md").read_text("utf-8")
+NOTEBOOKS = [  # in the order of its table
+    ROOT / path
+    for path in re.findall(r"^\| \[.*\(\.\./(notebooks/\w+\.ipynb)", COURSE, re.MULTILINE)
+]
 # A cell of a notebook, its code folded where `cells.prepare` says so and its outputs below.
 FOLDED = """{% extends "markdown/index.md.j2" %}
 {% block input %}

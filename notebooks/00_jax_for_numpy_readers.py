@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 0. JAX for numpy readers
 #
-# *12 minutes to read, 20 seconds to run.*
+# *12 minutes to read, 20 seconds to run on a quiet machine with two cores.*
 # [Arrays](#Arrays-that-do-not-change) ·
 # [Keys](#Random-numbers-from-keys) ·
 # [Gradients](#Gradients) ·

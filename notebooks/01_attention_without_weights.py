@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 1. Attention without weights
 #
-# *20 minutes to read, 15 seconds to run.*
+# *20 minutes to read, 15 seconds to run on a quiet machine with two cores.*
 # [Six words](#Six-words,-three-numbers-each) ·
 # [Scores](#Scores-by-a-dot-product) ·
 # [Weights](#From-scores-to-weights) ·

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 2. Trainable weights
 #
-# *21 minutes to read, 30 seconds to run.*
+# *21 minutes to read, 30 seconds to run on a quiet machine with two cores.*
 # [Query, key and value](#Why-query,-key-and-value) ·
 # [Step by step](#Step-by-step) ·
 # [All words at once](#All-words-at-once) ·

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 3. Looking back only
 #
-# *26 minutes to read, 20 seconds to run.*
+# *26 minutes to read, 20 seconds to run on a quiet machine with two cores.*
 # [The average of the past](#The-average-of-the-past) ·
 # [A head that chooses](#A-head-that-chooses) ·
 # [Where tokens talk](#Where-tokens-talk) ·

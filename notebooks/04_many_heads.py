@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 4. Many heads
 #
-# *21 minutes to read, 30 seconds to run.*
+# *21 minutes to read, 30 seconds to run on a quiet machine with two cores.*
 # [Heads side by side](#Heads-side-by-side) ·
 # [One wide matrix](#One-wide-matrix,-cut-in-pieces) ·
 # [Mixing the heads](#Mixing-the-heads) ·
@@ -792,4 +792,4 @@ for name, (_, num_heads, layers) in GPT2.items():
 # [The Annotated Transformer](https://nlp.seas.harvard.edu/annotated-transformer/); Michel and
 # others, [Are Sixteen Heads Really Better than One?](https://arxiv.org/abs/1905.10650).
 #
-# Next: [5. Before transformers](05_before_transformers.ipynb), where attention came from.
+# Next: [Positions](positions.ipynb), which attention has to be given.

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 5. Before transformers
 #
-# *19 minutes to read, 3 minutes to run.*
+# *19 minutes to read, 3 minutes to run on a quiet machine with two cores.*
 # [A small translation](#A-small-translation) ·
 # [One vector between two networks](#One-vector-between-two-networks) ·
 # [Look back instead](#Look-back-instead) ·

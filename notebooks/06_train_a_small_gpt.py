@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 6. Train a small GPT
 #
-# *20 minutes to read, 3 minutes to run.*
+# *20 minutes to read, 3 minutes to run on a quiet machine with two cores.*
 # [The text](#The-text) ·
 # [What counting reaches](#What-counting-reaches) ·
 # [The model](#The-model) ·

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 7. Port a real model
 #
-# *28 minutes to read, 1 minute to run.*
+# *28 minutes to read, 1 minute to run on a quiet machine with two cores.*
 # [The weights](#The-weights) ·
 # [The original](#The-original) ·
 # [The port](#The-port) ·
@@ -700,9 +700,9 @@ else:
 #
 # Nothing in attention itself depends on the position of a token. BERT adds a vector for the
 # position. Newer models rotate queries and keys instead: *rotary* positions, from
-# [RoFormer](https://arxiv.org/abs/2104.09864). A head's numbers are taken in pairs, and pair $i$ of
-# the token at position $t$ is rotated by the angle $t\,\theta_i$, with
-# $\theta_i = 10000^{-2i/H}$, in queries and keys alike:
+# [RoFormer](https://arxiv.org/abs/2104.09864), which [Positions](positions.ipynb) draws. A head's
+# numbers are taken in pairs, and pair $i$ of the token at position $t$ is rotated by the angle
+# $t\,\theta_i$, with $\theta_i = 10000^{-2i/H}$, in queries and keys alike:
 #
 # $$\begin{pmatrix} a' \\ b' \end{pmatrix} =
 # \begin{pmatrix} \cos t\theta_i & -\sin t\theta_i \\ \sin t\theta_i & \cos t\theta_i \end{pmatrix}

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 8. Fast attention
 #
-# *22 minutes to read, 2 minutes to run.*
+# *22 minutes to read, 2 minutes to run on a quiet machine with two cores.*
 # [Quadratic memory](#What-quadratic-memory-is) ·
 # [One row](#One-row-never-seen-as-a-whole) ·
 # [All rows](#All-rows) ·

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 9. What today's models changed
 #
-# *17 minutes to read, 1 minute to run.*
+# *17 minutes to read, 1 minute to run on a quiet machine with two cores.*
 # [How we will prove it](#How-we-will-prove-it) ·
 # [Shared keys](#Shared-keys) ·
 # [Norms](#Norms-for-queries-and-keys) ·

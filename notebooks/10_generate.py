@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 10. Generate
 #
-# *16 minutes to read, 1 minute to run.*
+# *16 minutes to read, 1 minute to run on a quiet machine with two cores.*
 # [Work done twice](#Work-done-twice) ·
 # [Keys that are kept](#Keys-that-are-kept) ·
 # [The cache](#The-cache-of-the-library) ·

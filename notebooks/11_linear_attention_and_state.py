@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 11. Linear attention and state
 #
-# *24 minutes to read, 1 minute to run.*
+# *24 minutes to read, 1 minute to run on a quiet machine with two cores.*
 # [Without the softmax](#Without-the-softmax) ·
 # [Another order](#The-same-sum-in-another-order) ·
 # [What it saves](#What-it-saves) ·
@@ -397,7 +397,7 @@ assert tried["a sum"][0] < 0.4
 # %% [markdown]
 # The sum has seen Ada at eight piers, and answers with all eight. It has no way to take anything
 # back. (A softmax without positions would do no better: the key is the same each time. It needs the
-# positions of [chapter 7](07_port_a_real_model.ipynb) to prefer the last one.)
+# [positions](positions.ipynb) to prefer the last one.)
 #
 # ## Decay
 #

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 12. Many devices
 #
-# *19 minutes to read, 1 minute to run.*
+# *19 minutes to read, 1 minute to run on a quiet machine with two cores.*
 # [Eight devices](#Eight-devices-from-one-processor) ·
 # [Batch and heads](#Batch-and-heads) ·
 # [A long text](#A-text-that-lies-on-several-devices) ·

@@ -1,4 +1,4 @@
-"""Makes the .ipynb of chapters from their .py: `python notebooks/build.py 01 05`, or of all.
+"""Makes the .ipynb of chapters from their .py: `python notebooks/build.py 01 positions`, or of all.
 
 Runs each from top to bottom and keeps the outputs. The folded answers are run where they stand, and
 are not kept: neither their outputs nor the names that they set. Names of cells and metadata are the
@@ -21,13 +21,15 @@ HERE = Path(__file__).parent
 PICTURES = HERE.parent / "docs" / "course"
 WORDS_A_MINUTE = 200
 SECONDS_A_LINE, SECONDS_A_FIGURE = 2, 10
-# Of which cell the picture stands on docs/course.md: a part of its code, mostly the title.
+# All chapters in the order in which they are read, each with a part of the code, mostly the title,
+# of the cell whose picture stands on docs/course.md.
 TITLES = {
     "00": "after 1,000 steps",
     "01": "weights, T x T",
     "02": "Variance of the scores",
     "03": "weights: the mean of the past",
     "04": "Two heads group the same six words in two ways",
+    "positions": "on the clocks of a head",
     "05": "additive (Bahdanau)",
     "06": 'label="held-out text"',
     "07": "scores of the first sentence",
@@ -85,7 +87,7 @@ def count(book: nbformat.NotebookNode) -> None:
 
 def picture(path: Path) -> bytes:
     """The chapter's picture on docs/course.md: the output of the cell that has its title."""
-    book, title = nbformat.read(path.with_suffix(".ipynb"), 4), TITLES[path.stem[:2]]
+    book, title = nbformat.read(path.with_suffix(".ipynb"), 4), TITLES[path.stem.split("_")[0]]
     (cell,) = [c for c in book.cells if c.cell_type == "code" and title in c.source]
     (drawn,) = [out.data["image/png"] for out in cell.outputs if "image/png" in out.get("data", {})]
     return base64.b64decode(drawn)
@@ -130,9 +132,10 @@ def joined(outputs: list) -> list:
 
 if __name__ == "__main__":
     asked = [word for word in sys.argv[1:] if word != "--pictures"]
-    chapters = [path for n in asked or [""] for path in HERE.glob(f"{n}*_*.py")]
+    chapters = [path for name in TITLES for path in HERE.glob(f"{name}*.py")]
+    chapters = [path for path in chapters if path.stem.startswith((*asked,) or "")]
     if not chapters:
         sys.exit(f"no chapter begins with {' or '.join(asked)}")
-    for chapter in sorted(chapters):
+    for chapter in chapters:
         print(chapter.stem)
         (save_picture if "--pictures" in sys.argv else build)(chapter)

@@ -10,11 +10,12 @@ from parity_tests.core.pages.pages import ROOT, text_of
 
 PAGE = text_of("docs/course.md")
 FOLDER = ROOT / "notebooks"
+BUILD = str(FOLDER / "build.py")
 if not FOLDER.is_dir():
     pytest.skip("the notebooks are not part of an installed wheel", allow_module_level=True)
 jupytext = pytest.importorskip("jupytext", reason="jupytext is not installed")
 
-CHAPTERS = sorted(FOLDER.glob("[0-9]*.py"))
+CHAPTERS = sorted(path.with_suffix(".py") for path in FOLDER.glob("*.ipynb"))
 of_all_chapters = pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 TASK = re.compile(r"^> \*\*Try it\.\*\*.*\n(?:> .*\n)*", re.MULTILINE)
 ANSWER = re.compile(r"\n<details>\s*<summary>Answer</summary>\n\n(.*?)</details>", re.DOTALL)
@@ -28,14 +29,13 @@ def text_in(path: Path) -> str:
 
 def minutes(path: Path) -> int:
     """The minutes to read that the chapter states."""
-    (said,) = re.findall(r"\*(\d+) minutes to read", text_in(path))
-    return int(said)
+    return int(re.search(r"\*(\d+) minutes to read", text_in(path))[1])
 
 
 def rows() -> dict[str, list[str]]:
-    """The table of hours, by number of chapter."""
+    """The table of hours, by name of chapter."""
     table = [line.strip("| ").split(" | ") for line in PAGE.splitlines() if line.startswith("| [")]
-    return {re.match(r"\[(\d+)", cells[0])[1]: cells[1:] for cells in table}
+    return {re.search(r"notebooks/(\w+)", cells[0])[1]: cells[1:] for cells in table}
 
 
 @pytest.mark.nightly
@@ -73,8 +73,7 @@ def test_its_section_has_a_link_and_the_picture_of_the_chapter(path):
 @of_all_chapters
 def test_a_picture_is_the_chapters_output_and_is_small(path):
     saved = (ROOT / f"docs/course/{path.stem}.png").read_bytes()
-    picture = runpy.run_path(str(FOLDER / "build.py"))["picture"]
-    assert saved == picture(path), "python notebooks/build.py --pictures copies it again."
+    assert saved == runpy.run_path(BUILD)["picture"](path), "build.py --pictures copies it again."
     assert saved.startswith(b"\x89PNG") and len(saved) < 60_000
 
 
@@ -85,14 +84,15 @@ def test_no_other_picture_lies_there():
 @pytest.mark.nightly
 def test_the_hours_are_those_of_the_chapters_and_add_up():
     table = rows()
-    assert len(table) == len(CHAPTERS) == 13
+    assert [name.split("_")[0] for name in table] == [*runpy.run_path(BUILD)["TITLES"]]
     for path in CHAPTERS:
-        read, work, *_ = table[str(int(path.stem[:2]))]
+        read, work, *_ = table[path.stem]
         assert read == f"{minutes(path)} min", f"{path.stem} takes {minutes(path)} minutes to read"
         assert minutes(path) < int(work.removesuffix(" min"))
     total = sum(int(work.removesuffix(" min")) for _, work, *_ in table.values())
     (hours,) = re.findall(r"about \*\*(\d+) hours\*\*", PAGE)
     assert abs(total / 60 - int(hours)) <= 0.5, f"{total} minutes"
+    assert f"takes {sum(map(minutes, CHAPTERS))} minutes" in PAGE
 
 
 def test_its_lines_fit_on_a_screen():

@@ -201,7 +201,7 @@ def test_each_part_begins_with_a_page_that_leads_to_all_of_its_pages(site):
         assert all(re.search(rf'<a href="{depth}{n}/">.*?</a>: \w', article) for n in names.split())
     lessons = (site / "docs/course/index.html").read_text().partition("<article")[2]
     books = [path.parent.name for path in site.glob("notebooks/*/index.html")]
-    assert len(books) == 13 and all(f"notebooks/{book}/" in lessons for book in books)
+    assert len(books) == 14 and all(f"notebooks/{book}/" in lessons for book in books)
     assert f"flax_attn {flax_attn.__version__}" in start.partition("<footer")[2]
 
 
