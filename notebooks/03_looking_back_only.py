@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 3. Looking back only
 #
-# *26 minutes to read, 20 seconds to run on a quiet machine with two cores.*
+# *27 minutes to read, 20 seconds to run on a quiet machine with two cores.*
 # [The average of the past](#The-average-of-the-past) ·
 # [A head that chooses](#A-head-that-chooses) ·
 # [Where tokens talk](#Where-tokens-talk) ·
@@ -802,17 +802,21 @@ same(mine(x[:4]), mine(x)[:4])
 # | | trained | moves with `.to(device)` | in `state_dict` |
 # | --- | --- | --- | --- |
 # | `nn.Parameter` | yes | yes | yes |
-# | `register_buffer` | no | yes | yes |
+# | `register_buffer` | no | yes | yes, unless `persistent=False` |
 # | plain attribute | no | no | no |
 #
 # PyTorch needs the mask as a tensor on the same device as the scores. A buffer moves along, and is
-# not built anew at each call. The price is that the table is part of every checkpoint, and that it
-# fixes the context length.
+# not built anew at each call. The price is that it fixes the context length, and that the table is
+# part of every checkpoint, as it is here. With `persistent=False` a buffer moves along in the same
+# way, and is left out of `state_dict`.
 
 # %%
 if HAS_TORCH:
     print("parameters:", [name for name, _ in twin.named_parameters()])
     print("buffers:   ", [name for name, _ in twin.named_buffers()])
+    print("state_dict:", [*twin.state_dict()])
+    twin.register_buffer("table", twin.mask, persistent=False)
+    assert "mask" in twin.state_dict() and "table" not in twin.state_dict()
     assert report.constants == ("mask",)  # computed here, so it is not copied
 
 # %% [markdown]
@@ -910,14 +914,17 @@ assert (student.W_value.kernel[...] != mine.W_value.kernel[...]).all()  # traine
 # </details>
 #
 # **2.** A well-known lecture reads out two rows of causal weights, 0.3986, 0.6014 for *journey* and
-# 0.2526, 0.3791, 0.3683 for *starts*. They belong to the matrices that `torch.rand` gives after the
-# seed 123 (chapter 2), with scores divided by $\sqrt 2$. Compute them.
-#
+# 0.2526, 0.3791, 0.3683 for *starts*. They belong to the two matrices below, which `torch.rand`
+# gives after the seed 123 (chapter 2), with scores divided by $\sqrt 2$. Compute them.
+
+# %%
+W_q = jnp.array([[0.29611194, 0.5165623], [0.25167072, 0.6885568], [0.07397246, 0.86652195]])
+W_k = jnp.array([[0.13657987, 0.10247904], [0.18405646, 0.72644675], [0.3152539, 0.68710667]])
+
+# %% [markdown]
 # <details><summary>Answer</summary>
 #
 # ```python
-# W_q = jnp.array([[0.29611194, 0.5165623], [0.25167072, 0.6885568], [0.07397246, 0.86652195]])
-# W_k = jnp.array([[0.13657987, 0.10247904], [0.18405646, 0.72644675], [0.3152539, 0.68710667]])
 # scores = (x @ W_q) @ (x @ W_k).T / 2**0.5  # T T
 # rows = jax.nn.softmax(jnp.where(future, -jnp.inf, scores), axis=-1)[1:3]  # 2 T
 # as_printed(rows, [[0.3986, 0.6014, 0, 0, 0, 0], [0.2526, 0.3791, 0.3683, 0, 0, 0]])

@@ -337,14 +337,17 @@ want = jax.jit(both_ways)(*one_text, do)
 for strategy in ("all_gather", "ring", "ulysses"):
     with context_parallel(strategy):
         compiled = jax.jit(both_ways).lower(*tokens_cut).compile()
-        told = str(explain(*tokens_cut[:3], mask=CAUSAL)).splitlines()[-1]
-    print(f"{strategy}", *told.split())
+        lines = str(explain(*tokens_cut[:3], mask=CAUSAL)).splitlines()
+    (sends,) = [line for line in lines if line.startswith("sends")]
+    print(f"{strategy}:", *sends.split())
+    assert ("7 times" if strategy == "ring" else "once") in sends
     for got, expected in zip(compiled(*tokens_cut), want, strict=True):
         same(got, expected, within=1e-12)
 
 # %% [markdown]
-# The last line of `explain` says what is sent, and each comparison is the output or one gradient.
-# All agree with one device to the last digits.
+# The line `sends` of `explain` says what is sent, and each comparison is the output or one
+# gradient. All agree with one device to the last digits. (The line after it, `blocks`, says how
+# much work each device has. It is the subject of a section below.)
 #
 # > **Try it.** Call `attend(*(array[:, :6] for array in tokens_cut[:3]))`, with six heads, inside
 # > `context_parallel("ulysses")`. What does the error propose?
