@@ -10,8 +10,8 @@
 # # 9. What today's models changed
 #
 # *17 minutes to read, 1 minute to run on a quiet machine with two cores.*
-# [How we will prove it](#How-we-will-prove-it) ·
 # [Shared keys](#Shared-keys) ·
+# [Is it the published layer?](#Is-it-the-published-layer?) ·
 # [Norms](#Norms-for-queries-and-keys) ·
 # [Windows](#Windows) ·
 # [Sinks](#Sinks) ·
@@ -55,19 +55,19 @@ plt.show()
 # The picture shows the weights of the six words of [chapter 1](01_attention_without_weights.ipynb),
 # unchanged and with three of the changes. This chapter takes six published models and shows each
 # change three times: as a picture, as a line of code, and as a proof that our layer equals the
-# class that the model was published with.
+# class that the model was published with. The code of the proof comes after the first of them.
 #
 # | change | a model that has it | what it is good for |
 # | --- | --- | --- |
 # | several query heads share one key head | Llama 3 | less memory while writing |
 # | queries and keys are normalised | Qwen3 | stable training |
-# | a token sees the last few tokens only | Mistral | time and memory for long texts |
+# | a token sees the last few tokens only | Mistral 7B v0.1 | time and memory for long texts |
 # | a learned number joins the softmax | gpt-oss | a head may look at nothing |
 # | scores are bounded | Gemma 2 | stable training |
 # | keys and values come from one small vector | DeepSeek-V3 | far less memory while writing |
 #
-# All six rotate queries and keys by their positions, as
-# [chapter 7](07_port_a_real_model.ipynb) explained, so there is nothing new to say about that.
+# All six rotate queries and keys by their [positions](positions.ipynb), so there is nothing new to
+# say about that.
 #
 # `climb`, the small file beside these notebooks, draws tables (`heat`) and boxes (`diagram`), and
 # compares two arrays (`same`). `quiet_transformers` imports the library transformers without its
@@ -77,11 +77,64 @@ plt.show()
 from climb import HAS_TRANSFORMERS, diagram, heat, quiet_transformers, same
 
 # %% [markdown]
-# ## How we will prove it
+# ## Shared keys
 #
-# Every published model comes with a file `config.json`, which lists its sizes and settings. The
-# library *transformers* reads it and builds the model in PyTorch. `families.attention` reads the
-# same file and builds our layer. If both are right, they are the same function.
+# A model writes one token after the other, and keeps the keys and values of all earlier tokens in
+# memory. For long texts this memory becomes larger than the weights. So Llama 3 has fewer **key
+# heads** than query heads: each key head, with its values, serves a group of query heads. This is
+# *grouped-query attention* ([Ainslie and others](https://arxiv.org/abs/2305.13245), 2023). With
+# K = N it is chapter 4, and with K = 1 it is called *multi-query* attention.
+
+# %%
+queries = {f"query {n}": (1.1 * n, 0.9, "lightsteelblue") for n in range(6)}
+keys = {f"key, value {n}": (1.1 * (2 * n + 0.5), 0, "navajowhite") for n in range(3)}
+arrows = [(f"query {n}", f"key, value {n // 2}") for n in range(6)]
+diagram({**queries, **keys}, arrows, size=(8.4, 1.7), title="N = 6 query heads, K = 3 key heads")
+
+# %% [markdown]
+# In numbers: query head $n$ reads key head $\lfloor n K / N \rfloor$. The result is the same as if
+# each key head were *repeated*, but `attend` does not make the copies.
+
+# %%
+from flax_attn import attend
+
+q = jax.random.normal(jax.random.key(0), (7, 6, 8))  # T N H
+k, v = jax.random.normal(jax.random.key(1), (2, 7, 3, 8))  # S K H each
+shared = attend(q, k, v, mask=CAUSAL)
+repeated = attend(q, jnp.repeat(k, 2, axis=1), jnp.repeat(v, 2, axis=1), mask=CAUSAL)
+same(shared, repeated)
+
+# %% [markdown]
+# How much is it worth? Count the numbers that a model keeps for each token of the text: a key and a
+# value, in every key head of every layer. These are the sizes in the published files.
+
+
+# %%
+def kept(layers, key_heads, width):
+    return 2 * layers * key_heads * width
+
+
+# %%
+numbers = {
+    "Llama 2, 7B (K = N = 32)": kept(32, 32, 128),
+    "Llama 3, 8B (K = 8)": kept(32, 8, 128),
+}
+for name, count in numbers.items():
+    print(
+        f"{name}: {count:>8,} numbers a token, {2 * count * 2**17 / 2**30:.0f} GiB at 128K tokens"
+    )
+assert numbers["Llama 2, 7B (K = N = 32)"] == 4 * numbers["Llama 3, 8B (K = 8)"]
+
+# %% [markdown]
+# (A number takes two bytes, and 128K tokens are 131,072.) The weights of the 8B model take 16 GB.
+
+# %% [markdown]
+# ## Is it the published layer?
+#
+# So much for the idea. Is it what Llama 3 does? Every published model comes with a file
+# `config.json`, which lists its sizes and settings. The library *transformers* reads it and builds
+# the model in PyTorch. `families.attention` reads the same file and builds our layer. If both are
+# right, they are the same function.
 #
 # These are the sizes that our six models have in common. They are tiny, and all different, so that
 # no two axes can be confused.
@@ -156,35 +209,6 @@ def proof(config, window=None):
     return layer
 
 
-# %% [markdown]
-# ## Shared keys
-#
-# A model writes one token after the other, and keeps the keys and values of all earlier tokens in
-# memory. For long texts this memory becomes larger than the
-# weights. So Llama 3 has fewer **key heads** than query heads: each key head, with its values,
-# serves a group of query heads. This is *grouped-query attention*
-# ([Ainslie and others](https://arxiv.org/abs/2305.13245), 2023). With K = N it is chapter 4, and
-# with K = 1 it is called *multi-query* attention.
-
-# %%
-queries = {f"query {n}": (1.1 * n, 0.9, "lightsteelblue") for n in range(6)}
-keys = {f"key, value {n}": (1.1 * (2 * n + 0.5), 0, "navajowhite") for n in range(3)}
-arrows = [(f"query {n}", f"key, value {n // 2}") for n in range(6)]
-diagram({**queries, **keys}, arrows, size=(8.4, 1.7), title="N = 6 query heads, K = 3 key heads")
-
-# %% [markdown]
-# In numbers: query head $n$ reads key head $\lfloor n K / N \rfloor$. The result is the same as if
-# each key head were *repeated*, but `attend` does not make the copies.
-
-# %%
-from flax_attn import attend
-
-q = jax.random.normal(jax.random.key(0), (7, 6, 8))  # T N H
-k, v = jax.random.normal(jax.random.key(1), (2, 7, 3, 8))  # S K H each
-shared = attend(q, k, v, mask=CAUSAL)
-repeated = attend(q, jnp.repeat(k, 2, axis=1), jnp.repeat(v, 2, axis=1), mask=CAUSAL)
-same(shared, repeated)
-
 # %%
 from flax_attn import GroupedQueryAttention
 
@@ -192,29 +216,6 @@ llama = proof({"model_type": "llama", **SIZES})
 assert isinstance(llama, GroupedQueryAttention)
 
 # %% [markdown]
-# How much is it worth? Count the numbers that a model keeps for each token of the text: a key and a
-# value, in every key head of every layer. These are the sizes in the published files.
-
-
-# %%
-def kept(layers, key_heads, width):
-    return 2 * layers * key_heads * width
-
-
-# %%
-numbers = {
-    "Llama 2, 7B (K = N = 32)": kept(32, 32, 128),
-    "Llama 3, 8B (K = 8)": kept(32, 8, 128),
-}
-for name, count in numbers.items():
-    print(
-        f"{name}: {count:>8,} numbers a token, {2 * count * 2**17 / 2**30:.0f} GiB at 128K tokens"
-    )
-assert numbers["Llama 2, 7B (K = N = 32)"] == 4 * numbers["Llama 3, 8B (K = 8)"]
-
-# %% [markdown]
-# (A number takes two bytes, and 128K tokens are 131,072.) The weights of the 8B model take 16 GB.
-#
 # ## Norms for queries and keys
 #
 # A score is the product of a query and a key, so it grows with the *square* of their size. If they
@@ -285,9 +286,10 @@ assert isinstance(qwen.q_norm, RMSNorm) and llama.q_norm is None
 #
 # ## Windows
 #
-# In a long text most of what matters is near. Mistral lets each token see only the last W tokens,
-# itself included. In the library a window says how many tokens a query sees to its left and to its
-# right, besides its own, and `&` joins two masks.
+# In a long text most of what matters is near. Mistral 7B lets each token see only the last W
+# tokens, itself included (in its version 0.1; from 0.2 on it has no window). In the library a
+# window says how many tokens a query sees to its left and to its right, besides its own, and `&`
+# joins two masks.
 
 # %%
 mask = CAUSAL & Window(2, 0)  # W = 3: two to the left, none to the right, and its own
@@ -322,7 +324,10 @@ for layers, row in enumerate(reached, 1):
 
 # %%
 mistral = proof({"model_type": "mistral", **SIZES, "sliding_window": 3}, window=3)
-print(mistral.mask)
+config = {"model_type": "mistral", **SIZES, "sliding_window": None}  # as from v0.2 on
+later = families.attention(config, 0, rngs=nnx.Rngs(0))
+print("v0.1:", mistral.mask)
+print("later:", later.mask)
 
 # %% [markdown]
 # Gemma 2 and gpt-oss, which follow, have a window in every second layer and see everything in the
@@ -442,9 +447,10 @@ print(gemma.rules.score, gemma.rules.scale)
 #
 # DeepSeek goes further than sharing keys. For each token it keeps one small vector, the **latent**
 # $c$, and makes the keys and values of all heads from it
-# ([DeepSeek-V2](https://arxiv.org/abs/2405.04434), 2024):
+# ([DeepSeek-V2](https://arxiv.org/abs/2405.04434), 2024). The latent is normalised before it is
+# expanded, by the RMSNorm from above:
 #
-# $$c_s = W_c\, x_s, \qquad k_{s,n} = W_k^n c_s, \qquad v_{s,n} = W_v^n c_s.$$
+# $$c_s = \mathrm{norm}(W_c\, x_s), \qquad k_{s,n} = W_k^n c_s, \qquad v_{s,n} = W_v^n c_s.$$
 
 # %%
 latent_boxes = {
@@ -493,6 +499,15 @@ expanded, absorbed = (
     for form in (False, True)
 )
 same(expanded(jnp.asarray(words)), absorbed(jnp.asarray(words)))
+
+# %% [markdown]
+# What a cache keeps is the latent after its norm, and beside it the rotated key:
+
+# %%
+made = expanded.kv_a_proj_with_mqa(jnp.asarray(words))[..., :9]  # B T L: W_c x, before the norm
+latent = made / jnp.sqrt((made**2).mean(-1, keepdims=True) + 1e-6)
+_, cache = expanded(jnp.asarray(words), cache=expanded.init_cache(2, length=7))
+same(cache.keys[:, 0, :, :9], latent)
 
 # %%
 sizes = {"q_lora_rank": 10, "kv_lora_rank": 9, "qk_nope_head_dim": 7, "qk_rope_head_dim": 4}
