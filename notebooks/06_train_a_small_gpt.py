@@ -520,15 +520,15 @@ plt.show()
 # assert again[same_head] > 0.3 and again.argmax() == same_head
 # ```
 #
-# Yes, it is the same head: some 80 % of its weight goes one back, in the first line and in this one.
-# It does not look for certain characters. It looks for a place.
+# Yes, it is the same head: some 80 % of its weight goes one back, in the first line and in this
+# one. It does not look for certain characters. It looks for a place.
 #
 # </details>
 #
 # ## Are the parts right?
 #
-# These are the formulas of the two small parts. The norm has a learned factor $g$ and offset $b$ for
-# each number, and gelu is smooth where other functions have a corner:
+# These are the formulas of the two small parts. The norm has a learned factor $g$ and offset $b$
+# for each number, and gelu is smooth where other functions have a corner:
 #
 # $$\mathrm{norm}(x) = g \odot \frac{x - \mathrm{mean}(x)}{\sqrt{\mathrm{var}(x) + 10^{-5}}} + b,
 # \qquad \mathrm{gelu}(u) \approx \tfrac{u}{2}
