@@ -44,9 +44,9 @@ ax.axis("off")
 plt.show()
 
 # %% [markdown]
-# The blue hand goes far from word to word, the orange one goes slowly. The angle between the hands
-# of two words says how far the words are apart, and it is the same at the beginning of a text and
-# at its end. At the end of this chapter you will understand
+# The blue hand goes far from word to word, the orange one goes slowly. The angle between the blue
+# hands of two words says how far the words are apart, and it is the same at the beginning of a text
+# and at its end. At the end of this chapter you will understand
 #
 # * why attention without positions cannot tell *dog bites man* from *man bites dog*;
 # * four remedies: sinusoids, a learned table, a penalty for the distance (ALiBi), and rotation
@@ -89,7 +89,7 @@ plt.show()
 # The tables have the same numbers in other places: *Your* looks at *starts* with the weight 0.20 in
 # both. Each word therefore gets the same context vector as before. Queries, keys and values made by
 # matrices do not change this, because each is made of one word alone. Attention sees a *bag* of
-# words.
+# words: *dog bites man* is the same bag as *man bites dog*.
 #
 # > **Try it.** Cover the future, as in [chapter 3](03_looking_back_only.ipynb), and shuffle only
 # > the first five words. Which context vector stays the same?
@@ -150,16 +150,16 @@ axes[1].legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# Each row of the left picture is one wave. Each column is the vector of a place, and no two columns
-# are equal. On the right are products of two such vectors: three places, and one curve. The product
-# depends only on the *distance* of two places.
+# Each row of the left picture is one wave; the lower ones hardly move within 64 places. Each column
+# is the vector of a place, and no two columns are equal. On the right are products of two such
+# vectors: three places, and one curve. The product depends only on the *distance* of two places.
 #
 # But a layer does not see $p_t$ alone. It sees the sum of word and place, and a score of two sums
 # has four terms:
 #
 # $$(x_t + p_t)\cdot(x_j + p_j) = x_t\cdot x_j + x_t\cdot p_j + p_t\cdot x_j + p_t\cdot p_j .$$
 #
-# Two of them mix words with places, where nothing depends on the distance. "Three words back" has
+# Two of them mix words with places, and do not depend on the distance alone. "Three words back" has
 # to be learned. The next two remedies leave the words alone and put the distance into the scores.
 #
 # ## Distance as a penalty
@@ -170,6 +170,7 @@ plt.show()
 # $$s_{tj} = \frac{q_t \cdot k_j}{\sqrt H} - m\,(t - j), \qquad j \le t .$$
 #
 # The slope $m$ is not learned. Each of N heads has another: $2^{-8/N}, 2^{-16/N}, \dots, 2^{-8}$.
+# Here are the slopes of eight heads, and the scores of our words in all of them:
 
 # %%
 from flax_attn import CAUSAL, Alibi, alibi_slopes, attention_weights
@@ -212,8 +213,8 @@ plt.show()
 #
 # ## A point that turns
 #
-# Now the clocks. Two numbers $(a, b)$ are a point in the plane. Turning it by an angle $\varphi$
-# (counterclockwise, as in mathematics) makes
+# Now the clocks. Two numbers $(a, b)$ of a query or a key are a point in the plane: the tip of a
+# hand. Turning it by an angle $\varphi$ (counterclockwise, as in mathematics) makes
 #
 # $$a' = a\cos\varphi - b\sin\varphi, \qquad b' = b\cos\varphi + a\sin\varphi .$$
 #
@@ -256,12 +257,15 @@ for ax, (t, j), score in zip(axes, places, scores, strict=True):
 plt.show()
 
 # %% [markdown]
-# From the first picture to the second, both move three places along the text, and both turn by the
-# same angle. Their lengths stay, the angle between them stays, and so does their product. In the
-# third picture they are six places apart, and the product is another. (The short pale arrows are
-# where both began.) As a formula, with $R_\varphi$ for the rotation,
+# The short pale arrows show where both began. From the first picture to the second, both move three
+# places along the text, and both turn by the same angle. Their lengths stay, the angle between them
+# stays, and so does their product. In the third picture they are six places apart, and the product
+# is another. So one may turn both back by $t\,\theta$, until the query is where it began. With
+# $R_\varphi$ for the rotation,
 #
 # $$(R_{t\theta}\, q)\cdot(R_{j\theta}\, k) = q \cdot R_{(j-t)\theta}\, k .$$
+#
+# On the right the places have gone, and only their distance is left.
 
 # %%
 np.testing.assert_allclose(scores[0], scores[1])
@@ -328,12 +332,15 @@ same(Rotary()(q[:, None])[:, 0], rotated(q, np.arange(6)))
 
 # %%
 def rotary_weights(q, k, places):
-    return attention_weights(*(rotated(y, places)[:, None] for y in (q, k)))[0]  # T T
+    q, k = (rotated(y, places)[:, None] for y in (q, k))  # T N H each, with one head
+    return attention_weights(q, k)[0]  # T T
 
 
+# %%
 here, later = rotary_weights(q, k, np.arange(6)), rotary_weights(q, k, np.arange(6) + 100)
 same(later, here)
-change = abs(rotary_weights(q[order], k[order], np.arange(6)) - here[order][:, order])
+rows_and_columns_shuffled = here[order][:, order]
+change = abs(rotary_weights(q[order], k[order], np.arange(6)) - rows_and_columns_shuffled)
 print(f"shuffled: a weight changes by up to {change.max():.2f}")
 assert change.max() > 0.1
 
@@ -360,8 +367,8 @@ assert change.max() > 0.1
 #
 # ## Beyond the trained length
 #
-# A model was trained on texts of 64 tokens, and is now given 256. To have few numbers, a head of
-# width 12, so six pairs, and a base of 500, which suits so short a text. Which angles are new to
+# A model was trained on texts of 64 tokens, and is now given 256. Let its heads have the width 12,
+# that is six pairs, and let the base be 500, which suits so short a text. Which angles are new to
 # the model?
 
 # %%
@@ -410,8 +417,6 @@ unscaled = waves(plain) @ key
 print(f"largest error up to 63: {abs(unscaled - wanted)[:64].max():.2f}")
 print(f"largest score beyond:   {unscaled[64:].max():.2f}")
 assert abs(unscaled - wanted)[:64].max() < 0.05 and unscaled[64:].max() > 5
-
-# %%
 query = jnp.tile(jnp.repeat(jnp.array([1.0, 0.0]), 6), (256, 1, 1))  # T N H
 same(Rotary(500.0)(query)[:, 0] @ key, unscaled)
 
@@ -438,8 +443,8 @@ plt.show()
 # The price: neighbours are only a quarter as far apart as before, on the fast hands too.
 #
 # **A larger base**, also called *NTK-aware* scaling (2023), leaves the fastest hand alone and
-# divides the slowest rate by $s$. The base that does it is $\mathrm{base}\cdot s^{H/(H-2)}$. The
-# hands between are slowed down a little or much.
+# divides the slowest rate, $\mathrm{base}^{-(H-2)/H}$, by $s$. The base that does it is
+# $\mathrm{base}\cdot s^{H/(H-2)}$. The hands between are slowed down a little or much.
 #
 # **Yarn** ([Peng and others](https://arxiv.org/abs/2309.00071), 2023) asks what each hand did in
 # training. Who went round 32 times or more keeps its rate. Who did not go round once is divided by
@@ -450,7 +455,7 @@ plt.show()
 linear = plain / 4
 larger_base = rates_of(12, base=500.0 * 4 ** (12 / 10))
 turns = np.array([32, 1])  # within 64 places
-first, last = 6 * np.log(64 / (2 * np.pi * turns)) / np.log(500.0)  # the pairs that make them
+first, last = 6 * np.log(64 / (2 * np.pi * turns)) / np.log(500.0)  # the i that makes so many
 first, last = max(np.floor(first), 0), np.ceil(last)  # pairs 0 and 3
 ramp = np.clip((np.arange(6) - first) / (last - first), 0, 1)  # 0: as it was, 1: divided by 4
 yarn = plain * (1 - ramp) + plain / 4 * ramp
