@@ -4,6 +4,9 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 
+BUILDS = ("__init__", "init_cache")
+
+
 class Signature(NamedTuple):
     """What a function takes, without `self`.
 
@@ -50,7 +53,7 @@ def misfit(
     if unknown:
         kinds = (getattr(owner, "mask_is_of", "pairs"),) if "mask" in takes.names else ()
         then = () if built is None or name != "__call__" else built.names
-        return advice(called, unknown, takes.names + kinds, name != "__call__", then) + example
+        return advice(called, unknown, takes.names + kinds, name in BUILDS, then) + example
     if count > len(takes.positional):
         by_name = [x for x in takes.names if x not in takes.positional]
         by_place = ", ".join(takes.positional) or "nothing"
