@@ -94,6 +94,11 @@ modules that its row of [the certificate](certificate.md) names; `torch_ref` is 
 comes with this library. In a decoder like Llama take `GroupedQueryAttention`, in place of
 `torch.nn.MultiheadAttention` take `TransformerMultiHeadAttention`, in an encoder-decoder
 `CrossAttention`. The layers of the first family are for learning.
+
+*Takes*: of the call, `mask`, `valid` (which tokens are real), `positions` and `cache`; of the
+constructor, `rules` (ALiBi, a softcap, the scale) and `dropout`. Where there is a `mask` and no
+`valid`, the keys of padding are hidden by `mask=real[:, None, None]`, `real` of shape (B, S);
+`BahdanauAttention`, `LuongAttention` and `LinearAttention` take `mask=real`.
 """
 BARS = r"<code>\1&#124;\2&#124;\3</code>"  # which would end a cell of a table
 # Methods of layers that users call.
@@ -171,15 +176,23 @@ def layers_page() -> str:
         lines += [
             f"## {title}",
             "",
-            "| layer | what it is | equal to modules of |",
-            "| --- | --- | --- |",
+            "| layer | what it is | takes | equal to modules of |",
+            "| --- | --- | --- | --- |",
         ]
         for name in names.split():
             packages = dict.fromkeys(x.partition(".")[0] for x in rows[name][1].split("; "))
             about = re.sub(r"`([^`|]*)\|([^`|]*)\|([^`]*)`", BARS, _summary(name))
-            lines += [f"| {name} | {about} | {', '.join(packages)} |"]
+            lines += [f"| {name} | {about} | {_takes(name)} | {', '.join(packages)} |"]
         lines += [""]
     return "\n".join(lines)
+
+
+def _takes(name: str) -> str:
+    """Which of the keywords that users look for a layer has, when called and when built."""
+    layer = getattr(flax_attn, name)
+    call, built = (inspect.signature(x).parameters for x in (layer.__call__, layer.__init__))
+    words = [word for word in ("mask", "valid", "positions", "cache") if word in call]
+    return ", ".join(words + [word for word in ("rules", "dropout") if word in built])
 
 
 def _on_the_site(text: str) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-
 BUILDS = ("__init__", "init_cache")
 
 
@@ -58,6 +57,8 @@ def misfit(
         by_name = [x for x in takes.names if x not in takes.positional]
         by_place = ", ".join(takes.positional) or "nothing"
         more = f"; by name only: {', '.join(by_name)}" if by_name else ""
+        if takes.positional == ("x",):
+            more += "; CrossAttention and TransformerMultiHeadAttention attend to another input"
         return f"{called} takes {by_place} by position, and got {count} arguments{more}.{example}"
     missing = [x for x in takes.required if x not in {*takes.positional[:count], *named}]
     if missing == ["rngs"]:

@@ -41,7 +41,7 @@ def _axes_to_add(shape: tuple[int, ...], sizes: Sizes) -> str:
     if rest == (sizes.S,):
         return (
             f" One of (*batch, keys) is array[{each}None, None]; if it says which tokens are real, "
-            "a layer takes it as valid=array."
+            "a layer that has valid= takes it as valid=array."
         )
     return f" One of (*batch, queries, keys) is array[{each}None]." if len(rest) == 2 else ""
 
@@ -238,7 +238,7 @@ def _as_mask(x: Any, kind: Any) -> str:
     if kind is not None and jnp.issubdtype(kind, jnp.integer):
         return (
             " Ones and zeros become booleans by array == 1; those of the real tokens, (B, T), a "
-            "layer takes as valid=array == 1."
+            "layer that has valid= takes as valid=array == 1."
         )
     return ""
 

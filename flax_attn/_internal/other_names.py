@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from .nearest import did_you_mean
 
-MASKS = ("pairs", "tokens", "recurrence")  # of a pair of query and key, of a token, only CAUSAL
+MASKS = ("pairs", "a token", "recurrence")  # of a pair of query and key, of a token, only CAUSAL
 
 
 class Advice(NamedTuple):
@@ -36,7 +36,7 @@ _HF_PAIRS = Advice(
 _HF_MASK = (
     Advice("valid", "valid=jnp.asarray($) == 1", "ones at real tokens, (B, T)"),
     Advice("memory", _HF_KEYS, "ones at real tokens of the memory, (B, S)"),
-    Advice("tokens", "mask=jnp.asarray($) == 1", "ones at real tokens, (B, S)"),
+    Advice("a token", "mask=jnp.asarray($) == 1", "ones at real tokens, (B, S)"),
     Advice("pairs", _HF_KEYS, "ones at keys that may be seen, (B, S)"),
     _HF_PAIRS,
 )
@@ -44,7 +44,7 @@ _TORCH_KEYS = "mask=Dense(~jnp.asarray($)[:, None, None])"
 _TORCH_PADDING = (
     Advice("valid", "valid=~jnp.asarray($)", "True at padding, (B, T)"),
     Advice("memory", _TORCH_KEYS, "True at padding of the memory, (B, S)"),
-    Advice("tokens", "mask=~jnp.asarray($)", "True at padding, (B, S)"),
+    Advice("a token", "mask=~jnp.asarray($)", "True at padding, (B, S)"),
     Advice("pairs", _TORCH_KEYS, "True at keys that are padding, (B, S)"),
 )
 _TORCH_MASK = (
@@ -115,6 +115,9 @@ CALLS: dict[str, tuple[Advice, ...]] = {
     "attention_mask": _HF_MASK,
     "padding_mask": _HF_MASK,
     "encoder_attention_mask": _HF_MASK[1:],
+    "valid": (
+        Advice("pairs", "mask=Dense(jnp.asarray($)[:, None, None])", "True at real tokens, (B, S)"),
+    ),
     "key_padding_mask": _TORCH_PADDING,
     "src_key_padding_mask": _TORCH_PADDING,
     "attn_mask": _TORCH_MASK,
@@ -183,6 +186,9 @@ CALLS: dict[str, tuple[Advice, ...]] = {
     "key": (Advice("k", "k=$"), Advice("memory", "memory=$", "the input of its projection")),
     "value": (Advice("v", "v=$"), Advice("memory", "memory=$", "the input that k has")),
     "alibi_slopes": (Advice("score", "score=Alibi($)"),),
+    **dict.fromkeys(("max_new_tokens", "max_length", "num_tokens"), (Advice("new", "new=$"),)),
+    "input_ids": (Advice("prompt", "prompt=$"), Advice("tokens", "tokens=$")),
+    "eos_token_id": (Advice("end", "end=$"),),
     "score_mod": (Advice("score", "score=ScoreFn($)"),),
     "mask_mod": (Advice("pairs", "mask=MaskFn($)"),),
 }
@@ -285,7 +291,7 @@ def advice(
       built: what the layer's constructor takes, when the layer is called.
 
     >>> print(advice("Layer", ["rope_theta"], ["dim", "rotary"], constructs=True))
-    Layer takes no rope_theta=; instead: `rotary=Rotary(base=5e5)`.
+    Layer takes no rope_theta=; what does so is, for example, `rotary=Rotary(base=5e5)`.
     """
     names, built = tuple(names), tuple(built)
     return " ".join(_advice(called, name, names, constructs, built) for name in unknown)
@@ -296,6 +302,10 @@ def _advice(
 ) -> str:
     start = f"{called} takes no {name}="
     renamed = [here for here in RENAMED.get(name, ()) if here in names] if constructs else []
+    if {"qkv_bias", "out_bias"}.issubset(names) and "qkv_bias" in renamed:
+        return (
+            f"{start}; here qkv_bias is of queries, keys and values, out_bias of the last product."
+        )
     if renamed:
         return f"{start}; it is called {renamed[0]} here."
     fitting = _fitting((CONSTRUCTORS if constructs else CALLS).get(name, ()), names)
@@ -328,4 +338,6 @@ def _instead(part: Advice, name: str) -> str:
     if not part.code:
         return part.when
     code = f"`{part.code.replace('$', name)}`"
-    return f"for {part.when}: {code}" if part.when else f"instead: {code}"
+    if part.when:
+        return f"for {part.when}: {code}"
+    return f"instead: {code}" if "$" in part.code else f"what does so is, for example, {code}"

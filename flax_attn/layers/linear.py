@@ -141,7 +141,7 @@ class LinearAttention(Layer):
     (3, 5, 6)
     """
 
-    mask_is_of = "tokens"
+    mask_is_of = "a token"
 
     @init_signature
     def __init__(

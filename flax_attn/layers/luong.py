@@ -68,7 +68,7 @@ class LuongAttention(Layer):
     (2, 3, 6)
     """
 
-    mask_is_of = "tokens"
+    mask_is_of = "a token"
 
     @init_signature
     def __init__(

@@ -383,6 +383,11 @@ class Lengths(RunMask):
         return False
 
     def bind(self, sizes):
+        if jnp.ndim(self.kv) > len(sizes.batch):
+            raise ValueError(
+                f"Lengths needs a number of tokens for each row, shape {sizes.batch}; got shape "
+                f"{jnp.shape(self.kv)}. Of ones and zeros the numbers are array.sum(-1)."
+            )
         kv = per_entry("Lengths.kv", saturate(self.kv), sizes)
         return Lengths(
             kv, q=None if self.q is None else per_entry("Lengths.q", saturate(self.q), sizes)

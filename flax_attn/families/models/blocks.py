@@ -247,6 +247,11 @@ def dropped(x: Array, dropout: LayerDropout | None, deterministic: bool | None) 
 
 def token_numbers(tokens: Any) -> Int[Array, "*B T"]:
     """The numbers of tokens as an array; TypeError or ValueError for anything else."""
+    if isinstance(tokens, list | tuple) and len({np.size(row) for row in tokens}) > 1:
+        raise ValueError(
+            "Rows of tokens have one length: fill shorter ones with any token, and say which are "
+            "real by valid=."
+        )
     tokens = jnp.asarray(tokens)
     if not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise TypeError(f"Tokens are whole numbers, as a tokenizer gives; got {tokens.dtype}.")

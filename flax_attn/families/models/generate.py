@@ -44,7 +44,7 @@ def generate(
 
     Raises:
       ValueError: for more tokens than the model has learned positions, prompts or keys of another
-        shape, and no new token.
+        shape, no new token, and a temperature without keys.
       TypeError: for another model than a decoder, and tokens that are no whole numbers.
 
     >>> from flax_attn import families
@@ -61,6 +61,11 @@ def generate(
     check_positive(new=new)
     real = valid_tokens("valid", valid, prompt.shape)
     model.embed_tokens.check(jnp.where(real, prompt, 0))
+    if keys is None and temperature != 1:
+        raise ValueError(
+            f"temperature={temperature} is of sampling, which needs keys: pass keys="
+            f"jax.random.split(jax.random.key(0), {len(prompt)}), or leave temperature out."
+        )
     if keys is not None and jnp.shape(keys)[:1] != prompt.shape[:1]:
         raise ValueError(
             f"keys are one for each of the {len(prompt)} rows, as jax.random.split(key, "

@@ -39,7 +39,7 @@ UNFIT = {
 CODE = re.compile("`([^`]*)`")
 TOKENS, KEYS, PAIRS = (
     {"attention_mask", "padding_mask", "encoder_attention_mask"},
-    {"key_padding_mask", "src_key_padding_mask"},
+    {"key_padding_mask", "src_key_padding_mask", "valid"},
     {"attn_mask", "src_mask", "tgt_mask"},
 )
 FUNCTIONS = [fa.attend, fa.attention_weights, fa.attend_by_weights]
@@ -70,6 +70,8 @@ def value_of(name, code, queries, keys):
             if name == "score"
             else (lambda *x: x[-1] >= 0 if "Mask" in code else x[0])
         )
+    if "Alibi" in code:
+        return jnp.ones(4)
     if "Lengths" in code:
         return jnp.full(keys[:-1], keys[-1])
     if "ositions" in code or "egments" in code:
@@ -185,6 +187,7 @@ def test_what_a_function_is_told_to_take_it_takes(function):
             if not code.startswith(("k=", "v=", "with ")):
                 more = evaluated(code, **{name: value_of(name, code, (2, 5), (2, 5))})
                 jax.eval_shape(lambda more=more: function(*arrays, **more))
+    assert "mask=CAUSAL" in refusal(function, *arrays, is_causal=True)
 
 
 @pytest.mark.nightly

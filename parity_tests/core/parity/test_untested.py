@@ -58,6 +58,8 @@ def test_weights_that_an_input_does_not_test_are_named():
     (note,) = [n for n in report(Theirs(0), Ours(), length=1).notes if "does not test" in n]
     assert "q.kernel" in note and "k.bias" in note and "v.kernel" not in note
     assert not any("does not test" in note for note in report(Theirs(0), Ours()).notes)
+    (note,) = compare(Theirs(0), Ours(), np.ones((2, 3, 6)) * np.arange(6), **QUICK).notes
+    assert "does not test" in note and "q.kernel" in note and "v.kernel" not in note
 
 
 @pytest.mark.nightly
