@@ -78,7 +78,11 @@ def magnitude(rope: Rope) -> float:
         return 1.0
     if "factor" not in rope:
         raise ValueError(f"mscale_all_dim={weight} needs factor beside it, which the config lacks.")
-    return 0.1 * weight * math.log(rope["factor"]) + 1 if rope["factor"] > 1 else 1.0
+    factor = rope["factor"]
+    for name, number in (("mscale_all_dim", weight), ("factor", factor)):
+        if not isinstance(number, int | float):
+            raise ValueError(f"{name} must be a number; got {number!r}.")
+    return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
 
 
 def _heads(config: Config) -> int:
