@@ -252,6 +252,8 @@ FUNCTIONS = [
 def test_a_function_of_traced_indices_is_told_what_to_write(fn):
     with told(TypeError, "traced indices", "jnp.asarray(array)[q]", "jnp.where"):
         attend(**qkv(), score=fa.ScoreFn(fn))
+    by_head = fa.ScoreFn(lambda p, x, b, n, q, k: x + p[n], fa.alibi_slopes(N))  # of numpy
+    assert fa.explain(**qkv(), score=by_head)
 
 
 RATES = [-0.1, 1.5, float("nan"), float("inf"), True, "0.1", None]
