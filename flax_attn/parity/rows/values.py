@@ -158,19 +158,17 @@ def unused_rules(got: Run, truth: Run, names: Names) -> Iterator[str]:
 def ineffective_weights(got: Run, truth: Run, names: Names) -> Iterator[str]:
     """Notes on weights and inputs without effect, e.g. those of scores over a single key.
 
-    The gradients of matrices may be rounding, as of queries and keys if all tokens are alike.
+    The gradients of matrices may be rounding, as of queries and keys if all tokens are alike; those
+    of the biases of keys are so for any input.
     """
     wanted = names.gradients(truth.gradients)
     rounding = judge.SAME_FUNCTION * judge.whole_gradient([*wanted.values()])
-
-    def is_none(x: np.ndarray) -> bool:
-        return not x.any() or (x.ndim > 1 and judge.whole_gradient([x]) <= rounding)
-
-    without_effect = [
-        name
-        for name, x in wanted.items()
-        if x.size and is_none(x) and (x.any() or not got.gradients[name].any())
-    ]
+    without_effect = []
+    for name, x in wanted.items():
+        is_matrix = x.ndim > 1 and not name.endswith("bias")
+        none = is_matrix and judge.whole_gradient([x]) <= rounding
+        if x.size and (none or not (x.any() or got.gradients[name].any())):
+            without_effect.append(name)
     inputs = [name for name in without_effect if name.startswith("input ")]
     if weights := [name for name in without_effect if name not in inputs]:
         yield f"this input does not test {some(weights)}: their gradients are zero on both sides"

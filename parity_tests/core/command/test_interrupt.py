@@ -83,7 +83,7 @@ def test_json_and_html_hold_the_missing_cases_as_not_proven(stopped, tmp_path):
 
 
 def rows_on(path):
-    return markdown.rows(markdown.FULL_MARKS.search(path.read_text())["table"])
+    return markdown.rows(markdown.MARKS.search(path.read_text())["table"])
 
 
 def row(name, reference, backends="auto", error="1.0e-9"):

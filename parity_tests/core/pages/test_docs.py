@@ -49,6 +49,7 @@ def test_its_blocks_run_and_print_what_it_shows():
         assert shape(got) == shape(want)
 
 
+@pytest.mark.nightly
 def test_the_layer_on_the_page_for_contributors_is_what_it_says():
     page: dict[str, Any] = {"__name__": "page"}
     run(blocks(text_of("CONTRIBUTING.md"))[0], "CONTRIBUTING.md", page)

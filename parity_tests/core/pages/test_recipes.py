@@ -25,12 +25,16 @@ of_all_pages = pytest.mark.parametrize("page", TEXTS)
 of_all_sections = pytest.mark.parametrize("title", SECTIONS)
 
 
-ALWAYS = ["A decode step in a file", "Attention weights of a scanned model"]  # their only tests
-NOW = [title for title in [*SECTIONS][::6] if "LoRA" not in title]  # which takes longest
-NOW += [title for title in ALWAYS if title not in NOW]
+NOW = [  # the programs that newcomers look for
+    "A language model: train, evaluate, generate",
+    "A layer with ALiBi or a softcap",
+    "A decoder with scan, remat, dropout and a cache",
+    "Mixed precision: bfloat16 training, float32 weights",
+    "From a torch state_dict in memory",
+    "Decoding inside flax's nnx.MultiHeadAttention",
+]
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("title", with_nightly(SECTIONS, commit=NOW))
 def test_the_block_runs_by_itself(title, tmp_path, monkeypatch):
     (block,) = blocks(SECTIONS[title])
