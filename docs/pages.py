@@ -135,8 +135,8 @@ def on_page_markdown(markdown: str, **_: object) -> str:
     """
     markdown = ROW.sub(r"| [\1][flax_attn.layers.\1] |", markdown)
     markdown = re.sub(r"\[([^]]+)\]\((?:LICENSE|CITATION\.cff)\)", r"\1", markdown)
-    markdown = markdown.replace("](docs/layers.md)", "](reference/layers/index.md)")
-    markdown = markdown.replace("](layers.md)", "](../reference/layers/index.md)")
+    markdown = markdown.replace("](docs/layers.md", "](reference/layers/index.md")
+    markdown = markdown.replace("](layers.md", "](../reference/layers/index.md")
     return re.sub(r"\]\(((?:\.\./)?notebooks/\w+)\.ipynb\)", r"](\1.md)", markdown)
 
 

@@ -53,7 +53,7 @@ def test_its_blocks_run():
     given = found.replace(
         "torch_module, x)", "torch_module, x, torch_call=lambda m, x: m(x, x, x)[0])"
     )
-    assert "GroupedQueryAttention(12, 3, 3, 4, mask=FULL)" in run(given, PAGE, {**known, **call})
+    assert "TransformerMultiHeadAttention(12, 3, bias=False)" in run(given, PAGE, {**known, **call})
     printed = [run(block, PAGE, known) for block in others]
     assert "attn.q_proj.weight -> query.kernel" in printed[0] and "0 different" in printed[1]
     assert known["report"].ok

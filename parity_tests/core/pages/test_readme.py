@@ -43,7 +43,7 @@ def test_the_first_screen_holds_what_it_is_a_layer_a_picture_and_commands():
     first, *rest = re.split(r"^## ", TEXT, flags=re.MULTILINE)
     assert [part.partition("\n")[0] for part in rest] == HEADINGS
     layer, commands = re.findall(r"```\w*\n(.*?)```", first, re.DOTALL)
-    assert first.startswith("# flax_attn\n\n48 attention layers for JAX, ")
+    assert first.startswith("# flax_attn\n\n48 attention and recurrent layers ")
     assert len([*filter(None, layer.splitlines())]) == 6 and "from flax_attn import" in layer
     assert first.index(layer) < first.index("](docs/identical.png)") < first.index(commands)
     lines = commands.splitlines()
@@ -61,9 +61,12 @@ def test_it_is_short_and_no_line_of_code_is_cut_at_838_pixels():
 def test_its_counts_of_layers_and_originals_are_those_of_the_certificate():
     rows = markdown.rows(markdown.MARKS.search(text_of("docs/certificate.md"))["table"])
     only = [row for row in rows.values() if not re.search(r"(^|; )(?!torch_ref\.)", row[1])]
-    assert f"{len(rows)} attention layers" in TEXT and f"[All {len(rows)}](docs/layers.md)" in TEXT
+    assert (
+        f"{len(rows)} attention and recurrent layers" in TEXT
+        and f"[All {len(rows)}](docs/layers.md)" in TEXT
+    )
     told = " ".join(TEXT.split())
-    assert f"for {len(rows) - len(only)}, a module of torch, " in told
+    assert f"for {len(rows) - len(only)}, code of torch, " in told
     assert f"for {len(only)}, plain PyTorch" in told
     device = text_of("docs/benchmarks/h100.md")
     assert f"**{len(rows)} layers**, 433 recorded results" in device and "no time for 153" in device
@@ -89,6 +92,8 @@ def test_its_counts_of_faults_are_those_of_the_trial():
     found, named = (share.replace("/", " of ") for share in (found, named))
     found, named = f"finds {found} faults", f"names {named} causes"
     assert f"`compare` {found} made on purpose, and {named} " in told
+    count = found.split()[1]
+    assert f"| {count} listed faults in right ports are all found, " in text_of("docs/contracts.md")
 
 
 def test_the_picture_of_a_report_is_of_what_the_judge_says():
