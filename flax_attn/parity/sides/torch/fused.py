@@ -135,9 +135,10 @@ def _steps(operands: tuple[Any, Any, Any], sdpa: _SdpaArguments, keep: Any) -> S
     elif mask is not None:
         scores = scores + mask.detach()
         done.append(("add", 0, (None, mask.detach()), shape))
-    # Filled before the softmax as well: a NaN there would turn the gradients into NaN.
     nothing = (scores == -torch.inf).all(dim=-1, keepdim=True)
-    weights = torch.softmax(scores.masked_fill(nothing, 0.0), -1).masked_fill(nothing, 0.0)
+    weights = torch.softmax(scores, -1)
+    if nothing.any():  # filled before the softmax as well: a NaN there would reach the gradients
+        weights = torch.softmax(scores.masked_fill(nothing, 0.0), -1).masked_fill(nothing, 0.0)
     dropped = weights if keep is None else weights * keep.reshape(shape) / (1 - sdpa.dropout_p)
     return SdpaSteps(query, key, scores, weights, value, dropped @ value, tuple(done))
 
