@@ -114,7 +114,6 @@ WRONG_RULES = {
         TypeError,
         [">>", "Got Alibi and Softcap"],
     ),
-    "masks added": (lambda: {"mask": fa.CAUSAL + fa.FULL}, TypeError, ["&", "Causal and Full"]),
     "one side of a window": (
         lambda: {"mask": fa.Window(64)},
         TypeError,

@@ -37,7 +37,6 @@ OTHER_NAMES = {
     "SDPA": "attend",
     "MHA": "MultiHeadAttention",
     "nn.MultiheadAttention": "TransformerMultiHeadAttention",
-    "MQA": "GroupedQueryAttention",
     "MLA": "LatentAttention",
     "DSA": "IndexedSparseAttention",
     "XSA": "ExclusiveAttention",
@@ -53,13 +52,10 @@ OTHER_NAMES = {
     "SSM": "Mamba",
     "SSD": "Mamba2",
     "RG-LRU": "RGLRU",
-    "PagedAttention": "PagedCache",
     "FP8 KV cache": "Quantized",
     "M-RoPE": "Sections",
     "dynamic NTK": "DynamicScaling",
     "soft-capping": "Softcap",
-    "sliding-window attention": "Window",
-    "packed documents": "Segments",
 }
 # The pages that may come first, and what people type.
 TYPED = {
