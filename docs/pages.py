@@ -87,9 +87,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         return File(path, str(ROOT), config.site_dir, config.use_directory_urls)
 
     own = [file for file in files if file.src_dir == config.docs_dir]
-    docs = [
-        f"docs/{file.src_uri}" for file in own if file.src_uri != "layers.md"
-    ]  # the reference's
+    # layers.md stands in the reference.
+    docs = [f"docs/{file.src_uri}" for file in own if file.src_uri != "layers.md"]
     root = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "AGENTS.md")
     found = [there(path) for path in (*root, *docs)]
     for path in NOTEBOOKS:

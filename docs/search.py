@@ -88,9 +88,8 @@ LATER = re.compile(
     r"|\.(__call__|init_cache|remember|kv_shared_layer_index)$|ALIASES$"
     r"|^(CHANGELOG|CONTRIBUTING)/|^docs/(way|night|trial|certificate|contracts|benchmarks/\w+)/"
 )
-SECOND = re.compile(
-    r"\.(MaskFn|LongRope|Cross(Covariance|Layer)Attention)$"
-)  # names of common words
+# Names made of common words, behind the sections that are about these words.
+SECOND = re.compile(r"\.(MaskFn|LongRope|Cross(Covariance|Layer)Attention)$")
 GUIDES = re.compile(r"^(#|docs/(?!mistakes)|reference/)")
 # Names of one word, which have no other word to be typed, and the layers that README says to take.
 FIRST = re.compile(

@@ -435,10 +435,8 @@ class ScoreFn(Score):
     def __call__(self, logits, b, n, q, k):
         params = jax.tree.map(jnp.asarray, self.params)
         fn = self.fn if self.params is None else partial(self.fn, params)
-        with (
-            traced_indices("ScoreFn"),
-            jax.numpy_dtype_promotion("standard"),
-        ):  # `fn` may mix indices with any dtype
+        # `fn` may mix indices with any dtype.
+        with traced_indices("ScoreFn"), jax.numpy_dtype_promotion("standard"):
             changed = on_elements(fn, (*in_whole(self.places, b, n), q, k), logits)
         if changed.shape != logits.shape or changed.dtype != logits.dtype:
             raise ValueError(

@@ -45,9 +45,8 @@ def misfit(
 
     called = name if owner is None else type(owner).__name__
     example = EXAMPLES.get(called, "") if name == "__init__" else ""
-    called = {"__call__": f"{called}, when called,", "init_cache": f"{called}.init_cache"}.get(
-        name, called
-    )
+    if owner is not None and name != "__init__":
+        called = f"{called}, when called," if name == "__call__" else f"{called}.{name}"
     unknown = [key for key in named if key not in takes.names]
     if unknown:
         kinds = (getattr(owner, "mask_is_of", "pairs"),) if "mask" in takes.names else ()
@@ -57,7 +56,7 @@ def misfit(
         by_name = [x for x in takes.names if x not in takes.positional]
         by_place = ", ".join(takes.positional) or "nothing"
         more = f"; by name only: {', '.join(by_name)}" if by_name else ""
-        if takes.positional == ("x",):
+        if name == "__call__" and takes.positional == ("x",):
             more += "; CrossAttention and TransformerMultiHeadAttention attend to another input"
         return f"{called} takes {by_place} by position, and got {count} arguments{more}.{example}"
     missing = [x for x in takes.required if x not in {*takes.positional[:count], *named}]

@@ -138,13 +138,11 @@ def valid_tokens(name: str, valid: Any, shape: tuple[int, ...]) -> jax.Array:
         valid = valid.real_tokens(shape)
     is_valid = jnp.asarray(True if valid is None else valid)
     if is_valid.dtype != jnp.bool_:
+        hint = f"Ones and zeros become booleans by {name} == 1."
+        if is_valid.ndim and is_valid.shape == shape[:-1]:
+            hint = f"Numbers of real tokens are {name}=Lengths(numbers)."
         raise TypeError(
-            f"{name} must be boolean, True for non-padding tokens; got {is_valid.dtype}. "
-            + (
-                f"Numbers of real tokens are {name}=Lengths(numbers)."
-                if is_valid.shape == shape[:-1] and shape[:-1]
-                else f"Ones and zeros become booleans by {name} == 1."
-            )
+            f"{name} must be boolean, True for non-padding tokens; got {is_valid.dtype}. {hint}"
         )
     # A mask that is known stays so while a program is traced: its gaps decide what is compiled.
     with jax.ensure_compile_time_eval() if is_known(valid) else nullcontext():

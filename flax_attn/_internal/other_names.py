@@ -16,8 +16,8 @@ class Advice(NamedTuple):
     """What to pass in place of an argument.
 
     Attributes:
-      needs: the argument that a function must take for this to apply, or what its `mask` is of
-        (`MASKS`); "" always applies.
+      needs: the argument that a function must take for this to apply, several joined by +, or
+        what its `mask` is of (`MASKS`); "" always applies.
       code: what to write, as keyword arguments, $ for the argument; "" if `when` says all.
       when: for which values of the argument; "" for all.
     """
@@ -257,6 +257,10 @@ CONSTRUCTORS: dict[str, tuple[Advice, ...]] = {
     **dict.fromkeys(("rope_theta", "rope", "rope_base", "rotary_emb", "use_rope"), _ROTARY),
     **dict.fromkeys(("qk_norm", "normalize_qk", "use_qk_norm"), _QK_NORM),
     **dict.fromkeys(("decode", "use_cache"), _CACHE),
+    **dict.fromkeys(
+        ("bias", "use_bias", "attention_bias", "add_bias"),
+        (Advice("qkv_bias+out_bias", "qkv_bias=True, out_bias=True", "biases of all projections"),),
+    ),
     "score": (Advice("rules", "rules=Rules(score=$)"),),
     "alibi_slopes": (Advice("rules", "rules=Rules(score=Alibi($))"),),
     **dict.fromkeys(
@@ -301,14 +305,10 @@ def _advice(
     called: str, name: str, names: tuple[str, ...], constructs: bool, built: tuple[str, ...]
 ) -> str:
     start = f"{called} takes no {name}="
-    renamed = [here for here in RENAMED.get(name, ()) if here in names] if constructs else []
-    if {"qkv_bias", "out_bias"}.issubset(names) and "qkv_bias" in renamed:
-        return (
-            f"{start}; here qkv_bias is of queries, keys and values, out_bias of the last product."
-        )
-    if renamed:
-        return f"{start}; it is called {renamed[0]} here."
     fitting = _fitting((CONSTRUCTORS if constructs else CALLS).get(name, ()), names)
+    renamed = [here for here in RENAMED.get(name, ()) if here in names] if constructs else []
+    if renamed and not fitting:
+        return f"{start}; it is called {renamed[0]} here."
     if not fitting and name in built:
         return f"{start}; give it when the layer is built."
     if not fitting and built:
@@ -326,7 +326,7 @@ def _fitting(table: Iterable[Advice], names: tuple[str, ...]) -> list[Advice]:
     """The advice that applies, each code once; a layer's `valid` also hides padding as keys."""
     fitting: list[Advice] = []
     for part in table:
-        applies = not part.needs or part.needs in names
+        applies = not part.needs or set(part.needs.split("+")).issubset(names)
         if applies and part.code not in [other.code for other in fitting]:
             fitting.append(part)
     if "valid" in names and "memory" not in names:

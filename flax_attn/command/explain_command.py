@@ -78,7 +78,7 @@ def explained(options: argparse.Namespace) -> str:
         ):
             verdicts = explain(
                 *arrays,
-                mask=mask_of(options.mask),
+                mask=read("mask", options.mask),
                 score=read("score", options.score),
                 sinks=sinks,
                 dropout=None if rate is None else Dropout(rate, jax.random.key(0)),
@@ -111,18 +111,6 @@ def _sizes_read(**shapes: tuple[int, ...]) -> str:
     return "; ".join(parts)
 
 
-def mask_of(text: str) -> Mask:
-    """The mask of an expression: flax_attn's masks with numbers, lists of numbers, and `& | ~`.
-
-    Raises:
-      ValueError: as `read`.
-
-    >>> mask_of("Causal() & ~Window(3, 0)")
-    And(a=Causal(offset=0), b=Not(a=Window(left=3, right=0, offset=0)))
-    """
-    return read("mask", text)
-
-
 def read(kind: str, text: str) -> Any:
     """Parses an expression of masks, or of scores with numbers and `>>`.
 
@@ -131,6 +119,8 @@ def read(kind: str, text: str) -> Any:
     Raises:
       ValueError: for anything else.
 
+    >>> read("mask", "Causal() & ~Window(3, 0)")
+    And(a=Causal(offset=0), b=Not(a=Window(left=3, right=0, offset=0)))
     >>> read("score", "Softcap(30.0) >> Alibi([0.5, 0.25])")
     Chain(first=Softcap(cap=30.0), then=Alibi(slopes=[0.5  0.25], offset=0))
     """

@@ -404,8 +404,8 @@ def _score_and_scale(rules: Rules) -> Rules:
     """Returns `rules`; raises ValueError if it sets more than score and scale."""
     if not isinstance(rules, Rules):
         raise TypeError(
-            f"rules must be a flax_attn.Rules; "
-            f"got {type(rules).__name__}. A score is given as rules=Rules(score=...)."
+            f"rules must be a flax_attn.Rules; got {type(rules).__name__}. A score is given as "
+            "rules=Rules(score=...)."
         )
     shape = jax.tree.structure  # defaults have no leaves, so structures tell them apart
     more = [

@@ -144,10 +144,8 @@ class MaskFn(Mask):
         return MaskFn(self.fn, places, reads=self.reads)
 
     def __call__(self, b, n, q, k):
-        with (
-            traced_indices("MaskFn"),
-            jax.numpy_dtype_promotion("standard"),
-        ):  # `fn` may mix indices with any dtype
+        # `fn` may mix indices with any dtype.
+        with traced_indices("MaskFn"), jax.numpy_dtype_promotion("standard"):
             visible = self.fn(*in_whole(self.places, b, n), q, k)
         check_boolean(np.asarray(visible) if isinstance(visible, bool) else visible)
         return visible

@@ -383,15 +383,17 @@ class Lengths(RunMask):
         return False
 
     def bind(self, sizes):
+        q = None if self.q is None else per_entry("Lengths.q", saturate(self.q), sizes)
+        return Lengths(self._count(sizes), q=q)
+
+    def _count(self, sizes: Sizes) -> jax.Array:
+        """The number of real keys of each batch entry, B."""
         if jnp.ndim(self.kv) > len(sizes.batch):
             raise ValueError(
                 f"Lengths needs a number of tokens for each row, shape {sizes.batch}; got shape "
                 f"{jnp.shape(self.kv)}. Of ones and zeros the numbers are array.sum(-1)."
             )
-        kv = per_entry("Lengths.kv", saturate(self.kv), sizes)
-        return Lengths(
-            kv, q=None if self.q is None else per_entry("Lengths.q", saturate(self.q), sizes)
-        )
+        return per_entry("Lengths.kv", saturate(self.kv), sizes)
 
     def run(self):
         return Run(last=Edge(self.kv, -1, chunk=None), rows=self.q)
@@ -401,7 +403,7 @@ class Lengths(RunMask):
             return super().real_tokens(shape)
         # Known lengths stay known while a program is traced.
         with nullcontext() if isinstance(self.kv, Tracer) else jax.ensure_compile_time_eval():
-            count = per_entry("Lengths.kv", saturate(self.kv), Sizes(shape[:-1], 1, 1, 1))
+            count = self._count(Sizes(shape[:-1], 1, 1, 1))
             return (jnp.arange(shape[-1], dtype=jnp.int32)[None] < count[:, None]).reshape(shape)
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Int
 
-from ..._internal.checks import check_positive, checked_arguments, valid_tokens
+from ..._internal.checks import check_positive, checked_arguments, is_known, valid_tokens
 from ...cache.meshes import explicit_mesh, resharded
 from ...masks import Mask
 from ...sharding.specs import spec_of
@@ -61,7 +61,7 @@ def generate(
     check_positive(new=new)
     real = valid_tokens("valid", valid, prompt.shape)
     model.embed_tokens.check(jnp.where(real, prompt, 0))
-    if keys is None and temperature != 1:
+    if keys is None and is_known(temperature) and temperature != 1:
         raise ValueError(
             f"temperature={temperature} is of sampling, which needs keys: pass keys="
             f"jax.random.split(jax.random.key(0), {len(prompt)}), or leave temperature out."

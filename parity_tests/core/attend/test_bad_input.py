@@ -232,7 +232,7 @@ def test_the_axes_that_are_named_make_a_mask(batch, more):
     with pytest.raises(ValueError, match="must broadcast") as error:
         fa.explain(q, k, k, mask=array)
     code = re.search(r"is (array\[.*?\])", str(error.value))[1]
-    assert fa.explain(q, k, k, mask=eval(code, {"array": array}))
+    assert any(v.refusal is None for v in fa.explain(q, k, k, mask=eval(code, {"array": array})))
 
 
 @pytest.mark.nightly
@@ -252,7 +252,7 @@ def test_a_function_of_traced_indices_is_told_what_to_write(fn):
     with told(TypeError, "traced indices", "jnp.asarray(array)[q]", "jnp.where"):
         attend(**qkv(), score=fa.ScoreFn(fn))
     by_head = fa.ScoreFn(lambda p, x, b, n, q, k: x + p[n], fa.alibi_slopes(N))  # of numpy
-    assert fa.explain(**qkv(), score=by_head)
+    assert any(verdict.refusal is None for verdict in fa.explain(**qkv(), score=by_head))
 
 
 RATES = [-0.1, 1.5, float("nan"), float("inf"), True, "0.1", None]

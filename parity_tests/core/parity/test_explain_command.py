@@ -6,7 +6,7 @@ import pytest
 
 from flax_attn import CAUSAL, Alibi, Causal, Lengths, Softcap, Window, assume_platform, explain
 from flax_attn.command import cli
-from flax_attn.command.explain_command import mask_of
+from flax_attn.command.explain_command import read
 
 SHAPES = "--q 2 5 6 8 --kv 2 9 3 8".split()
 
@@ -90,7 +90,7 @@ MASKS = {
 
 @pytest.mark.parametrize("text", MASKS)
 def test_a_mask_is_read_from_its_expression(text):
-    assert repr(mask_of(text)) == repr(MASKS[text])
+    assert repr(read("mask", text)) == repr(MASKS[text])
 
 
 def test_a_score_is_asked_too(capsys):
@@ -104,7 +104,7 @@ def test_a_score_is_asked_too(capsys):
 
 
 def test_a_list_is_an_array():
-    lengths = mask_of("Lengths([9, 7])")
+    lengths = read("mask", "Lengths([9, 7])")
     assert isinstance(lengths, Lengths) and "9" in repr(lengths)
 
 
