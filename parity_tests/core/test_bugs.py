@@ -7,11 +7,13 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from .bugs import __main__ as command
+from .bugs import choice, trial
 from .bugs.bug import HERE, ROOT, Bug, bugs
 from .bugs.choice import MOST, SECONDS, Entered, chosen
 from .bugs.entered import Recorder
@@ -177,7 +179,7 @@ def test_where_a_condition_is_patched_those_go_first_for_which_it_held(tmp_path)
     assert chosen(bug_of("x > LIMIT", "x > 9"), SOURCE, record) == ["slow", "quick"]
 
 
-def test_where_nobody_enters_the_branch_the_function_or_the_file_is_asked(tmp_path):
+def test_where_nobody_enters_the_branch_the_function_or_the_file_is_asked(tmp_path, monkeypatch):
     lines = [("a", 2.0, ["a.py:4"], "passed"), ("b", 1.0, ["a.py:22"], "passed")]
     lines += [("c", 1.0, ["ba.py:4"], "passed")]
     record = entered(tmp_path, lines)
@@ -185,6 +187,9 @@ def test_where_nobody_enters_the_branch_the_function_or_the_file_is_asked(tmp_pa
     assert chosen(bug_of("return 0", "return 1"), SOURCE, record) == ["b", "a"]
     assert chosen(bug_of("LIMIT = 1", "LIMIT = 2"), SOURCE, record) == ["b", "a"]
     assert chosen(bug_of("y = 0", "y = 1"), SOURCE, entered(tmp_path, lines[2:])) == []
+    (tmp_path / "a.py").touch()  # after the record, whose lines are no longer those of the file
+    monkeypatch.setattr(choice, "ROOT", tmp_path)
+    assert chosen(bug_of("y = 0", "y = 1"), SOURCE, replace(record, made=0.0)) == ["b", "a"]
 
 
 def test_the_files_take_turns(tmp_path):
@@ -265,9 +270,22 @@ def test_how_pytest_ends_tells_who_saw_a_bug(status, failed, seen, note):
     assert tests == seen and said.startswith(note) and bool(said) == bool(note)
 
 
-def test_a_test_that_is_gone_asks_for_a_new_record():
-    with pytest.raises(RuntimeError, match=r"Record again .* a\.py::gone"):
-        judged(4, "\nERROR: not found: a.py::gone\n", ())
+def test_tests_that_are_gone_are_left_out_and_if_all_are_a_new_record_is_asked_for(
+    tmp_path, monkeypatch
+):
+    copy, asked = Copy(tmp_path, ROOT / "docs"), []
+    copy.scratch.joinpath("failures").touch()
+
+    def run(*_, **__):
+        asked.append((copy.scratch / "tests").read_text().split())
+        gone = f"ERROR: not found: {copy.checkout}/a.py::gone\n" * ("a.py::gone" in asked[-1])
+        return SimpleNamespace(returncode=4 if gone else 0, stdout="", stderr=f"\n{gone}")
+
+    monkeypatch.setattr(trial.subprocess, "run", run)
+    assert copy._run(["a.py::gone", "a.py::there"], True) == ((), "")
+    assert asked == [["a.py::gone", "a.py::there"], ["a.py::there"]]
+    with pytest.raises(RuntimeError, match=r"Record again .*/a\.py::gone"):
+        copy._run(["a.py::gone"], True)
 
 
 def test_a_bug_is_planted_in_a_copy_and_taken_out_again(tmp_path, monkeypatch):

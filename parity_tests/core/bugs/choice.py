@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .bug import Bug
+from .bug import ROOT, Bug
 from .marks import Block, around, blocks, changed_lines
 
 SECONDS, MOST = 300.0, 250  # recorded CPU seconds, and tests, that are tried on one bug
@@ -23,10 +23,12 @@ class Entered:
     """The recorded tests that passed.
 
     Attributes:
+      made: when the record was made; lines of a file that changed later are others now.
       seconds: CPU seconds by test.
       tests: by mark, the tests that entered it.
     """
 
+    made: float
     seconds: dict[str, float]
     tests: dict[str, set[str]]
 
@@ -42,11 +44,14 @@ class Entered:
                 seconds[line["test"]] = line["seconds"]
                 for name in line["entered"]:
                     tests.setdefault(name, set()).add(line["test"])
-        return cls(seconds, tests)
+        return cls(path.stat().st_mtime, seconds, tests)
 
     def enter(self, names: Iterable[str]) -> set[str]:
         """The tests that enter any of these marks."""
         return set().union(*(self.tests.get(name, ()) for name in names))
+
+    def is_older_than(self, path: Path) -> bool:
+        return path.exists() and self.made < path.stat().st_mtime
 
     def enter_file(self, file: str) -> set[str]:
         """The tests that enter anything in a file."""
@@ -56,14 +61,15 @@ class Entered:
 def chosen(bug: Bug, text: str, entered: Entered, seconds: float = SECONDS) -> list[str]:
     """The tests to try on a bug in a file of this text, as many as `seconds` and `MOST` allow.
 
-    They enter the innermost blocks of the patched lines; if nobody does, the functions around them,
-    and if nobody does or a line is in no function, anything in the file. Where a condition is
-    patched, those go first for which it held, such as the tests of what is refused.
+    They enter the innermost blocks of the patched lines; if nobody does, the functions around them;
+    if nobody does, a line is in no function, or the record is older than the file, anything in it.
+    Where a condition is patched, those go first for which it held, as tests of what is refused.
     """
-    levels = _levels(bug, text)
+    known = not entered.is_older_than(ROOT / bug.file)
+    levels = _levels(bug, text) if known else []
     entering = (entered.enter(names) for names in levels)
     tests = next(filter(None, entering), None) or entered.enter_file(bug.file)
-    first = entered.enter(_guarded(bug, text))
+    first = entered.enter(_guarded(bug, text) if known else [])
     order = [_by_turns(some, entered.seconds) for some in (first, tests - first)]
     picked, total = [], 0.0
     for test in [*order[0], *order[1]][:MOST]:

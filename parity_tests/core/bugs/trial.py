@@ -116,6 +116,9 @@ class Copy:
             status, said = -1, ""
         else:
             status, said = run.returncode, run.stdout + run.stderr
+        gone = {line.partition(f"{self.checkout}/")[2] for line in _not_found(said)}
+        if rest := [test for test in tests if gone and test not in gone]:
+            return self._run(rest, only_commit)  # the record is of an older commit
         return judged(status, said, tuple(dict.fromkeys(failures.read_text("utf-8").splitlines())))
 
 
@@ -125,14 +128,17 @@ def judged(status: int, said: str, failed: tuple[str, ...]) -> tuple[tuple[str, 
     Raises:
       RuntimeError: if a test is not there: the record of what tests enter is of other code.
     """
-    if "ERROR: not found:" in said:
-        line = next(line for line in said.splitlines() if "ERROR: not found:" in line)
-        raise RuntimeError(f"Record again what tests enter, since one is gone. {line}")
+    for line in _not_found(said):
+        raise RuntimeError(f"Record again what tests enter, since all are gone. {line}")
     if status in (0, 1, 5):
         return failed, "no test ran" if status == 5 else ""
     if status in (2, 3, 4):  # at collection, inside pytest, or of a conftest
         return failed or (IMPORT,), ("\n".join(said.split("\n")[-8:])).strip()
     return failed, f"ended by status {status}, after {LIMIT} CPU seconds or by a crash"
+
+
+def _not_found(said: str) -> list[str]:
+    return [line for line in said.splitlines() if line.startswith("ERROR: not found: ")]
 
 
 class Record:
