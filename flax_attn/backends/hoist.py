@@ -19,7 +19,7 @@ from .._internal.arrays import as_varying, on_elements, unify_varying
 from .._internal.types import frozen
 from ..masks import Mask, MaskFn
 from ..places import Places, in_whole
-from ..scores import Score, ScoreFn
+from ..scores import Additive, Score, ScoreFn
 
 NO_MESH = jax.sharding.AbstractMesh((), ())
 
@@ -125,6 +125,25 @@ def hoist(rules: Any, logit: Any, axes: frozenset = frozenset()) -> Any:
     return _as_pure_function(rules, as_varying(jnp.zeros((), logit), axes))
 
 
+def with_wide_arrays(score: Any, kind: Any) -> Any:
+    """The score with floating arrays as wide as the logits, which `kind` is the dtype of.
+
+    The gradient of an array that many blocks read is a sum over them, of which each part would be
+    rounded. An `Additive` keeps its dtype: each block has elements of its own.
+    """
+
+    leaves, structure = jax.tree.flatten(score, is_leaf=lambda x: isinstance(x, Additive))
+    wider = [x.astype(kind) if _is_narrower(x, kind) else x for x in leaves]
+    same = all(x is y for x, y in zip(leaves, wider, strict=True))
+    return score if same else structure.unflatten(wider)
+
+
+def _is_narrower(x: Any, kind: Any) -> bool:
+    """Whether it is a floating array of fewer bytes an element."""
+    is_floating = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
+    return is_floating and x.dtype.itemsize < kind.itemsize
+
+
 def has_functions(rules: Any) -> bool:
     """Whether hoisted rules contain a user's function."""
     if isinstance(rules, Traced | TracedScore):
@@ -138,12 +157,19 @@ def _index(logit: jax.Array) -> list[jax.Array]:
 
 @singledispatch
 def _as_pure_function(node: Any, logit: jax.Array) -> Any:
-    if not is_dataclass(node):
-        return node
+    return _of_pure_functions(node, logit) if is_dataclass(node) else node
+
+
+def _of_pure_functions(node: Any, logit: jax.Array) -> Any:
     parts = {field.name: getattr(node, field.name) for field in fields(node)}
     pure = {name: _as_pure_function(part, logit) for name, part in parts.items()}
     changed = {name: part for name, part in pure.items() if part is not parts[name]}
     return replace(node, **changed) if changed else node  # pyright: ignore[reportArgumentType]
+
+
+@_as_pure_function.register
+def _(node: Score, logit):
+    return _of_pure_functions(with_wide_arrays(node, logit.dtype), logit)
 
 
 @_as_pure_function.register
@@ -157,8 +183,9 @@ def _(node: ScoreFn, logit):
     def one(params, x, b, n, q, k):
         return ScoreFn(node.fn, params)(x, b, n, q, k)
 
-    run = Run(node.fn, one, node.params, logit, *_index(logit))
-    return TracedScore(run, node.params, run.consts, node.places)
+    params = with_wide_arrays(node.params, logit.dtype)
+    run = Run(node.fn, one, params, logit, *_index(logit))
+    return TracedScore(run, params, run.consts, node.places)
 
 
 def _over_block(run: Any, consts: tuple, index: tuple, *arrays: Any) -> jax.Array:

@@ -24,7 +24,7 @@ from ...reference import Stats
 from ...rules import Request, Rules, sizes_of
 from ...where import platform_of
 from .. import blockwise, device_file, protocol
-from ..hoist import hoist
+from ..hoist import hoist, with_wide_arrays
 from ..protocol import is_number, of_mesh
 from .arrays import Static, gradients_of_reads, reads_of
 from .contract import Blocks, Kernel, Program, block_ranges, mask_program
@@ -59,7 +59,8 @@ def attention(
     """
     if 0 in (*q.shape, *k.shape, *v.shape):
         return reference.attention(q, k, v, rules)
-    sizes = sizes_of(q, k)
+    sizes, kind = sizes_of(q, k), jnp.dtype(jnp.float32)
+    rules = replace(rules, score=with_wide_arrays(rules.score, kind))
     mask, score, keep = each = programs(rules, sizes)
     rate = 0.0 if rules.dropout is None else rules.dropout.rate
     kernel = Kernel(
@@ -76,7 +77,7 @@ def attention(
     leaves = tuple([] if program is None else program.arrays() for program in each)
     plan = blockwise.make_plan(sizes, k.shape[-2], rules, platform_of(q))
     axes = jax.typeof(q).manual_axis_type.varying
-    args = unify_varying((q, k, v, leaves, hoist(rules, jnp.dtype(jnp.float32), axes)))
+    args = unify_varying((q, k, v, leaves, hoist(rules, kind, axes)))
     return _run(kernel, plan, *args)
 
 
@@ -142,8 +143,11 @@ def _without_derivative(run: Any) -> Any:
 
 def _residuals(kernel: Kernel, plan: Any, *args: Any) -> Any:
     values = custom_vjp_primal_tree_values(args)
-    result, rows = _forward(kernel, *values)
     trained = [x.perturbed for x in args[-2][1]]
+    # The gradient of a slope sums ds times a distance over all pairs, where the rounding of a row's
+    # weights, which delta = rowsum(do * o) keeps, would not cancel.
+    adds_remainder = any(trained) and values[0].dtype.itemsize < 4
+    result, rows = _forward(kernel._replace(adds_remainder=adds_remainder), *values)
     # The kernels differentiate a score by its equations, which a custom_jvp need not follow.
     reads = None if kernel.score.has_own_derivative else reads_of(kernel.score, trained)
     return result, (*values, rows, Static(reads))

@@ -58,6 +58,7 @@ class Kernel(NamedTuple):
     backward_blocks: Blocks
     precision: Any
     interpret: bool
+    adds_remainder: bool = False  # of the weights, which are rounded for their product with values
 
 
 class Leaf(NamedTuple):

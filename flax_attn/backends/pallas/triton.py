@@ -68,7 +68,10 @@ def _body(kernel: Kernel, counts: list[int], q_ref: Any, k_ref: Any, v_ref: Any,
         p = jnp.exp2((x - shift[:, None]) * LOG2E)
         alpha = jnp.exp2((m - shift) * LOG2E)
         (weights,) = block.drop(index, p)  # l is the sum of all weights
-        o = o * alpha[:, None] + dot(kernel, weights.astype(v.dtype), v, 0)
+        narrow = weights.astype(v.dtype)
+        o = o * alpha[:, None] + dot(kernel, narrow, v, 0)
+        if kernel.adds_remainder:
+            o = o + dot(kernel, (weights - narrow.astype(jnp.float32)).astype(v.dtype), v, 0)
         return top, alpha * l + jnp.sum(p, axis=1), o
 
     zeros = jnp.zeros((kernel.blocks.rows, v_ref.shape[-1]), jnp.float32)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flax_attn import scores
+from flax_attn import CAUSAL, attend, scores
 from flax_attn._internal.types import Sizes
 from flax_attn.parity import judge
 from flax_attn.places import Places, Positions
@@ -345,3 +345,20 @@ def test_a_shard_keeps_what_is_read_and_where():
     for offset in (np.ones(3, np.int32), [1, 2, 3]):
         with pytest.raises(ValueError, match=r"T5Bias\.offset"):
             scores.T5Bias(normal(2, 32, N), offset=offset).bind(SIZES)
+
+
+@pytest.mark.parametrize("backend", ["blockwise", "autodiff", "pallas"])
+def test_the_gradient_of_a_slope_of_16_bits_is_rounded_once(backend):
+    """Not block by block, and not the weights before it: 256 distances would make that large."""
+    drawn = [normal(4 + i, 1, 256, 1, 8) for i in range(4)]
+    q, k, v, do, slope = (x.astype(np.float16) for x in (*drawn, np.asarray([-0.05])))
+
+    def gradient(backend, *given):
+        def loss(slope, q, k, v, do):
+            y = attend(q, k, v, mask=CAUSAL, score=scores.Alibi(slope), backend=backend)
+            return jnp.sum(y * do, dtype=jnp.float32)
+
+        return np.asarray(jax.jit(jax.grad(loss))(*map(jnp.asarray, given)))
+
+    want = gradient("reference", *(x.astype(np.float32) for x in (slope, q, k, v, do)))
+    assert gradient(backend, slope, q, k, v, do) == want.astype(np.float16)
