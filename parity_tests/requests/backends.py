@@ -33,7 +33,7 @@ def compiled(program: Program, backend: str, fixed: Any) -> Callable[..., Any]:
         rules = rules_of(program, floats, data, fixed)
         arrays = [floats[name] for name in "qkv"]
         if backend == "blockwise" and program.plan[1]:
-            return planned(*arrays, rules, program)
+            return planned(*arrays, rules, program.plan[1], program.empty)
         parts = {name: getattr(rules, name) for name in ("mask", "score", "sinks", "dropout")}
         parts |= {"scale": rules.scale, "empty": program.empty}
         return attend(*arrays, **parts, backend=backend, return_lse=True)
@@ -75,11 +75,10 @@ def rules_of(program: Program, floats: dict, data: dict, fixed: Any) -> Rules:
     )
 
 
-def planned(q: jax.Array, k: jax.Array, v: jax.Array, rules: Rules, program: Program) -> Any:
+def planned(q: Any, k: Any, v: Any, rules: Rules, plan: dict[str, Any], empty: str = "zero") -> Any:
     """`attend` by blockwise attention, walked as planned: the one private call in the fuzz."""
     rules = rules.bind(sizes_of(q, k), q.shape[-1])
-    walked = partial(blockwise.attention, **program.plan[1])
-    o, stats = attend_locally(walked, q, k, v, rules, program.empty)
+    o, stats = attend_locally(partial(blockwise.attention, **plan), q, k, v, rules, empty)
     return o, jnp.swapaxes(stats.lse, -2, -1)
 
 

@@ -36,7 +36,7 @@ from flax_attn import (
     reference,
 )
 from flax_attn.backends import BACKENDS, splash
-from flax_attn.rules import Rules, sizes_of
+from flax_attn.rules import Request, Rules, sizes_of
 from flax_attn.where import assume_platform
 from parity_tests.core.backends.flash import check_precision, normal
 from parity_tests.tables import with_nightly
@@ -109,9 +109,8 @@ def by(backend):
 
 
 def verdict(name, q, k, v, rules):
-    bound = rules.bind(sizes_of(q, k), q.shape[-1])
     ask = BACKENDS[name].refusal
-    return ask and ask(q, k, v, bound)
+    return ask and ask(Request.of(q, k, v, rules), rules.bind(sizes_of(q, k), q.shape[-1]))
 
 
 OURS = ("blockwise", "autodiff")
