@@ -1,6 +1,7 @@
 """transformers' attention step by step, with the cache that its whole model hands to it."""
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 from . import parts, witness
@@ -30,7 +31,9 @@ def step(config: Any, small: Small | Part, tokens: int) -> Step:
         end = start + x.shape[1]
         given = {k: _rows(v, start, end, _held(past, layer)) for k, v in kept[x.dtype].items()}
         given |= {} if memory is None else {"key_value_states": memory}
-        return layer(x, past_key_values=past, **given)[0], (past, end)
+        is_new = "cache" in signature(layer.forward).parameters  # its name since transformers 5.24
+        given |= {"cache" if is_new else "past_key_values": past}
+        return layer(x, **given)[0], (past, end)
 
     return stepped
 
