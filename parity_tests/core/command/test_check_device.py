@@ -304,8 +304,9 @@ def test_a_page_of_nothing_says_so(tmp_path):
 
 
 @pytest.mark.nightly
-def test_all_of_it_in_small(tmp_path, capsys):
+def test_all_of_it_in_small(tmp_path, capsys, monkeypatch):
     """Nothing differs, every part leaves its file, and the end is a screen."""
+    monkeypatch.setenv("COLUMNS", "80")
     assert checked(tmp_path / "check", minutes=6.0) == 0
     text = capsys.readouterr().out
     assert "Everything that was tried is equal." in text and "<details>" not in text
