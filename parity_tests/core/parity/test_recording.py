@@ -3,6 +3,7 @@
 import inspect
 import subprocess
 import sys
+from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -58,9 +59,10 @@ def narrow(folder):
 
 
 def told(report):
-    """Of a report all but what says where torch's side came from."""
+    """All of a report but hints, and what says where torch's side came from."""
     verdicts = [(row.name, row.kind, row.dtype, row.mode, str(row.verdict)) for row in report.rows]
-    return verdicts, report.divergences, [str(row) for row in report.local], report.unpaired
+    places = [replace(place, hint="") for place in report.divergences]
+    return verdicts, places, [str(row) for row in report.local], report.unpaired
 
 
 PORTS = [Faithful, ScaleOnQueries, NoScale, OtherEpsilon, WrongBackward, Flat, MaskShifted]
@@ -71,10 +73,11 @@ PORTS = [Faithful, ScaleOnQueries, NoScale, OtherEpsilon, WrongBackward, Flat, M
     "mine", with_nightly(PORTS, commit=[Faithful, NoScale, OtherEpsilon, WrongBackward])
 )
 def test_a_recording_says_what_torch_says(kept, mine):
-    """Every number of every row, every place and every hint are the same, bit for bit."""
+    """Every number of every row and every place are the same; a hint may need torch's program."""
     live = compare(Original(), mine(), X, optimizer=ADAMW, **JIT)
     replayed = compare(Recording(kept), mine(), **JIT)
     assert told(replayed) == told(live)
+    assert replayed.ok or replayed.first.hint in (live.first.hint, "")
     assert replayed.ok is (mine not in FAULTS)
     assert replayed.ok or replayed.first.tap == FAULTS[mine]
     assert {row.kind for row in replayed.rows} == {"exact", "tap", "output", "gradient", "step"}

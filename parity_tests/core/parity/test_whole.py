@@ -279,7 +279,7 @@ def test_a_rule_for_one_tensor_pairs_its_two_modules():
 
     rule = Rule("first.weight -> one.kernel", "o i -> o i")
     report = compare(Theirs(), Mine(), X, rules=[rule], **QUICK)
-    assert report.first.tap == "one" and report.first.hint == "the kernel untransposed"
+    assert report.first.tap == "one" and report.first.hint == "first.weight untransposed"
 
 
 def test_an_error_of_a_module_is_told_whole():
