@@ -280,9 +280,9 @@ def test_a_static_mask_may_say_its_ranges_in_python():
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("first", range(31_000, 35_800, 200))
+@pytest.mark.parametrize("first", range(31_000, 35_000, 500))
 def test_random_programs_are_equal_or_refused(first, monkeypatch):
-    """Some 500 in all, of which at most three in ten of each fifty are refused."""
+    """Some 150 in all, of which at most three in ten of each fifty seeds are refused."""
     monkeypatch.setattr(runs, "BACKENDS", ("pallas",))
     words = {seed: program(seed).words() for seed in range(first, first + 50)}
     served = [x for x in words if words[x]["dtype"] != "float64" and words[x]["plan"] != "gpu"]
