@@ -1,4 +1,4 @@
-"""What layers of modern decoders may not be given, and how the indexer chooses among equals."""
+"""Layers of modern decoders: shared keys and values, the indexer, and the absorbed form."""
 
 import numpy as np
 import pytest
@@ -6,15 +6,13 @@ from flax import nnx
 
 from flax_attn import (
     CrossLayerAttention,
-    DifferentialAttention,
-    GatedQueryAttention,
     IndexedSparseAttention,
     LatentAttention,
     RMSNorm,
-    Rotary,
     SharedKeyValueAttention,
     Window,
 )
+from flax_attn.layers import _self_attention
 from flax_attn.parity import judge
 from parity_tests.core.backends.refusal import refused
 
@@ -32,32 +30,6 @@ def grouped(cls, **given):
 
 def sparse(**given):
     return IndexedSparseAttention(**{**LATENT, **INDEX, "rngs": nnx.Rngs(0), **given})
-
-
-WRONG = {
-    "gate": (GatedQueryAttention, {"gate": "row"}, "gate must be one of 'head', 'full'"),
-    "activation": (GatedQueryAttention, {"activation": "tanh"}, "activation must be one of"),
-    "fused": (GatedQueryAttention, {"gate": "head", "fused": True}, "got gate='head'"),
-    "norms": (
-        CrossLayerAttention,
-        {"k_norm": RMSNorm(4, eps=1e-6)},
-        "leave k_norm out",
-    ),
-    "depth": (DifferentialAttention, {"depth": -1}, "depth must be a whole number of at least 0"),
-}
-
-
-@pytest.mark.nightly(but=["depth", "fused", "norms"])
-@pytest.mark.parametrize("name", WRONG)
-def test_what_cannot_be_is_refused(name):
-    cls, given, words = WRONG[name]
-    with refused(ValueError, words):
-        grouped(cls, **given)
-
-
-def test_an_odd_count_of_heads_has_no_pairs():
-    with refused(ValueError, "num_kv_heads must be even", "num_kv_heads=3"):
-        DifferentialAttention(11, 6, 3, 4, 1, rngs=nnx.Rngs(0))
 
 
 @pytest.mark.nightly
@@ -95,14 +67,7 @@ def test_the_old_argument_still_refuses_values_of_its_own():
     for own in ({"own_values": True}, {"v_norm": RMSNorm(4, eps=1e-6)}):
         with pytest.warns(DeprecationWarning, match=OLD):
             with refused(ValueError, "leave v_norm and own_values=True out"):
-                grouped(SharedKeyValueAttention, across_layers=True, **own)
-
-
-def test_the_indexer_refuses_what_its_rotary_cannot_turn():
-    with refused(ValueError, "index_dim must be at least rotary_dim", "index_dim=2, rotary_dim=4"):
-        sparse(index_dim=2, index_rotary=Rotary())
-    with refused(ValueError, "top_k must be a whole number of at least 1; got 0."):
-        sparse(top_k=0)
+                nnx.eval_shape(lambda: grouped(SharedKeyValueAttention, across_layers=True, **own))  # noqa: B023
 
 
 @pytest.mark.nightly
@@ -121,3 +86,20 @@ def test_of_equal_scores_the_earlier_keys_are_taken():
 def test_as_many_keys_as_there_are_is_latent_attention():
     layer, plain = sparse(top_k=9), LatentAttention(**LATENT, rngs=nnx.Rngs(0))
     assert judge.allclose(layer(X, mask=Window(2, 1)), plain(X, mask=Window(2, 1)))
+
+
+@pytest.mark.parametrize("absorbed", [False, True])
+def test_the_absorbed_form_has_one_key_a_token(absorbed, monkeypatch):
+    shapes = []
+
+    def spy(request, *how):
+        arrays = request.q, request.k, request.v
+        shapes.append((*(x.shape for x in arrays), request.rules.scale))
+        return dispatch(request, *how)
+
+    dispatch = _self_attention.dispatch
+    monkeypatch.setattr(_self_attention, "dispatch", spy)
+    nnx.eval_shape(lambda: LatentAttention(**LATENT, absorbed=absorbed, rngs=nnx.Rngs(0))(X))
+    expanded = ((2, 7, 3, 10), (2, 7, 3, 10), (2, 7, 3, 5), 10**-0.5)
+    one_key = ((2, 7, 3, 12), (2, 7, 1, 12), (2, 7, 1, 8), 10**-0.5)
+    assert shapes == [one_key if absorbed else expanded]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from flax_attn import GroupedQueryAttention, LayerNorm, RMSNorm, Rotary
+from flax_attn import LayerNorm, RMSNorm
 from flax_attn.norms import l2_norm, layer_norm, rms_norm
 from flax_attn.parity import Rule, assert_parity, judge
 from parity_tests.tables import with_nightly
@@ -176,59 +176,6 @@ def test_a_layer_norm_with_a_bias_is_torchs():
     torch = pytest.importorskip("torch", reason="the witness is torch's")
     ours = LayerNorm(4, eps=1e-2, use_bias=True)
     assert_parity(torch.nn.LayerNorm(4, eps=1e-2), ours, X, eager=False)
-
-
-SIZES = dict(hidden_size=24, num_attention_heads=6, num_key_value_heads=3, head_dim=4)
-# transformers' folder, its name, and what ours is built with.
-LAYERS = {
-    "OLMo2": (
-        *("olmo2", "Olmo2", {"rms_norm_eps": 1e-2}),
-        lambda: {
-            "rotary": Rotary(),
-            "q_norm": RMSNorm(24, eps=1e-2, over_heads=True),
-            "k_norm": RMSNorm(12, eps=1e-2, over_heads=True),
-        },
-    ),
-    "Cohere": (
-        *("cohere", "Cohere", {"use_qk_norm": True, "layer_norm_eps": 1e-2}),
-        lambda: {
-            "rotary": Rotary(layout="interleaved"),
-            "q_norm": LayerNorm((6, 4), eps=1e-2),
-            "k_norm": LayerNorm((3, 4), eps=1e-2),
-        },
-    ),
-    "NanoChat": (
-        *("nanochat", "NanoChat", {"rms_norm_eps": 1e-2}),
-        lambda: {
-            "rotary": Rotary(reverse=True),
-            "q_norm": RMSNorm(None, eps=1e-2),
-            "k_norm": RMSNorm(None, eps=1e-2),
-            "norm_after_rotary": True,
-        },
-    ),
-}
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", LAYERS)
-def test_layers_with_norms_are_transformers(name):
-    folder, prefix, fields, ours = LAYERS[name]
-    kind, rotary = (attention(folder, f"{prefix}{x}") for x in ("Attention", "RotaryEmbedding"))
-    transformers, torch = importlib.import_module("transformers"), importlib.import_module("torch")
-    rope = {"rope_type": "default", "rope_theta": 1e4}
-    config = getattr(transformers, f"{prefix}Config")(
-        **SIZES, **fields, rope_parameters=rope, attn_implementation="eager"
-    )
-
-    def call(layer, x):
-        hidden = torch.triu(torch.ones(7, 7, dtype=torch.bool), 1)
-        mask = torch.zeros(1, 1, 7, 7, dtype=x.dtype).masked_fill(hidden, torch.finfo(x.dtype).min)
-        turns = rotary(config)(x, torch.arange(7)[None])
-        return layer(x, position_embeddings=turns, attention_mask=mask)[0]
-
-    layer = GroupedQueryAttention(24, 6, 3, 4, **ours(), rngs=nnx.Rngs(0))
-    x = RANDOM.standard_normal((2, 7, 24))
-    assert_parity(kind(config, 0), layer, x, torch_call=call, eager=False, taps=False)
 
 
 @pytest.mark.parametrize(

@@ -201,9 +201,3 @@ def test_padding_by_the_advised_code_is_padding():
     other = layer(x.at[:, -2:].set(7.0), **more, mask=fa.FULL)
     assert judge.exact(layer(x, **more, mask=fa.FULL), other).ok
     assert not other[:, -2:].any()
-
-
-@pytest.mark.parametrize("rotary", [True, fa.Rotary, 3])
-def test_a_rotary_that_is_none_is_refused_when_the_layer_is_built(rotary):
-    with pytest.raises(TypeError, match=r"such as rotary=Rotary\(\); got (True|Rotary|3)\."):
-        fa.GroupedQueryAttention(12, 6, 3, 4, rotary=rotary, rngs=nnx.Rngs(0))
