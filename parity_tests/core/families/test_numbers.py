@@ -83,35 +83,3 @@ def test_padded_rows_are_those_that_generate_prepares(key, transformers):
 @pytest.mark.parametrize("key", ["ministral3 0", "llama4_text 1"])
 def test_slots_as_positions_give_what_forward_gives(key, transformers):
     compared(key, SLOTS, lambda layer, x, present, at: layer(x, valid=present != 0, positions=at))
-
-
-@pytest.mark.nightly
-def test_a_row_of_llama_4_is_what_it_is_alone(transformers):
-    """Where its temperature ignores position_ids, a row alone is the witness."""
-    small = SMALL["llama4_text 1"]
-    config = witness.config_of(small.spelt("new"), small.name)
-    call = witness.call(config, small.name, small.index)
-
-    def alone(layer, x, present, at):
-        import torch
-
-        rows = torch.zeros(x.shape, dtype=x.dtype)
-        for i in range(len(x)):
-            real = torch.nonzero(present[i])[:, 0]
-            rows = rows.index_put((torch.tensor(i), real), call(layer, x[i : i + 1, real])[0])
-        return rows
-
-    assert_parity(
-        witness.attention(config, small.name, small.index),
-        families.attention(config.to_dict(), small.index, rngs=nnx.Rngs(0)),
-        X[..., : config.hidden_size],
-        PRESENT,
-        COUNTED,
-        rules=families.rules(config.to_dict(), small.index),
-        torch_call=alone,
-        flax_call=lambda layer, x, present, at: layer(x, valid=present != 0),
-        dtypes=("float64",),
-        eager=False,
-        taps=False,
-        grads=False,
-    )

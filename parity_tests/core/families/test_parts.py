@@ -36,7 +36,8 @@ def test_defaults_are_those_of_the_class(name, transformers):
 
 
 def built(given, index, part):
-    return families.attention(given, index, part=part, rngs=nnx.Rngs(0))
+    layer = lambda: families.attention(given, index, part=part, rngs=nnx.Rngs(0))  # noqa: E731
+    return nnx.eval_shape(layer)
 
 
 def test_a_part_is_asked_for_by_its_name():
@@ -54,12 +55,6 @@ def test_the_parts_of_a_config_are_told():
     assert [*families.parts(PARTS[0].given)] == ["encoder", "decoder", "cross"]
     assert [*families.parts({"model_type": "falcon_h1"})] == ["attention", "recurrent"]
     assert families.parts({"model_type": "llama"}) == families.parts({"model_type": "glm"}) == {}
-    with pytest.raises(ValueError, match=r"model_type must be one of .* got 'bort'"):
-        families.parts({"model_type": "bort"})
-    with pytest.raises(ValueError, match=r"bart cannot be read: .* nothing is downloaded"):
-        families.parts("bart")
-    with pytest.raises(TypeError, match="config must be a dict"):
-        families.parts(3)
 
 
 def test_a_decoder_without_a_depth_of_its_own_is_as_deep_as_the_encoder():

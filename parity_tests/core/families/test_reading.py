@@ -164,15 +164,3 @@ def test_architectures_say_it_of_a_whole_model_too(name):
         config = {**config, "vision_config": vision}
         assert families.parts(config) == {"text": TEXT["num_hidden_layers"], "vision": 2}
         assert layer_of(config, part="vision") == layer_of({**known, **TEXT}, part="vision")
-
-
-def test_a_config_without_any_type_is_told_so():
-    with told(ValueError, "has no model_type, and no `architectures` that say", "families.TYPES"):
-        layer_of({"hidden_size": 24, "num_attention_heads": 4})
-
-
-def test_a_type_that_nobody_knows_is_answered_by_a_way_on():
-    with told(ValueError, "got 'tomorrow'", "newer than transformers 5.24", '_type": "llama"'):
-        layer_of({**TEXT, "model_type": "tomorrow", "architectures": ["TomorrowForCausalLM"]})
-    with told(ValueError, "got 'lamma'", "Did you mean 'llama'?"):
-        layer_of({**TEXT, "model_type": "lamma"})
