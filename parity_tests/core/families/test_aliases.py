@@ -77,7 +77,7 @@ def refused(name):
 
 
 @pytest.mark.nightly
-def test_a_slip_of_typing_is_named():
+def test_a_misspelt_model_type_gets_a_suggestion():
     for name in SERVED:
         for slip in (name[0] + name, name[:2] + name[3:], name.upper()):
             if len(name) > 5 and slip not in (*KNOWN, *SERVED):
@@ -87,7 +87,7 @@ def test_a_slip_of_typing_is_named():
 
 
 @pytest.mark.nightly
-def test_what_is_no_slip_is_not_named():
+def test_an_unrelated_model_type_gets_no_suggestion():
     for name in KNOWN:
         why = f": {WHY_NOT[name]}." if name in WHY_NOT else f".{SAME}"
         known = f"model_type {name!r} is known to transformers, and its attention is not served"

@@ -40,7 +40,7 @@ def test_the_version_is_that_of_the_library_that_is_tested(transformers):
     assert facts.version() == VERSION
 
 
-def test_what_attentions_save_beside_weights_is_left_out_by_weights():
+def test_saved_buffers_of_attentions_are_skipped_by_load():
     saved = {name: facts_of(name).buffers for name in TYPES}
     assert any(saved.values())
     for name, buffers in saved.items():
@@ -49,7 +49,7 @@ def test_what_attentions_save_beside_weights_is_left_out_by_weights():
             assert any(_may_be_buffer(buffer, shape) for shape in shapes), (name, buffer)
 
 
-def test_a_new_transformers_is_told_by_type_and_field():
+def test_changes_of_a_newer_transformers_are_listed_by_type_and_field():
     before = json.loads(facts.FILE.read_text("utf-8"))
     after = json.loads(facts.FILE.read_text("utf-8"))
     after["types"]["qwen3"]["defaults"]["max_window_layers"] = 30
@@ -69,7 +69,7 @@ def test_the_command_takes_types_that_have_a_row(capsys):
     assert "no row of flax_attn/families is for lama" in capsys.readouterr().err
 
 
-def test_a_field_that_no_small_config_can_build_is_told(transformers, monkeypatch):
+def test_fields_read_raises_if_a_small_config_is_refused(transformers, monkeypatch):
     """A compared layer that is refused raises; its fields would be missing from the file."""
     small = next(x for x in CONFIGS if x.name == "qwen3")
     wrong = replace(small, fields={**small.fields, "num_key_value_heads": 5})

@@ -33,7 +33,7 @@ def tells_most(small):
 
 
 @pytest.mark.parametrize("small", with_nightly(CONFIGS, commit=tells_most), ids=titled)
-def test_outputs_and_gradients_are_transformers(small, transformers):
+def test_outputs_and_gradients_equal_transformers(small, transformers):
     """In the spelling since transformers 5; below, the older one gives the same layer."""
     name, index = small.name, small.index
     config = witness.config_of(small.spelt("new"), name)
@@ -52,7 +52,7 @@ def test_outputs_and_gradients_are_transformers(small, transformers):
 
 
 @pytest.mark.parametrize("small", with_nightly(CONFIGS, commit=5), ids=titled)
-def test_both_spellings_are_one_layer(small):
+def test_old_and_new_spelling_build_the_same_layer(small):
     new, old = (in_words(small.spelt(x), small.index) for x in ("new", "old"))
     assert new == old and not isinstance(new, str)
 
@@ -98,7 +98,7 @@ DROPPING = [name for name in NAMES if name not in NEVER]
 
 @pytest.mark.nightly(but=["gpt_bigcode", "gpt_neo", "minimax_m2", "olmo_hybrid"])
 @pytest.mark.parametrize("name", with_nightly(DROPPING, commit=5))
-def test_attention_dropout_is_the_layers(name):
+def test_attention_dropout_of_the_config_is_the_rate_of_the_layer(name):
     small = [x for x in CONFIGS if x.name == name][-1]  # Falcon's has alibi
     given, index = small.spelt("new"), small.index
     for rate in (0.125, 0.0):
@@ -137,7 +137,7 @@ def test_falcon_drops_nothing_with_rotary_positions():
 
 
 @pytest.mark.parametrize("name", with_nightly(TRAINED, commit=["llama", "falcon", "bert"]))
-def test_dropout_in_training_is_transformers(name, transformers):
+def test_dropout_in_training_equals_transformers(name, transformers):
     small = TRAINED[name]
     config = witness.config_of(small.spelt("new"), name)
     layer, call = witness.attention(config, name, 0), witness.call(config, name, 0)
@@ -148,7 +148,7 @@ def test_dropout_in_training_is_transformers(name, transformers):
 
 
 @pytest.mark.nightly
-def test_three_positions_a_token_turn_as_in_transformers(transformers):
+def test_rotary_with_three_position_axes_equals_transformers(transformers):
     small = next(x for x in CONFIGS if x.name == "qwen2_5_vl_text")
     config = witness.config_of(small.spelt("new"), small.name)
     places = np.random.RandomState(1).randint(0, 9, (3, 2, 7))  # time, row and column
@@ -319,13 +319,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_not_served_is_named(name):
+def test_unsupported_fields_are_refused_by_name(name):
     given, words = WRONG[name]
     with pytest.raises(ValueError, match=words):
         built(given)
 
 
-def test_what_is_asked_for_is_checked():
+def test_arguments_of_attention_and_rules_are_checked():
     with pytest.raises(TypeError, match=r"config must be a dict, .* got int"):
         built(3)
     with pytest.raises(ValueError, match="llama cannot be read: No such file"):
@@ -344,12 +344,12 @@ def test_a_rotary_without_a_kind_that_scales_nothing_is_plain(rope):
         assert described(shaped(llama(**{spelling: rope}))) == described(shaped(LLAMA))
 
 
-def test_equal_spellings_may_stand_side_by_side():
+def test_old_and_new_rotary_fields_may_both_be_given_if_they_agree():
     both = llama(rope_parameters={**SCALED, "rope_theta": 500.0}, rope_scaling=SCALED)
     assert described(shaped(both)) == described(shaped(llama(rope_scaling=SCALED)))
 
 
-def test_layers_of_gemma4_that_share_keys_read_those_of_their_type(transformers):
+def test_layers_of_gemma4_that_share_keys_use_those_of_their_layer_type(transformers):
     small = next(x for x in CONFIGS if x.fields.get("num_kv_shared_layers"))
     config = witness.config_of(small.spelt("new"), small.name)
     given = config.to_dict()

@@ -44,7 +44,7 @@ def test_every_config_is_proven(monkeypatch):
     assert {x.name for x in found} == {*FAMILIES} and {*ALIASES.values()} <= {*FAMILIES}
 
 
-def test_a_family_that_differs_is_told_and_fails(capsys, monkeypatch, transformers):
+def test_a_family_that_differs_is_printed_and_exits_with_1(capsys, monkeypatch, transformers):
     gpt2 = next(x for x in CONFIGS if x.name == "gpt2")  # each of its layers has another scale
     monkeypatch.setattr(families, "CONFIGS", [replace(gpt2, index=0)])
     monkeypatch.setattr(families, "PARTS", [])
@@ -65,7 +65,7 @@ def test_without_transformers_one_sentence_says_what_to_install(capsys, monkeypa
 
 
 @pytest.mark.parametrize("more", [["--all"], ["--real"], ["--replay"], ["--seed", "1"]])
-def test_options_that_say_something_else_are_refused(more, capsys):
+def test_options_that_contradict_each_other_are_refused(more, capsys):
     status, out, err = command(capsys, *more)
     assert status == 2 and not out
     assert "takes names of model types, and no --all, --record, --replay, --real, --seed or" in err

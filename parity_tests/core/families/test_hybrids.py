@@ -64,7 +64,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_not_served_of_a_hybrid_is_named(name):
+def test_unsupported_options_of_hybrids_are_refused(name):
     given, words = WRONG[name]
     with pytest.raises(ValueError, match=words):
         families.attention(given, 0, rngs=nnx.Rngs(0))

@@ -89,7 +89,7 @@ def sentence(config):
 
 
 @each("name", OTHERS)
-def test_other_types_end_in_a_sentence(name):
+def test_types_that_are_not_built_whole_are_refused_with_the_reason(name):
     text = sentence({"model_type": name})
     why = re.fullmatch(rf"model_type '{name}' is not built whole, since (.*?)\. (.*)", text)
     assert why and why[1] in REASONS.values() and "built whole are bert, " in why[2], text
@@ -110,7 +110,7 @@ def evidence(model):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", OTHERS)
-def test_the_sentence_is_true_of_transformers_model(name, transformers):
+def test_the_reason_holds_for_the_model_of_transformers(name, transformers):
     made = facts.smalls(name)[0]
     if name in parts.MODELS:
         config = parts.config_of(made.given, name)
@@ -171,7 +171,7 @@ def test_a_call_that_does_not_fit_is_refused(name, x, call, words):
         run(Whole(name).fields, x, **call)
 
 
-def test_no_more_tokens_than_learned_positions():
+def test_a_cache_longer_than_the_learned_positions_is_refused():
     config = {**Whole("opt").fields, "max_position_embeddings": 52}
     model = drawn(config)
     with pytest.raises(ValueError, match="The model has 52 learned positions; got length=53"):
@@ -189,13 +189,13 @@ def test_no_more_tokens_than_learned_positions():
         ("llama", IMAGE[..., 0], {}, "Tokens are whole numbers, as a tokenizer gives"),
     ],
 )
-def test_text_that_cannot_be_written_is_refused(config, prompt, how, words):
+def test_bad_arguments_of_generate_are_refused(config, prompt, how, words):
     how = {"new": 3, **how}
     with pytest.raises((TypeError, ValueError), match=words):
         families.generate(drawn(Whole(config).fields), prompt, **how)
 
 
-def test_rules_are_of_a_whole_model():
+def test_rules_of_and_load_refuse_what_is_no_whole_model():
     with pytest.raises(TypeError, match=r"A model of families\.model is needed; got Dict"):
         families.rules_of(nnx.Dict())
     with pytest.raises(ValueError, match=r"load reads a folder with config\.json and"):

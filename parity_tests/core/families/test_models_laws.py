@@ -41,7 +41,7 @@ def padded(rows, length, left):
     with_nightly(TEXTS, commit=[(GEMMA, 0)]),
     ids=[f"{config['model_type']}-{seed}" for config, seed in TEXTS],
 )
-def test_a_row_of_text_is_its_own(config, seed):
+def test_generated_text_of_a_row_does_not_depend_on_other_rows(config, seed):
     """Greedy and sampled, it is that of the row alone: other rows and padding do not matter."""
     model, random = drawn(config, seed, np.float64), np.random.RandomState(seed)
     rows = [random.randint(0, config["vocab_size"], n) for n in random.permutation([3, 4, 5, 7])]
@@ -88,7 +88,7 @@ def is_program(x):
 
 
 @pytest.mark.parametrize(("name", "depths"), [("llama", (4, 32)), ("gemma3_text", (6, 18))])
-def test_a_deep_model_traces_to_one_period(name, depths):
+def test_the_program_of_a_scan_does_not_grow_with_depth(name, depths):
     """The program of a scan and of its gradient has one length for any depth."""
     fields = {"model_type": name, "hidden_size": 24, "num_attention_heads": 4, "vocab_size": 11}
     fields |= {"num_key_value_heads": 2, "intermediate_size": 40, "head_dim": 8}
@@ -125,7 +125,7 @@ def loss_and_gradients(model, x):
 @pytest.mark.parametrize(
     "name", with_nightly(["gemma3_text", "llama", "gpt2"], commit=["gemma3_text"])
 )
-def test_a_scan_changes_nothing(name, tmp_path):
+def test_a_scan_over_layers_gives_the_same_loss_and_gradients(name, tmp_path):
     """Neither where a period has two layers, and one is left over."""
     config = Whole(name).fields
     if name == "gemma3_text":
@@ -157,7 +157,7 @@ def tensors_of(folder):
 
 
 @pytest.mark.parametrize("scan", with_nightly([True, False], commit=[True]))
-def test_dropout_draws_in_training_alone(scan):
+def test_dropout_advances_its_keys_only_in_training(scan):
     """Keys move on there, in each layer of a scan, and a gradient computes with the same again."""
     x = np.random.RandomState(0).randint(0, GPT2["vocab_size"], (3, 7))
 
@@ -199,7 +199,7 @@ def test_a_computation_in_bfloat16_stays_there(small):
         assert {y.dtype for y in jax.tree.leaves(out)} == {jnp.dtype("bfloat16")}
 
 
-def test_bfloat16_gives_numbers():
+def test_generate_in_bfloat16_gives_several_tokens():
     model = drawn(LLAMA, dtype=jnp.bfloat16)
     words = families.generate(model, jnp.ones((2, 3), int), NEW)
     assert len({*np.ravel(words).tolist()}) > 1
@@ -243,7 +243,7 @@ OLD = {
 
 
 @pytest.mark.parametrize("title", OLD)
-def test_files_of_other_names_are_opened(title, tmp_path):
+def test_older_names_of_tensors_are_opened(title, tmp_path):
     name, number, change = OLD[title]
     model = write(tmp_path, Whole(name, number).fields, change)
     got, want = flax_values(opened(tmp_path)), flax_values(model)
@@ -254,7 +254,7 @@ def test_files_of_other_names_are_opened(title, tmp_path):
     assert all(judge.exact(x, want[path]).ok for path, x in got.items())
 
 
-def test_another_head_than_the_tied_one_is_refused(tmp_path):
+def test_an_output_head_that_differs_from_the_tied_one_is_refused(tmp_path):
     write(tmp_path, Whole("llama", 1).fields, lambda x: {**x, "lm_head.weight": x[HEAD] + 1})
     with pytest.raises(CheckpointError, match=r"lm_head\.weight"):
         opened(tmp_path)

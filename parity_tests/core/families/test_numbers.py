@@ -75,11 +75,11 @@ def compared(key, at, flax_call):
 @pytest.mark.parametrize(
     "key", with_nightly([x for x in SMALL if x not in OTHERWISE], commit=[x for x in COMMIT])
 )
-def test_padded_rows_are_those_that_generate_prepares(key, transformers):
+def test_padded_rows_equal_transformers_as_called_by_generate(key, transformers):
     compared(key, COUNTED, lambda layer, x, present, at: layer(x, valid=present != 0))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("key", ["ministral3 0", "llama4_text 1"])
-def test_slots_as_positions_give_what_forward_gives(key, transformers):
+def test_slots_as_positions_equal_transformers_forward(key, transformers):
     compared(key, SLOTS, lambda layer, x, present, at: layer(x, valid=present != 0, positions=at))

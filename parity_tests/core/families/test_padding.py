@@ -51,7 +51,7 @@ OF_TOKENS = [name for name in NAMES if witness.PLACES[name].called is None]
 
 
 @pytest.mark.parametrize("name", with_nightly(OF_TOKENS, commit=18))
-def test_all_rows_of_left_padded_batches_are_transformers(name, transformers):
+def test_all_rows_of_left_padded_batches_equal_transformers(name, transformers):
     small = PADDED[name]
     config = witness.config_of(small.spelt("new"), name)
     given = config.to_dict()
@@ -75,7 +75,7 @@ def test_all_rows_of_left_padded_batches_are_transformers(name, transformers):
 
 
 @pytest.mark.parametrize("small", with_nightly(EACH.values(), commit=6), ids=map("-".join, EACH))
-def test_all_rows_of_a_part_are_transformers(small, transformers):
+def test_all_padded_rows_of_a_part_equal_transformers(small, transformers):
     config = parts.config_of(small.given, small.name)
     layer = families.attention(config.to_dict(), small.index, part=small.part, rngs=nnx.Rngs(0))
     calls, given = [parts.call(config, small), padded], inputs(small, config)

@@ -20,7 +20,7 @@ def tells_most(small):
 
 
 @pytest.mark.parametrize("small", with_nightly(PARTS, commit=tells_most), ids=titled)
-def test_each_part_is_transformers(small, transformers):
+def test_each_part_equals_its_class_in_transformers(small, transformers):
     report = prove_part(small).report
     assert report.certain, report
 
@@ -51,7 +51,7 @@ def test_a_part_is_asked_for_by_its_name():
     assert built(given, 2, "decoder").q_proj.in_features == 48
 
 
-def test_the_parts_of_a_config_are_told():
+def test_parts_lists_the_attentions_of_a_config():
     assert [*families.parts(PARTS[0].given)] == ["encoder", "decoder", "cross"]
     assert [*families.parts({"model_type": "falcon_h1"})] == ["attention", "recurrent"]
     assert families.parts({"model_type": "llama"}) == families.parts({"model_type": "glm"}) == {}

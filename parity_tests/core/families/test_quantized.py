@@ -38,11 +38,11 @@ LEFT_ALONE = {
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", LEFT_ALONE)
 @pytest.mark.parametrize("index", [0, 1])
-def test_what_leaves_the_attention_alone_is_built(name, index):
+def test_a_config_that_quantizes_no_attention_is_built(name, index):
     assert of(index=index, **LEFT_ALONE[name])
 
 
-def test_fused_projections_are_meant_by_their_own_names():
+def test_fused_projections_are_excluded_by_their_own_names():
     assert of("phi3", ignore=["qkv_proj", "o_proj"])
     with told(ValueError, "layers.0.self_attn.qkv_proj"):
         of("phi3", ignore=[*PROJECTIONS])
@@ -60,7 +60,7 @@ QUANTIZED = {
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_what_does_not_is_refused_by_a_name(name):
+def test_a_config_that_quantizes_attention_is_refused_and_names_a_module(name):
     with told(ValueError, "has a quantization_config", "layers.0.self_attn", "Dequantise"):
         of(**QUANTIZED[name])
 
@@ -134,7 +134,7 @@ def test_a_tower_is_left_alone_by_its_name_and_the_text_is_not(name):
         families.attention(whole, 0, part="text", rngs=nnx.Rngs(0))
 
 
-def test_an_empty_quantization_config_says_nothing():
+def test_an_empty_quantization_config_is_ignored():
     nnx.eval_shape(
         lambda: families.attention(
             {**TEXT, "model_type": "llama", "quantization_config": {}}, 0, rngs=nnx.Rngs(0)

@@ -140,7 +140,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize("first", with_nightly(range(0, 4000, 100), commit=[0]))
-def test_they_are_those_of_transformers(first, transformers):
+def test_rotary_rates_of_drawn_configs_equal_transformers(first, transformers):
     told = {x: compared(drawn(x), transformers) for x in range(first, first + 100)}
     known = *FINE, *REASONS
     assert not {seed: text for seed, text in told.items() if not text.startswith(known)}
@@ -167,7 +167,7 @@ UNREAD = {  # what transformers builds without, and says nothing of
 
 
 @pytest.mark.parametrize("words", UNREAD)
-def test_what_transformers_does_not_read_is_told(words, transformers):
+def test_rotary_fields_that_transformers_ignores_warn(words, transformers):
     warn_once.cache_clear()
     with pytest.warns(UserWarning, match=words):
         families.attention({"model_type": "llama", **SIZES, **UNREAD[words]}, 0, rngs=nnx.Rngs(0))

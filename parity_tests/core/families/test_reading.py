@@ -66,7 +66,7 @@ WAYS += [{"types": "whole", "text": False}]
 
 @pytest.mark.nightly
 @each("name", WHOLES)
-def test_parts_are_told_from_a_whole(name):
+def test_parts_of_a_whole_config_build_the_same_layers_as_alone(name):
     for way in WAYS:
         if name in NAMED_APART and (way["types"] == "missing" or not way.get("text", True)):
             continue
@@ -88,14 +88,14 @@ def test_a_part_by_itself_may_have_the_name_of_the_whole(name):
         assert layer_of({**fields, "model_type": name}) == right
 
 
-def test_which_part_is_asked_for_must_be_said():
+def test_a_config_of_several_parts_needs_part():
     config = written("qwen3_vl")
     for part in (None, "sound"):
         with told(ValueError, "say part='text' or 'vision'", f"got part={part!r}"):
             layer_of(config, part=part)
 
 
-def test_a_whole_that_is_quantised_is_so_in_its_parts():
+def test_a_quantization_config_of_a_whole_model_holds_for_its_parts():
     config = {**written("qwen3_vl"), "quantization_config": {"quant_method": "gptq"}}
     with told(ValueError, "quantization_config of gptq", "layers.0.self_attn"):
         layer_of(config, part="text")
@@ -140,7 +140,7 @@ def test_an_infinite_number_is_read_as_either_library_writes_it(text, tmp_path):
     assert layer_of(file) == layer_of(MAMBA2)
 
 
-def test_architectures_say_what_a_model_type_does_not():
+def test_architectures_replace_a_missing_or_unknown_model_type():
     warn_once.cache_clear()
     missing = {**TEXT, "architectures": ["LlamaForCausalLM"]}
     with warnings.catch_warnings():
@@ -155,7 +155,7 @@ def test_architectures_say_what_a_model_type_does_not():
 
 
 @pytest.mark.parametrize("name", [None, "my_own"])
-def test_architectures_say_it_of_a_whole_model_too(name):
+def test_architectures_replace_the_model_type_of_a_whole_model(name):
     vision = {"depth": 2, "hidden_size": 32, "num_heads": 4, "patch_size": 2}
     classes = {"architectures": ["Qwen2_5_VLForConditionalGeneration"]}
     of = classes if name is None else {**classes, "model_type": name}

@@ -65,7 +65,7 @@ def told(model, prompt):
 
 
 @pytest.mark.parametrize("title", WHOLE)
-def test_a_whole_model_of_the_page_is_transformers(title, transformers):
+def test_a_whole_model_of_the_page_equals_transformers(title, transformers):
     name, fields = WHOLE[title]
     config, theirs = of_torch(name, fields)
     prompt = np.random.RandomState(0).randint(0, fields["vocab_size"], (2, 7))

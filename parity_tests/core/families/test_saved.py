@@ -146,5 +146,5 @@ def test_every_kind_of_layer_is_filled_by_the_file(name, number, tmp_path, trans
         check(of_type(name)[number], tmp_path)
 
 
-def test_all_types_are_here():
+def test_every_model_type_is_saved_and_read():
     assert {*TYPES} == {*families.TYPES} and {*SAVED} <= {*TYPES}

@@ -136,7 +136,7 @@ def test_a_field_that_is_not_read_warns_once_by_its_name(title):
         assert text.startswith(f"model_type '{given['model_type']}' does not read ")
 
 
-def test_fields_of_another_class_are_told_one_by_one():
+def test_fields_of_another_class_each_warn():
     m3 = {"use_gemma_norm": True, "qk_norm_type": "per_head", "sparse_attention_config": {"a": 1}}
     given = {**LLAMA, **m3, "model_type": "minimax_m2", "rotary_dim": 4, "num_key_value_heads": 3}
     given |= {"architectures": ["MiniMaxM3SparseForConditionalGeneration"], "vocab_size": 9}
@@ -172,7 +172,7 @@ def test_the_types_of_transformers_are_known(transformers):
 
 
 @pytest.mark.nightly
-def test_what_a_family_reads_is_known_to_it(monkeypatch):
+def test_every_field_that_a_layer_is_built_from_is_known_as_read(monkeypatch):
     """No field that a layer is built from can warn."""
     asked = set()
 

@@ -35,7 +35,7 @@ def test_no_field_is_ignored(small, spelling, transformers):
     with_nightly(EACH.values(), commit=[EACH["umt5", "cross"]]),
     ids=map("-".join, EACH),
 )
-def test_no_field_is_ignored_by_a_part(small, transformers):
+def test_no_field_of_a_part_is_ignored(small, transformers):
     walk(small, "new")
 
 

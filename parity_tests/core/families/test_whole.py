@@ -114,7 +114,7 @@ def test_layers_that_differ_keep_their_numbers():
     ]
 
 
-def test_a_rule_keeps_what_it_is_in_a_module():
+def test_a_rule_inside_a_module_keeps_its_kind():
     assert (
         str(Rule.shifted("w -> scale", by=1.0).inside("a.*", "b.*"))
         == 'Rule.shifted("a.*.w -> b.*.scale", by=1.0)'
@@ -130,7 +130,7 @@ def test_a_rule_keeps_what_it_is_in_a_module():
         ({"to": "blocks.attn"}, "{} for the number of a layer, .* got 'blocks.attn' for None"),
     ],
 )
-def test_what_is_of_a_whole_model_is_said(how, words):
+def test_bad_arguments_of_the_rules_of_a_whole_model_are_refused(how, words):
     with pytest.raises(ValueError, match=words):
         families.rules(LLAMA, **how)
     with pytest.raises(

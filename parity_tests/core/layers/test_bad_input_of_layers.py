@@ -78,7 +78,7 @@ def having(name):
 
 
 @each("kind", having("context_length"))
-def test_a_context_has_its_end(kind):
+def test_inputs_longer_than_context_length_are_refused(kind):
     config, layer = GIVEN[kind].config, layer_of(kind)
     longest, width = config["context_length"], config["d_in"]
     x = np.ones((longest, width), np.float32)
@@ -174,7 +174,7 @@ def test_queries_and_keys_share_their_batch():
         layer(**given, key=given["query"][:2])
 
 
-def test_a_recurrence_needs_a_layer_that_looks_back():
+def test_linear_attention_needs_causal_to_run_step_by_step():
     layer = layer_of(LinearAttention)
     assert not layer.causal
     with told(ValueError, "causal=True"):
@@ -183,19 +183,19 @@ def test_a_recurrence_needs_a_layer_that_looks_back():
         layer.step(np.ones(11, np.float32), layer.initial_state())
 
 
-def test_a_class_token_must_be_there():
+def test_class_attention_refuses_an_input_without_a_class_token():
     with told(ValueError, "must hold the class token", "got shape (2, 0, 12)"):
         build(ClassAttention)(np.ones((2, 0, 12), np.float32))
 
 
-def test_an_image_holds_a_square():
+def test_spatial_reduction_refuses_an_image_smaller_than_its_ratio():
     layer = outline(SpatialReductionAttention, ratio=3)
     with told(ValueError, "at least ratio rows and columns", "ratio=3", "2 x 5"):
         layer(np.ones((2, 5, 12), np.float32))
 
 
 @pytest.mark.nightly
-def test_self_attention_without_a_bias_of_its_own_asks_for_it():
+def test_t5_without_a_bias_table_asks_for_bias():
     sizes, x = {**GIVEN[T5Attention].config, "has_bias": False}, np.ones((2, 5, 11), np.float32)
     layer = T5Attention(**sizes, rngs=nnx.Rngs(0))
     for more in ({}, {"cache": layer.init_cache(2, 5)}):
@@ -206,7 +206,7 @@ def test_self_attention_without_a_bias_of_its_own_asks_for_it():
 
 
 @pytest.mark.nightly
-def test_its_twin_asks_for_it_too():
+def test_the_torch_twin_of_t5_asks_for_bias_too():
     torch = pytest.importorskip("torch", reason="the twin is torch's")
     twin = import_module("torch_ref.t5").T5Attention
     x, sizes = torch.ones(2, 5, 11), GIVEN[T5Attention].config

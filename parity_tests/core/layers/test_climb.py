@@ -55,7 +55,7 @@ def tokens(*shape):
 
 
 @pytest.mark.parametrize("kind", [CausalAttention, CausalRenormalisedAttention])
-def test_nothing_survives_a_rate_of_one(kind):
+def test_a_dropout_rate_of_one_gives_zeros(kind):
     out = nnx.jit(lambda x: build(kind, dropout=1.0)(x))(tokens(*SHAPE))
     assert not np.any(out)
 
@@ -82,7 +82,7 @@ def test_parameters_have_their_dtype_and_nothing_else_is_state(kind):
 
 
 @of_all
-def test_the_start_is_torchs(kind):
+def test_initial_values_have_the_range_of_torch(kind):
     low, high = (0.0, 1.0) if kind is SelfAttentionV1 else (-(D**-0.5), D**-0.5)
     state = nnx.jit(lambda: nnx.state(build(kind), nnx.Param))()
     for path, param in nnx.to_flat_state(state):

@@ -33,7 +33,7 @@ def sparse(**given):
 
 
 @pytest.mark.nightly
-def test_keys_and_values_come_from_one_place():
+def test_keys_and_values_are_checked_by_both_layers_that_share_them():
     first, later = grouped(SharedKeyValueAttention), grouped(CrossLayerAttention)
     k, v = first.keys_and_values_of(X)
     with refused(TypeError, "keys_and_values"):
@@ -50,7 +50,7 @@ OLD = r"^SharedKeyValueAttention\(across_layers=True\) is now called CrossLayerA
 
 
 @pytest.mark.nightly
-def test_the_old_argument_makes_the_new_layer_and_says_so():
+def test_across_layers_builds_cross_layer_attention_and_warns():
     with pytest.warns(DeprecationWarning, match=OLD) as caught:
         before = SharedKeyValueAttention(11, 6, 2, 4, across_layers=True, rngs=nnx.Rngs(0))
     assert caught[0].filename == __file__
@@ -63,7 +63,7 @@ def test_the_old_argument_makes_the_new_layer_and_says_so():
     assert type(first) is SharedKeyValueAttention and "across_layers" not in vars(first)
 
 
-def test_the_old_argument_still_refuses_values_of_its_own():
+def test_across_layers_refuses_own_values_and_v_norm():
     for own in ({"own_values": True}, {"v_norm": RMSNorm(4, eps=1e-6)}):
         with pytest.warns(DeprecationWarning, match=OLD):
             with refused(ValueError, "leave v_norm and own_values=True out"):
@@ -71,7 +71,7 @@ def test_the_old_argument_still_refuses_values_of_its_own():
 
 
 @pytest.mark.nightly
-def test_of_equal_scores_the_earlier_keys_are_taken():
+def test_the_indexer_takes_the_earlier_of_keys_with_equal_scores():
     layer = sparse()
     layer.indexer.weights_proj.kernel[...] *= 0  # so that all scores are equal
     plain = LatentAttention(**LATENT, rngs=nnx.Rngs(0))  # its weights are drawn first
@@ -83,13 +83,13 @@ def test_of_equal_scores_the_earlier_keys_are_taken():
 
 
 @pytest.mark.nightly
-def test_as_many_keys_as_there_are_is_latent_attention():
+def test_indexed_attention_over_all_keys_equals_latent_attention():
     layer, plain = sparse(top_k=9), LatentAttention(**LATENT, rngs=nnx.Rngs(0))
     assert judge.allclose(layer(X, mask=Window(2, 1)), plain(X, mask=Window(2, 1)))
 
 
 @pytest.mark.parametrize("absorbed", [False, True])
-def test_the_absorbed_form_has_one_key_a_token(absorbed, monkeypatch):
+def test_absorbed_latent_attention_has_one_key_per_token(absorbed, monkeypatch):
     shapes = []
 
     def spy(request, *how):

@@ -78,26 +78,26 @@ def check_open(layer, inputs, sizes=((2, 5), (1, 1))):
         check_alike(program.call(state, given), run(state, given))
 
 
-def test_no_layer_is_missing():
+def test_every_layer_is_exported_or_has_a_reason():
     assert len(TURNING) >= 12 and len(RECURRENT) >= 7 and len(STEPPING) >= 13
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", TURNING)
-def test_an_open_batch_and_an_open_length(name):
+def test_layers_export_with_a_symbolic_batch_and_length(name):
     check_open(layer_of(name), lambda b, t: inputs_of(name, b, t))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", RECURRENT)
-def test_an_open_length_of_a_recurrence(name):
+def test_recurrent_layers_export_with_a_symbolic_length(name):
     sizes = (2, 1), (1, 140)  # more than one chunk, and more than one block
     check_open(layer_of(name), lambda b, t: inputs_of(name, b, t), sizes)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", STEPPING)
-def test_a_step_of_an_open_batch(name):
+def test_a_decode_step_exports_with_a_symbolic_batch(name):
     layer = layer_of(name)
     run, state = program_of(layer)
     one = opened(inputs_of(name, 2, 1), *export.symbolic_shape("b"))
@@ -113,7 +113,7 @@ def test_a_step_of_an_open_batch(name):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("buckets", [None, 4])
-def test_distances_of_an_open_length(buckets):
+def test_relative_positions_export_with_a_symbolic_length(buckets):
     sizes = {"max_positions": 8, "buckets": buckets}
     layer = DisentangledAttention(12, 3, **sizes, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
     rows = jnp.asarray(normal(1, 8 if buckets else 16, 12))
@@ -125,13 +125,13 @@ def test_distances_of_an_open_length(buckets):
 
 
 @pytest.mark.nightly
-def test_linear_attention_takes_an_open_length():
+def test_linear_attention_exports_with_a_symbolic_length():
     layer = LinearAttention(12, 3, 4, causal=True, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
     check_open(layer, lambda b, t: {"x": jnp.asarray(normal(0, b, t, 12))}, [(2, 5), (1, 70)])
 
 
 @pytest.mark.nightly
-def test_a_context_says_how_an_open_length_fits_it():
+def test_context_length_asks_for_a_constraint_on_a_symbolic_length():
     layer = MultiHeadAttention(12, 12, 6, 0.0, 2, param_dtype=jnp.float64, rngs=nnx.Rngs(0))
     run, state = program_of(layer)
     for constraints in ([], ["t >= 2"]):
@@ -155,7 +155,7 @@ ROTARIES = {
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", ROTARIES)
-def test_each_rotary_takes_an_open_length(name):
+def test_every_rotary_exports_with_a_symbolic_length(name):
     layer = GroupedQueryAttention(
         12, 4, 2, 4, rotary=ROTARIES[name], param_dtype=jnp.float64, rngs=nnx.Rngs(0)
     )

@@ -92,7 +92,7 @@ def value_in(table: dict[str, Any], name: str, config: dict[str, Any]) -> Any:
     return table[name](config) if inspect.isfunction(table[name]) else table[name]
 
 
-@pytest.mark.parametrize("variant", with_nightly(VARIANTS, commit=4))
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_an_option_changes_the_program_or_is_refused_by_its_name(variant):
     case, programs = first_cases()[variant], {}
     for name, parameter in parameters(case).items():
@@ -143,7 +143,7 @@ def wrong_values(case: Case) -> list[tuple[str, Any, type[Exception], str]]:
     return rows
 
 
-@pytest.mark.parametrize("variant", with_nightly(VARIANTS, commit=4))
+@pytest.mark.parametrize("variant", with_nightly(VARIANTS, commit=3))
 def test_a_wrong_value_is_refused_by_its_name(variant):
     case = first_cases()[variant]
     for name, value, kind, words in wrong_values(case):

@@ -59,7 +59,7 @@ def in_linen(kind):
 
 
 @both
-def test_apply_gives_the_same(kind, config):
+def test_linen_apply_equals_the_nnx_call(kind, config):
     module, variables = in_linen(kind)
     assert variables.keys() == {"params"}
     layer = in_nnx(kind, config, variables["params"])
@@ -67,7 +67,7 @@ def test_apply_gives_the_same(kind, config):
 
 
 @both
-def test_gradients_are_the_same(kind, config):
+def test_linen_gradients_equal_nnx_gradients(kind, config):
     module, variables = in_linen(kind)
     params = variables["params"]
 
@@ -85,7 +85,7 @@ def test_gradients_are_the_same(kind, config):
     assert all(np.any(x) for x in jax.tree.leaves(got))
 
 
-def test_dropout_follows_linens_keys():
+def test_dropout_uses_the_keys_given_to_linen_apply():
     module, variables = in_linen(MultiHeadAttention)
     one, same, other = (
         module.apply(variables, X, rngs={"dropout": jax.random.key(n)}) for n in (2, 2, 3)
@@ -95,7 +95,7 @@ def test_dropout_follows_linens_keys():
     assert not exactly(one, other) and not exactly(one, plain)
 
 
-def test_inside_a_linen_model():
+def test_a_layer_runs_inside_a_linen_module():
     model = Block()
     variables = model.init(KEYS, X, deterministic=True)
     dense, attention = variables["params"]["Dense_0"], variables["params"]["attention"]

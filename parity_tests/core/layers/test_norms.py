@@ -67,7 +67,7 @@ of_all_formulas = pytest.mark.parametrize("name", FORMULAS)
 
 
 @of_all_formulas
-def test_norms_are_their_formulas(name, float64):
+def test_norms_equal_their_formulas_in_numpy(name, float64):
     function, want = FORMULAS[name]
     got = jax.jit(function)(jnp.asarray(X))
     assert got.dtype == jnp.float64 and judge.same_function(got, want).ok
@@ -85,14 +85,14 @@ def test_narrow_inputs_are_normed_in_float32(name, float64):
 
 
 @pytest.mark.nightly
-def test_a_large_mean_costs_no_digits():
+def test_layer_norm_keeps_precision_at_a_large_mean():
     x = jnp.asarray([4096.0, 4097.0, 4098.0, 4099.0], jnp.float32)
     want = centred(np.arange(4.0)) / np.sqrt(1.25)
     assert judge.same_precision(layer_norm(x, eps=0.0), want.astype("f4"), want, "float32").ok
 
 
 @pytest.mark.nightly
-def test_a_vector_of_zeros_has_gradients():
+def test_l2_norm_has_finite_gradients_at_zero():
     for floor in (False, True):
         gradient = jax.grad(lambda x, floor=floor: l2_norm(x, eps=0.5, floor=floor).sum())
         scale = 0.5 if floor else 0.5**0.5
@@ -163,7 +163,7 @@ MODULES = {
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", with_nightly(MODULES, commit=2))
-def test_modules_are_transformers(name):
+def test_norm_modules_equal_those_of_transformers(name):
     module, kind, arguments, ours = MODULES[name]
     theirs = attention(module, kind)(*arguments)
     rules = [Rule("weight -> scale")] if kind == "T5LayerNorm" else []  # an RMSNorm in fact
@@ -172,7 +172,7 @@ def test_modules_are_transformers(name):
 
 
 @pytest.mark.nightly
-def test_a_layer_norm_with_a_bias_is_torchs():
+def test_layer_norm_with_a_bias_equals_torch():
     torch = pytest.importorskip("torch", reason="the witness is torch's")
     ours = LayerNorm(4, eps=1e-2, use_bias=True)
     assert_parity(torch.nn.LayerNorm(4, eps=1e-2), ours, X, eager=False)
@@ -199,6 +199,6 @@ def test_a_layer_norm_with_a_bias_is_torchs():
         (lambda: l2_norm(X, eps=-1.0), "eps must be zero or more; got -1.0"),
     ],
 )
-def test_what_does_not_fit_is_named(make, words):
+def test_bad_arguments_of_norms_are_refused(make, words):
     with pytest.raises(ValueError, match=words):
         make()

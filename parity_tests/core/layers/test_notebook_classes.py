@@ -241,7 +241,7 @@ DROP = ("casual", "wrapper", "multi-head", "combined", "einsum")
 
 
 @pytest.mark.nightly
-def test_all_with_dropout_are_trained():
+def test_every_class_with_dropout_is_compared_in_training():
     for name, pair in PAIRS.items():
         parts = pair()[0].modules()
         assert (name in DROP) == any(isinstance(part, torch.nn.Dropout) for part in parts)
@@ -252,7 +252,7 @@ def test_all_with_dropout_are_trained():
     ("name", "train"),
     with_nightly([(name, False) for name in PAIRS] + [(name, True) for name in DROP], commit=4),
 )
-def test_a_printed_class_is_ours(name, train):
+def test_a_class_of_the_notebook_equals_the_layer(name, train):
     theirs, mine, *rules = PAIRS[name]()
     dtypes = ("float64",) if train else ("float64", "float32")
     x = words(mine)
@@ -263,7 +263,7 @@ def test_a_printed_class_is_ours(name, train):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", PAIRS)
-def test_registered_masks_are_constants(name):
+def test_masks_registered_as_buffers_are_treated_as_constants(name):
     theirs, mine, *rules = PAIRS[name]()
     found = plan(theirs, mine, rules)
     assert found.constants == CONSTANTS.get(name, ())

@@ -161,14 +161,14 @@ def ours():
 
 
 @pytest.mark.nightly
-def test_no_table_is_forgotten(ours):
+def test_every_table_of_the_notebooks_is_checked(ours):
     assert set(ours) == set(NAMES)
     assert len(NAMES) == 44
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("group", "name"), NAMES)
-def test_table(ours, group, name):
+def test_a_printed_table_of_a_notebook_is_reproduced(ours, group, name):
     assert judge.printed(ours[group, name], notebook.table(group, name))
 
 

@@ -196,7 +196,7 @@ def test_a_recurrence_takes_what_the_other_layers_of_a_model_are_given(name):
 
 
 @pytest.mark.nightly
-def test_positions_that_nothing_reads_are_taken_in_silence():
+def test_unused_positions_are_accepted_without_a_warning():
     """Also several for each token, which the layers with a rotary of such a model read."""
     layer = program(0)._replace(rotary="none", score="alibi", mask="window").build()
     run = runner(layer, 0)
@@ -254,7 +254,7 @@ BY_NUMBER = {"right": Lengths(jax.ShapeDtypeStruct((2,), jnp.int32))}
 BY_NUMBER["left"] = ~BY_NUMBER["right"]
 
 
-def test_padding_by_number_reaches_kernels(recwarn):
+def test_padding_given_as_lengths_reaches_kernels(recwarn):
     """Lengths that are known when the program runs; an array has none and names them, once."""
     layer = program(0)._replace(rotary="plain").build()
     for platform, kernel in (("gpu", "cudnn"), ("tpu", "splash")):
@@ -270,7 +270,7 @@ def test_padding_by_number_reaches_kernels(recwarn):
 
 
 @pytest.mark.nightly
-def test_no_request_by_slot_loses_its_kernel():
+def test_requests_without_positions_keep_their_kernel():
     """Beside positions too, which documents of a packed row bring for the rotary."""
     layer, kernels = program(0)._replace(rotary="plain").build(), set()
     for mask, padding in REQUESTS:
@@ -319,7 +319,7 @@ def test_positions_that_do_not_fit_are_refused_where_they_are_read():
 
 
 @pytest.mark.nightly
-def test_positions_of_padding_spoil_no_gradient():
+def test_positions_of_padding_do_not_change_gradients():
     """Such as -1, at which a temperature has no logarithm."""
     drawn = program(0)._replace(score="temperature", padding="between", rotary="plain")
     layer, valid = drawn.build(), drawn.valid()
@@ -334,13 +334,13 @@ def test_positions_of_padding_spoil_no_gradient():
         assert judge.exact(a, b).ok and np.isfinite(a).all()
 
 
-def test_a_word_that_nothing_reads_is_refused_where_it_is_said():
+def test_an_unknown_reads_value_is_refused_in_the_constructor():
     for build in (MaskFn, ScoreFn):
         with told(ValueError, f"{build.__name__}.reads must be one of", "got 'positions'"):
             build(lambda *args: args[0], reads="positions")
 
 
-def test_every_layer_that_is_told_of_padding_is_tried():
+def test_every_layer_with_valid_or_positions_is_in_the_tables():
     """A layer that comes later has to be added to `LAYERS`, or to `OTHERS` with its reason."""
     layers = {name: x for name, x in vars(flax_attn.layers).items() if isinstance(x, type)}
     names = {

@@ -104,7 +104,7 @@ def parameters(function):
 
 @pytest.mark.nightly
 @of_a_few
-def test_what_a_call_is_told_to_take_it_takes(kind):
+def test_the_code_in_an_error_of_a_call_works(kind):
     layer, inputs = build(kind), arguments(kind)
     first = inputs.get("x", next(iter(inputs.values())))
     keys = inputs.get("memory", inputs.get("key", inputs.get("h", first)))
@@ -128,7 +128,7 @@ def test_what_a_call_is_told_to_take_it_takes(kind):
 
 @pytest.mark.nightly
 @of_a_few
-def test_weights_are_heard_as_advised(kind):
+def test_need_weights_points_to_taps_and_taps_give_the_weights(kind):
     layer, inputs = build(kind), arguments(kind)
     assert "taps.listen() as values" in refusal(layer, **inputs, need_weights=True)
     with fa.taps.listen() as values:
@@ -140,7 +140,7 @@ def test_weights_are_heard_as_advised(kind):
 
 @pytest.mark.nightly(but=["Mamba2"])
 @of_a_few
-def test_what_a_constructor_is_told_to_take_it_takes(kind):
+def test_the_code_in_an_error_of_a_constructor_works(kind):
     for name in (RENAMED.keys() | CONSTRUCTORS.keys()) - parameters(kind.__init__):
         text = refusal(build, kind, **{name: None})
         assert text.startswith(f"{kind.__name__} takes no {name}=; ")
@@ -155,7 +155,7 @@ OF_CACHES = {"max_length": "length", "max_seq_len": "length", "batch_size": "bat
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FIRST if hasattr(kind, "init_cache")])
-def test_a_cache_under_other_names_of_its_arguments(kind):
+def test_init_cache_names_its_arguments_when_others_are_passed(kind):
     layer = nnx.eval_shape(lambda: build(kind))
     for name, here in OF_CACHES.items():
         text = refusal(layer.init_cache, **{name: 8})
@@ -178,7 +178,7 @@ def test_missing_arguments_are_named(kind):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_what_a_function_is_told_to_take_it_takes(function):
+def test_the_code_in_an_error_of_a_function_works(function):
     arrays = (Q, KV, KV)[: 2 if function is fa.attention_weights else 3]
     for name in CALLS.keys() - parameters(function):
         text = refusal(function, *arrays, **{name: None})
@@ -191,7 +191,7 @@ def test_what_a_function_is_told_to_take_it_takes(function):
 
 
 @pytest.mark.nightly
-def test_padding_by_the_advised_code_is_padding():
+def test_the_code_advised_for_attention_mask_masks_padding():
     """Outputs at real tokens do not depend on what padding holds."""
     layer, x = build(fa.GroupedQueryAttention), arguments(fa.GroupedQueryAttention)["x"]
     attention_mask = np.ones(x.shape[:2], int)

@@ -58,7 +58,7 @@ of_layers_that_drop = pytest.mark.parametrize("variant", DROPPING)
 of_some_that_drop = pytest.mark.parametrize("variant", with_nightly(DROPPING, commit=4))
 
 
-def test_no_layer_is_missing():
+def test_every_layer_has_a_first_case():
     assert len(VARIANTS) >= 16 and len(DROPPING) >= 8
 
 
@@ -91,7 +91,7 @@ def test_a_linen_module_without_dropout_needs_one_key(variant):
 
 @pytest.mark.nightly(but=["cross_covariance", "relative_shift"])
 @of_layers_that_drop
-def test_a_layer_that_drops_says_what_it_lacks(variant):
+def test_a_missing_dropout_stream_is_named_in_the_error(variant):
     case = first_cases()[variant]
 
     def run(inputs, **mode):
@@ -132,7 +132,7 @@ def test_a_linen_module_that_drops_starts_without_a_dropout_key(variant):
         (TransformerMultiHeadAttention, {"embed_dim": 4, "num_heads": 2}),
     ],
 )
-def test_which_stream_a_layer_drops_by(kind, config):
+def test_dropout_uses_the_dropout_stream_before_the_default_one(kind, config):
     """ "dropout" before the default one; the weights come from "params" all the same."""
     x = jax.random.normal(jax.random.key(2), (2, 6, 4 if "embed_dim" in config else 5))
 

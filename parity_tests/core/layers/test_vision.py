@@ -62,7 +62,7 @@ def test_jit_and_vmap_change_nothing(name):
 
 @pytest.mark.nightly
 @of_two
-def test_16_bits_stay_16_bits(name):
+def test_a_bfloat16_layer_gives_bfloat16_outputs_and_gradients(name):
     layer, x = build(name, param_dtype=jnp.bfloat16)  # promotion is strict in tests
     x = jnp.asarray(x, jnp.bfloat16)
     out, gradient = both_ways(layer, x, np.ones(outline(layer, x).shape, jnp.bfloat16))
@@ -73,7 +73,7 @@ def test_16_bits_stay_16_bits(name):
 
 @pytest.mark.nightly
 @of_two
-def test_one_token_is_enough(name):
+def test_outputs_and_gradients_of_a_single_token_are_finite(name):
     layer, x = build(name)
     one = x[:, :2, :2] if name == "spatial reduction" else x[:, :1]
     out, gradient = both_ways(layer, one, np.ones(outline(layer, one).shape))
@@ -82,7 +82,7 @@ def test_one_token_is_enough(name):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", with_nightly(PADDED, commit=2))
-def test_padding_is_as_if_it_were_not_there(name):
+def test_padding_does_not_change_the_real_tokens(name):
     layer, x = build(name)
     holes = np.where(VALID[:, None], x, np.nan)
 
@@ -105,7 +105,7 @@ def test_padding_is_as_if_it_were_not_there(name):
 
 
 @pytest.mark.parametrize("shift", [(1, 0), (0, 2)])
-def test_windows_that_are_moved_along_one_axis_do_not_see_across_the_edge(shift):
+def test_windows_shifted_along_one_axis_are_masked_at_the_edge(shift):
     layer = WindowAttention(12, (2, 3), 3, shift=shift, rngs=nnx.Rngs(0), param_dtype=jnp.float64)
     x = normal(1, 5, 4, 9, 12)
     other = x.copy()
@@ -116,7 +116,7 @@ def test_windows_that_are_moved_along_one_axis_do_not_see_across_the_edge(shift)
     assert judge.exact(one[first], two[first]).ok and not np.array_equal(one, two)
 
 
-def test_talking_heads_do_not_look_ahead():
+def test_talking_heads_with_a_causal_mask_read_no_later_token():
     layer, x = build("talking heads", mask=CAUSAL)
     later = x.copy()
     later[:, 4:] = 9.0
@@ -125,7 +125,7 @@ def test_talking_heads_do_not_look_ahead():
 
 
 @pytest.mark.nightly
-def test_a_pool_of_no_tokens_gives_its_bias():
+def test_attention_pool_of_no_tokens_returns_its_output_bias():
     layer = AttentionPool(12, 3, 2, rngs=nnx.Rngs(0))
     y = layer(jnp.zeros((4, 0, 12), jnp.float32))
     assert judge.exact(np.asarray(y), np.broadcast_to(layer.out_proj.bias[...], (4, 2, 12))).ok

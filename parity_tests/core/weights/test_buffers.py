@@ -40,7 +40,7 @@ def arrays(prefix: str = "attn.") -> dict[str, np.ndarray]:
     return {prefix + name: draw(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def test_every_kind_is_among_them():
+def test_every_kind_of_known_buffer_is_tested():
     assert len(WRITTEN) >= len(BUFFERS)
 
 
@@ -54,7 +54,7 @@ def test_a_known_buffer_is_left_out(name, prefix):
     assert judge.exact(module.q_proj.kernel[...], given[f"{dot}q_proj.weight"].T).ok
 
 
-def test_in_a_whole_model_too():
+def test_a_known_buffer_of_a_whole_model_is_left_out():
     """Where rules carry whole modules, buffers that lie in them are none of their weights."""
 
     class Model(nnx.Module):
@@ -70,7 +70,7 @@ def test_in_a_whole_model_too():
     assert judge.exact(model.blocks[1].attn.k_proj.kernel[...], want).ok
 
 
-def test_what_is_a_weight_is_never_left_out():
+def test_a_weight_is_never_taken_for_a_buffer():
     """A bias of its own name and shape, and a table that the layer has."""
 
     class Biased(nnx.Module):
@@ -105,7 +105,7 @@ def test_a_buffer_may_be_skipped_by_name_too():
 # Params that a file does not have.
 
 
-def test_what_the_file_lacks_is_kept_and_told():
+def test_partial_load_keeps_missing_weights_and_reports_them():
     module = layer()
     module.scale = nnx.Param(np.full(3, 7.0, np.float32))  # an adapter's
     before = np.asarray(module.q_proj.bias[...])

@@ -65,7 +65,7 @@ FOREIGN = {
 
 
 @each("reader, kind", [(reader, kind) for reader in READERS for kind in FOREIGN])
-def test_a_reader_says_what_a_file_is(reader, kind):
+def test_the_error_for_a_foreign_file_names_its_format(reader, kind):
     name, read, _ = READERS[reader]
     content, words = FOREIGN[kind]
     refuse(name, read, content, words)
@@ -91,7 +91,7 @@ def test_a_file_that_was_cut_is_refused(reader):
 
 
 @each("reader", READERS)
-def test_a_folder_is_named(reader):
+def test_a_folder_in_place_of_a_file_is_refused(reader):
     name, read, _ = READERS[reader]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name

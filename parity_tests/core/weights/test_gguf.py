@@ -248,7 +248,7 @@ def test_a_block_that_is_not_finite_is_refused_unless_it_is_allowed(at, tmp_path
     assert not np.isfinite(Checkpoint(path, None, True).read("w")[0, 32:]).any()
 
 
-def test_blocks_ask_for_the_package(tmp_path, monkeypatch):
+def test_quantized_blocks_need_the_gguf_package(tmp_path, monkeypatch):
     data = raw([info(dims=(32,), kind=3)], data=bytes(32))
     checkpoint = Checkpoint(written(tmp_path / "m.gguf", data), None, False)
     for name in ("gguf.constants", "gguf.quants"):
@@ -258,7 +258,7 @@ def test_blocks_ask_for_the_package(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [0, 3])
-def test_a_file_that_became_shorter_is_an_error_and_no_crash(kind, tmp_path):
+def test_a_file_truncated_after_opening_is_an_error(kind, tmp_path):
     pytest.importorskip("gguf", reason="knows the values of blocks")
     path = written(
         tmp_path / "m.gguf",

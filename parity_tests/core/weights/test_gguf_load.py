@@ -130,7 +130,7 @@ def config_of(tmp_path, architecture="llama", more=(), **changed):
     return gguf_config(model(tmp_path / "m.gguf", architecture, more=more, **changed))
 
 
-def test_what_keys_may_leave_out(tmp_path):
+def test_optional_keys_have_defaults(tmp_path):
     pytest.importorskip("gguf", reason="writes the file")
     gone = {"attention.key_length": None, "attention.value_length": None}
     gone |= {"attention.head_count_kv": None, "rope.freq_base": None}

@@ -36,7 +36,7 @@ def test_valid_files_of_ggml():
 
 def test_blocks_of_ggml():
     each(gguf.test_a_block_that_is_not_finite_is_refused_unless_it_is_allowed, 0, 33)
-    each(gguf.test_a_file_that_became_shorter_is_an_error_and_no_crash, 0, 3)
+    each(gguf.test_a_file_truncated_after_opening_is_an_error, 0, 3)
 
 
 def test_types_of_ggml_have_the_sizes_that_the_package_says():
@@ -70,7 +70,7 @@ def test_keys_that_are_refused():
 
 def test_keys_that_are_read():
     each(keys.test_the_config_is_what_was_converted)
-    each(keys.test_what_keys_may_leave_out)
+    each(keys.test_optional_keys_have_defaults)
     each(keys.test_the_scaling_of_rotary_positions, *keys.SCALINGS)
     each(keys.test_the_scaling_of_llama_3_is_seen_in_its_frequencies)
 
@@ -81,8 +81,8 @@ def test_odd_archives():
 
 def test_valid_archives():
     each(npz.test_what_numpy_writes_is_read_bit_for_bit, *(npz.np.savez, npz.np.savez_compressed))
-    each(npz.test_a_flip_in_the_data_is_found_by_its_sum)
-    each(npz.test_a_file_that_is_another_by_now_is_an_error_and_no_crash)
+    each(npz.test_a_flipped_byte_is_detected_by_its_checksum)
+    each(npz.test_a_file_replaced_after_opening_is_an_error)
 
 
 def test_safetensors_are_read_by_the_same_steps():
@@ -93,7 +93,7 @@ def test_safetensors_are_read_by_the_same_steps():
     each(one_file.test_an_odd_file_is_refused, "17 axes", "zero of too many", "a size beyond 2**40")
 
 
-def test_arrays():
+def test_empty_arrays_are_read_and_odd_ones_are_refused():
     empty = np.zeros((0, 3), bool)
     assert read_tensor("w", entries_of(Path("arrays"), {"w": empty})["w"]).shape == (0, 3)
     for name in npz.ARRAYS:

@@ -19,7 +19,7 @@ from flax_attn.weights.safetensors import write_file
 from .files import alike, gqa, plain, refused, same, torch_values
 
 
-def test_torch_lays_out_a_linear_the_other_way(tmp_path):
+def test_linear_weights_are_transposed_from_torch(tmp_path):
     path, there = tmp_path / "m.safetensors", torch_values()
     write_file(path, there)
     layer = plain()
@@ -150,7 +150,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("fault", WRONG)
-def test_what_does_not_fit_changes_nothing(fault, tmp_path):
+def test_a_failed_load_leaves_the_layer_unchanged(fault, tmp_path):
     change, told = WRONG[fault]
     there = torch_values()
     change(there)

@@ -159,7 +159,7 @@ def test_adapters_of_one_fused_module_are_stacked(tmp_path):
     assert equal(other, layer)
 
 
-def test_the_factor_is_rounded_once(tmp_path):
+def test_the_adapter_scale_is_rounded_once(tmp_path):
     tensors = drawn({"k_proj": (2, 12, 4)}, np.float32)
     layer = layer_of(LLAMA, dtype=jnp.bfloat16)
     load_lora(layer, written(tmp_path, tensors, lora_alpha=3), prefix=PREFIX)

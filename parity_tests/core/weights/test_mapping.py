@@ -304,7 +304,7 @@ def test_a_known_pair_is_the_same_function(name, sizes):
 
 @pytest.mark.nightly(but=["ConvTranspose2d, False-apart"])
 @pytest.mark.parametrize(("name", "sizes"), with_nightly(product(BUILD, SIZES), commit=ALL))
-def test_a_known_pair_is_carried_there_and_back_bit_for_bit(name, sizes):
+def test_weights_of_a_known_pair_round_trip_bit_for_bit(name, sizes):
     ours, theirs, _, options = BUILD[name](*SIZES[sizes])
     rules = options.get("rules", ())
     with torch.no_grad():

@@ -245,7 +245,7 @@ def test_a_transposed_convolution_is_mirrored_unless_flax_does():
         assert judge.exact(np.asarray(flax.kernel[...]), want.copy()).ok
 
 
-def test_statistics_are_state_not_parameters():
+def test_running_statistics_are_loaded_as_state():
     source, flax = Torch(norm=T.BatchNorm2d(4)), Flax(norm=nnx.BatchNorm(4, rngs=rngs()))
     assert set(flax_params(flax)) == {"norm.scale", "norm.bias"}
     assert set(flax_state(flax)) == {"norm.scale", "norm.bias", "norm.mean", "norm.var"}
@@ -296,7 +296,7 @@ def test_paths_that_are_not_there_are_named_not_crashed_on():
 
 
 @pytest.mark.nightly
-def test_float64_arrives_whole_outside_of_x64():
+def test_float64_weights_are_not_rounded_without_x64():
     with jax.enable_x64(True):
         flax = nnx.Linear(2, 4, param_dtype=jnp.float64, rngs=rngs())
     source = T.Linear(2, 4).double()

@@ -129,7 +129,7 @@ def test_a_layer_is_filled_from_an_archive_within_its_budget(tmp_path):
     refused(other, tmp_path / "n.npz", "NaN")
 
 
-def test_a_flip_in_the_data_is_found_by_its_sum(tmp_path):
+def test_a_flipped_byte_is_detected_by_its_checksum(tmp_path):
     np.savez(tmp_path / "m.npz", w=np.zeros(9, np.float32))
     content = bytearray((tmp_path / "m.npz").read_bytes())
     checkpoint = Checkpoint(tmp_path / "m.npz", None, False)
@@ -139,7 +139,7 @@ def test_a_flip_in_the_data_is_found_by_its_sum(tmp_path):
         checkpoint.read("w")
 
 
-def test_a_file_that_is_another_by_now_is_an_error_and_no_crash(tmp_path):
+def test_a_file_replaced_after_opening_is_an_error(tmp_path):
     np.savez(tmp_path / "m.npz", w=np.zeros(9, np.float32))
     checkpoint = Checkpoint(tmp_path / "m.npz", None, False)
     np.savez(tmp_path / "m.npz", w=np.zeros(8, np.float32))
@@ -253,7 +253,7 @@ def test_what_is_no_state_dict_is_refused(tmp_path, monkeypatch):
         read_torch("none.pt")
 
 
-def test_it_asks_for_a_torch_that_cannot_be_bypassed(tmp_path, monkeypatch):
+def test_read_torch_needs_a_version_with_safe_weights_only(tmp_path, monkeypatch):
     path = written(tmp_path / "m.pt", b"")
     for version, told in (("2.9.1+cpu", r"'2\.9\.1\+cpu' is installed"), (None, "not installed")):
         module = None if version is None else SimpleNamespace(__version__=version)

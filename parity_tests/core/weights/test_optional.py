@@ -32,7 +32,7 @@ def loaded(arrays, *outs):
 
 
 @pytest.mark.nightly
-def test_that_whose_names_and_sizes_fit_is_taken():
+def test_an_optional_rule_applies_where_names_and_sizes_match():
     whole, outs = drawn(6, 3), (("q", 2), ("k", 4))
     for got, want in zip(loaded({"qkv.weight": whole}, *outs), (whole[:2], whole[2:]), strict=True):
         assert judge.exact(got, want.T).ok
@@ -72,5 +72,5 @@ def test_a_plain_rule_must_match():
         (Rule.shifted("a -> b", by=1.0).made_optional(), 'Rule.shifted("a -> b", by=1.0)'),
     ],
 )
-def test_it_is_written_as_it_is_called(rule, text):
+def test_an_optional_rule_prints_as_its_call(rule, text):
     assert str(rule) == text and rule.may_miss

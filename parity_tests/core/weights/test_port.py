@@ -88,7 +88,7 @@ PAIRS = {
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", PAIRS)
-def test_there_and_back_is_bit_exact(name):
+def test_porting_to_flax_and_back_is_bit_exact(name):
     source, flax, rules = PAIRS[name]()
     want = read(source)
     assert port(source, flax, rules) is flax
@@ -125,7 +125,7 @@ def test_packed_projections_are_query_key_value():
 
 
 @pytest.mark.nightly
-def test_nothing_is_shared():
+def test_ported_weights_share_no_memory_with_torch():
     """Neither what was written nor what was read: torch's tensors change in place."""
 
     def shift():
@@ -171,12 +171,12 @@ def test_what_is_missing_and_left_over_is_named_at_once():
     assert "other.kernel [7, 6] is filled by nothing" in text
 
 
-def test_another_shape_is_named_with_both():
+def test_a_shape_mismatch_names_both_shapes():
     text = refusal(torch.nn.Linear(3, 2, bias=False), linear(3, 4, use_bias=False))
     assert "weight [2, 3] would fill kernel as [3, 2], but it is [3, 4]" in text
 
 
-def test_another_type_asks_for_a_rule():
+def test_an_unknown_layer_type_needs_a_rule():
     held = Flax(a=Flax(kernel=nnx.Param(jnp.zeros((3, 2)))))
     assert "say Rule(" in refusal(Torch(a=torch.nn.Linear(3, 2, bias=False)), held)
 
@@ -238,7 +238,7 @@ def test_a_registered_mask_is_a_constant():
     assert found.constants == ("mask",)
 
 
-def test_values_are_never_rounded_in_silence():
+def test_a_cast_that_rounds_values_is_refused():
     wide, narrow = torch.nn.Linear(3, 2).double(), linear(3, 2)
     with pytest.raises(ParityError, match=r"float64 into float32.*") as caught:
         unchanged(flax_values, narrow, lambda: port(wide, narrow))

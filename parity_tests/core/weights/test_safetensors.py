@@ -190,7 +190,7 @@ def test_a_bool_is_0_or_1(tmp_path):
         Checkpoint(path, None, False).read("w")
 
 
-def test_a_file_that_became_shorter_is_an_error_and_no_crash(tmp_path):
+def test_a_file_truncated_after_opening_is_an_error(tmp_path):
     path = written(tmp_path / "m.safetensors", raw({"w": ENTRY}))
     checkpoint = Checkpoint(path, None, False)
     os.truncate(path, path.stat().st_size - 1)
@@ -214,7 +214,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path):
     assert path.read_bytes() == b"before" and os.listdir(tmp_path) == ["m.safetensors"]
 
 
-def test_errors_survive_being_sent():
+def test_checkpoint_errors_can_be_pickled():
     error = CheckpointError("m.safetensors", "w", "It is odd.", "Fetch it again.")
     for other in (copy.copy(error), pickle.loads(pickle.dumps(error))):
         assert str(other) == str(error) == "m.safetensors, tensor 'w': It is odd. Fetch it again."

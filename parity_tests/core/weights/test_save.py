@@ -64,7 +64,7 @@ def test_a_matrix_that_lies_as_in_gpt2_is_loaded_by_a_rule(tmp_path):
     assert same(again.read("o_proj.weight"), there["o_proj.weight"])
 
 
-def test_a_manifest_finds_what_nothing_else_does(tmp_path):
+def test_a_manifest_detects_a_flipped_byte_in_the_data(tmp_path):
     path, layer = tmp_path / "m.safetensors", plain()
     save(layer, path, manifest=True)
     content = bytearray(path.read_bytes())
@@ -80,7 +80,7 @@ def test_a_manifest_finds_what_nothing_else_does(tmp_path):
     refused(plain(1), path, "but not the manifest")
 
 
-def test_what_save_refuses(tmp_path):
+def test_bad_arguments_of_save_are_refused(tmp_path):
     with pytest.raises(ValueError, match="max_shard_bytes must be 1 or more; got 0"):
         save(plain(), tmp_path / "m", max_shard_bytes=0)
     save(plain(), tmp_path / "m", max_shard_bytes=500)

@@ -119,7 +119,7 @@ PROPOSED = {
 
 @pytest.mark.nightly(but=["tied"])
 @pytest.mark.parametrize("build", PROPOSED)
-def test_what_is_proposed_solves_the_mapping(build):
+def test_proposed_rules_solve_the_mapping(build):
     source, flax = build()
     before = flax_values(flax)
     rules = suggest(source, flax)
@@ -155,7 +155,7 @@ def test_nothing_is_proposed_where_nothing_fits_or_nothing_is_missing():
     assert suggest(Torch(a=T.Linear(3, 5)), Flax(a=linear(3, 5))) == []
 
 
-def test_of_two_that_fit_the_nearer_name_is_meant():
+def test_of_two_fitting_names_the_more_similar_is_proposed():
     source = Torch(first=T.Linear(4, 4), second=T.Linear(4, 4))
     flax = Flax(second_layer=linear(4, 4), first_layer=linear(4, 4))
     found = {rule.names for rule in suggest(source, flax)}
