@@ -97,6 +97,6 @@ def test_pallas_fits_into_registers(target, width, dtype):
 
 
 @pytest.mark.parametrize("target", ["v5e", *GPUS], indirect=True)
-def test_other_ways_call_no_kernel(target):
+def test_other_backends_call_no_kernel(target):
     code = code_of(target, backend="blockwise", mask=CAUSAL)
     assert not any(calls(code, backend) for backend in KERNELS)

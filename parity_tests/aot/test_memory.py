@@ -38,6 +38,6 @@ def test_in_bfloat16_twice_the_tokens_are_twice_the_arrays(target):
 
 
 @of_all_targets
-def test_the_plain_formula_is_seen_to_hold_them(target):
+def test_the_plain_formula_holds_arrays_of_weights(target):
     code = attention(target, 512, jnp.float32, mask=FULL, backend="reference")
     assert largest(code) >= 512 * 512

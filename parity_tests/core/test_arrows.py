@@ -62,7 +62,7 @@ def without(arrows: Graph, *gone: tuple[str, str]) -> Graph:
 
 
 @each("package", PACKAGES)
-def test_no_module_leads_to_itself(package):
+def test_no_module_imports_itself_through_others(package):
     assert circles(without(graph(ROOT, package), LATE)) == set()
 
 
@@ -81,7 +81,7 @@ FILES = {
 }
 
 
-def test_circles_are_seen_through_packages_and_late_imports(tmp_path):
+def test_import_cycles_are_found_through_packages_and_late_imports(tmp_path):
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)

@@ -226,7 +226,7 @@ MIN_COMMENTS = {"backends": 60, "sharding": 40, "parity/sides": 40}
 
 
 @each("folder", MIN_COMMENTS)
-def test_hard_steps_say_why(folder):
+def test_every_folder_has_comments_that_explain_hard_steps(folder):
     comments = 0
     for path in (ROOT / "flax_attn" / folder).rglob("*.py"):
         with path.open(encoding="utf-8") as file:
@@ -254,7 +254,7 @@ def requested_backend(path: Path) -> Iterator[str]:
             yield from (x.id for x in ast.walk(part) if isinstance(x, ast.Name))
 
 
-def test_no_file_knows_masks_one_by_one():
+def test_no_file_outside_masks_checks_for_a_class_of_mask():
     """What a mask is asked stands in its class, so that a new one is one class in one file."""
     known = {n for n, x in vars(masks).items() if isinstance(x, type) and issubclass(x, Mask)}
     found = {}
@@ -299,7 +299,7 @@ def test_the_tolerance_pattern_finds_tolerances():
     assert not TOLERANCE.search("judge.same_function(got, want)")
 
 
-def test_the_night_starts():
+def test_the_nightly_command_starts():
     command = [sys.executable, str(ROOT / ".ci/nightly"), "--oldest"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

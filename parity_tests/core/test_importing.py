@@ -73,7 +73,7 @@ def test_a_function_is_never_the_submodule_of_its_name():
     assert not run.stdout, run.stdout
 
 
-def test_importing_brings_nothing():
+def test_importing_flax_attn_imports_no_other_package():
     code = "import sys; before, hooks = {*sys.modules}, [*sys.meta_path]; "
     code += "import flax_attn, flax_attn.parity; assert sys.meta_path == hooks; "
     code += "print(*sorted({*sys.modules} - before))"

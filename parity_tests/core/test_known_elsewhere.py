@@ -16,7 +16,7 @@ NAME = re.compile(r"(?:flax_attn\.)?[A-Za-z_]\w*(?:\.[a-z_]+)*")
 
 
 @pytest.mark.parametrize("other", NAMES)
-def test_what_is_named_in_its_place_is_there(other):
+def test_suggested_replacements_exist(other):
     with pytest.raises(AttributeError, match="; take "):
         getattr(fa, other)
     place = fa
@@ -25,12 +25,12 @@ def test_what_is_named_in_its_place_is_there(other):
 
 
 @pytest.mark.parametrize("other", ["MultiheadAttention", "scaled_dot_product_attention", "RoPE"])
-def test_other_spellings_are_known_too(other):
+def test_other_spellings_of_known_names_are_recognised(other):
     with pytest.raises(AttributeError, match="; take "):
         getattr(fa, other)
 
 
-def test_unknown_names_are_unknown():
+def test_unknown_names_get_no_suggestion():
     with pytest.raises(AttributeError, match=r"has no attribute 'nothing_like_it'$"):
         fa.nothing_like_it  # noqa: B018
     with pytest.raises(AttributeError, match=r"did you mean CAUSAL\?"):
@@ -50,7 +50,7 @@ LAYERS = {
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("rows", [3, (), (2, 1)])
 @pytest.mark.parametrize("more", ["", "valid", "positions"])
-def test_a_cache_of_another_batch_is_what_is_named(name, rows, more):
+def test_a_cache_of_another_batch_is_named_as_the_problem(name, rows, more):
     kind, sizes = LAYERS[name]
     options = {"rotary": fa.Rotary()} if name == "rotated" else {}
     options |= {"bidirectional": False, "mask": fa.CAUSAL} if name == "t5" else {}
@@ -61,7 +61,7 @@ def test_a_cache_of_another_batch_is_what_is_named(name, rows, more):
         layer(x, cache=layer.init_cache(rows, 8), **call)
 
 
-def test_sides_in_the_other_order_are_named():
+def test_swapped_sides_are_named_as_the_problem():
     torch = pytest.importorskip("torch", reason="compare needs it")
     theirs, mine = torch.nn.Linear(3, 2), nnx.Linear(3, 2, rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match="The torch module comes first: swap them"):

@@ -29,7 +29,7 @@ def numbers_of(tree):
 
 
 @each("name", NAMES)
-def test_a_pickle_of_before_is_read(name):
+def test_a_pickle_of_the_previous_release_is_read(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         kept = pickle.loads(KEPT.read(f"{name}.pickle"))
@@ -39,7 +39,7 @@ def test_a_pickle_of_before_is_read(name):
         assert judge.exact(one, other).ok
 
 
-def test_every_layer_is_among_them():
+def test_the_pickles_cover_every_layer():
     assert {f"layer {variant}" for variant in VARIANTS} <= {*NAMES}
 
 

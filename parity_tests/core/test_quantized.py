@@ -126,7 +126,7 @@ def test_attention_is_the_plain_formula_of_what_the_store_means(store, name):
 @pytest.mark.nightly
 @of_stores
 @pytest.mark.parametrize("at", [slice(None), slice(0, 300)], ids=["in blocks", "in one"])
-def test_nan_in_a_slot_that_nobody_sees_reaches_nothing(store, at):
+def test_nan_in_a_masked_slot_reaches_no_output(store, at):
     arrays = [normal(i, 1, n, s, 4) for i, (n, s) in enumerate(((2, 1), (2, S), (2, S)))]
     q, keys, values = jnp.swapaxes(jnp.asarray(arrays[0]), 1, 2), *arrays[1:]
     rules, found = Rules(Lengths(np.asarray([200]))), []

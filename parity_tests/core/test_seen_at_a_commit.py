@@ -45,7 +45,7 @@ def test_a_difference_in_some_places_is_explained_by_what_it_is_there():
     assert not target.equals(torch.from_numpy(2 * want))
 
 
-def test_a_gradient_that_passes_in_the_whole_run_is_innocent():
+def test_a_gradient_that_passes_in_the_whole_run_is_not_blamed():
     """innocent-gradients-blamed."""
 
     def row(differs):
@@ -84,7 +84,7 @@ def test_granite_reads_its_multiplier():
     assert layer.rules.scale == 0.3
 
 
-def test_one_term_scales_as_one():
+def test_disentangled_attention_with_one_term_scales_by_one_term():
     """disentangled-scale-of-one-term."""
     x, embeddings = DRAW.standard_normal((T, 12)).astype("float32"), jnp.zeros((16, 12))
     options = {"buckets": None, "max_positions": 8, "rngs": nnx.Rngs(0)}
@@ -118,7 +118,7 @@ def test_complex_numbers_are_lifted():
         assert torch.ones(2).to(torch.complex64).dtype == torch.complex128
 
 
-def test_values_are_heard():
+def test_taps_record_the_values_of_attend():
     """value-not-tapped."""
     with taps.listen() as heard:
         attend(Q, K, V)

@@ -96,7 +96,7 @@ def surface() -> str:
     return "\n".join(map(wrap.fill, sorted(entries()))) + "\n"
 
 
-def test_the_surface_is_the_one_that_is_held():
+def test_the_public_names_are_those_of_surface_txt():
     held, now = FILE.read_text("utf-8"), surface()
     old, new = ({*text.replace("\n    ", " ").splitlines()} for text in (held, now))
     lines = [f"{'-' if x in old else '+'} {x}" for x in sorted(old ^ new)]

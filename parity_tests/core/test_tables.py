@@ -36,7 +36,7 @@ class Row:
         self.own_markers = [pytest.mark.nightly(but=spared).mark]
 
 
-def test_the_night_spares_the_rows_that_its_mark_names():
+def test_nightly_but_runs_the_named_rows_at_each_commit():
     rows = [Row(name, "b", "d") for name in "abcd"]
     conftest.pytest_collection_modifyitems(SimpleNamespace(args=[]), rows)
     assert [bool(row.own_markers) for row in rows] == [True, False, True, False]

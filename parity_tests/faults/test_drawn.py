@@ -20,7 +20,7 @@ def of(*names):
     return [block for block in BLOCKS if block.name in names]
 
 
-def test_blocks_and_kinds_are_many():
+def test_faults_are_drawn_from_many_blocks_and_kinds():
     """29 blocks, hundreds of faults in each, a third of kinds that the catalogue lacks."""
     made = {block.name: drawn.faults(block.name) for block in BLOCKS}
     kinds = {fault.kind for faults in made.values() for fault in faults}
@@ -43,7 +43,7 @@ def test_a_few_faults_are_placed_and_named():
     assert sum(x.named for x in answers) >= 3, answers
 
 
-def test_what_is_counted_against_the_harness(monkeypatch):
+def test_a_change_that_fails_on_the_second_draw_counts_as_misleading(monkeypatch):
     """A change that does not hold on the second draw misleads, and names nothing."""
     monkeypatch.setattr(answer, "gives_flax", lambda *_: False)
     (each,) = drawn.drawn(of("Phi3MLP"), 1, 11, lacking=0.0)

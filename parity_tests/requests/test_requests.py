@@ -22,7 +22,7 @@ SHORT = 3  # of the seeds with long sequences
 
 
 @pytest.mark.parametrize("seed", with_nightly(SEEDS, commit=AT_COMMIT))
-def test_every_backend_is_the_oracle(seed):
+def test_every_backend_equals_the_oracle(seed):
     outcome = run(seed, SHORT if program(seed).is_long else REQUESTS)
     assert not outcome.faults, command.story(outcome.line())
 
@@ -129,7 +129,7 @@ TORCH_SEEDS = (4, 12, 28, 33, 43, 47)
 
 
 @pytest.mark.parametrize("seed", TORCH_SEEDS)
-def test_the_oracle_is_torch(seed):
+def test_the_oracle_equals_torch(seed):
     torch = pytest.importorskip("torch", reason="torch is the oracle's witness here")
     given = request(program(seed), 0).truth
     given = given._replace(steps=[], floats=[], ints=[], keep=None, scale=0.4, empty="zero")

@@ -27,7 +27,7 @@ SLICE = ("gpt_neox", "x_talking_heads", "deberta_v2", "cvt", "bros", "x_cache")
 
 
 @pytest.mark.parametrize("name", with_nightly(STRANGERS, commit=SLICE))
-def test_a_port_is_its_original(name):
+def test_a_port_equals_its_original(name):
     if name.startswith("x_"):
         pytest.importorskip("x_transformers", reason="holds the original")
     port = STRANGERS[name]

@@ -104,7 +104,7 @@ def test_lists_of_numbers_and_dtypes():
         (["--json", "no/folder/x.json"], "there is no folder no/folder"),
     ],
 )
-def test_what_cannot_be_is_told_in_a_sentence(given, said, capsys):
+def test_bad_arguments_of_bench_are_refused_in_one_sentence(given, said, capsys):
     with pytest.raises(SystemExit, match="2"):
         raise SystemExit(bench(*given))
     told = capsys.readouterr().err
@@ -112,7 +112,7 @@ def test_what_cannot_be_is_told_in_a_sentence(given, said, capsys):
 
 
 @pytest.mark.parametrize("whole", [2**25, 0], ids=["all rows", "some rows"])
-def test_who_is_wrong_gets_no_time(whole, monkeypatch):
+def test_a_wrong_competitor_is_not_timed(whole, monkeypatch):
     monkeypatch.setattr(attention, "MAX_PROVEN_WEIGHTS", whole)
     attention._plain_results.cache_clear()
 
@@ -160,7 +160,7 @@ def test_only_the_smaller_task_is_wrong(monkeypatch):
 
 
 @pytest.mark.nightly
-def test_an_error_is_a_reason_and_no_end():
+def test_an_error_of_one_competitor_is_reported_and_the_others_run():
     def broken(q, k, v):
         raise RuntimeError("no such kernel.\nlong story")
 
@@ -169,7 +169,7 @@ def test_an_error_is_a_reason_and_no_end():
     assert fine.status == "timed"
 
 
-def test_who_would_take_too_long_or_too_much_is_left_out():
+def test_competitors_that_need_too_much_time_or_memory_are_left_out():
     slow = race.Race([competitor(honest)], replace(ONCE, call=1.0))
     rows = []
     slow.run(AHEAD, rows)
@@ -218,7 +218,7 @@ def test_on_an_accelerator_short_calls_are_chained_and_proven_at_highest_too(mon
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
-def test_a_short_call_that_is_repeated_is_told_the_time_of_one(platform, monkeypatch):
+def test_a_repeated_short_call_reports_the_time_of_one_call(platform, monkeypatch):
     now = [0.0]
 
     def call(placed):
@@ -281,7 +281,7 @@ def test_ratios_of_old_to_new():
     assert [line[:2] for line in found.races[0].lines] == [["flax_attn", "3x"]]
 
 
-def test_a_ratio_is_their_time_over_ours():
+def test_a_ratio_is_the_time_of_the_competitor_over_that_of_attend():
     ours, slower = timed("flax_attn", 2.0), timed("slower", 6.0)
     assert result.ratios(slower, result.base_of([slower, ours])) == [3.0]
 
@@ -383,7 +383,7 @@ def test_a_page_keeps_what_people_wrote(tmp_path):
     )
 
 
-def test_slow_16_bits_on_a_gpu_are_told():
+def test_slow_16_bit_products_on_a_gpu_are_reported():
     row = timed("flax_attn", 1.0, task=replace(AHEAD, dtype="bfloat16"))
     row.backend = "reference"
     on = {**MACHINE, "platform": "gpu"}

@@ -30,7 +30,7 @@ TINY = Book(length=5, width=4, heads=3, batch=2, which=BOTH)
     ],
     ids=["separate", "combined", "einsum", "wrapper", "by heads"],
 )
-def test_weights_come_back_as_they_went(layout, turned):
+def test_weights_round_trip_unchanged(layout, turned):
     arrays = TINY.weight_arrays()
     back = layout(turned).back(layout(turned).forward(arrays))
     assert back.keys() == arrays.keys()
@@ -79,7 +79,7 @@ def test_flex_attention_says_that_it_has_no_backward_pass():
     assert row.status == "left out" and "no backward pass" in row.reason
 
 
-def test_a_layer_with_two_weights_swapped_gets_no_time():
+def test_a_layer_with_two_weights_swapped_is_not_timed():
     right = book.OWN["multi_head"][1]
 
     def wrong(task):
@@ -115,5 +115,5 @@ def test_a_variant_is_proven_and_timed():
     assert row.status == "wrong" and row.reason == "different" and not row.seconds
 
 
-def test_nine_of_the_book():
+def test_the_book_has_nine_layers():
     assert len(torch_layers.BOOK_LAYERS) == 9

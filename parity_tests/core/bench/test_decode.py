@@ -35,7 +35,7 @@ def test_the_preset_runs_and_prints(tmp_path, capsys):
 
 
 @pytest.mark.nightly
-def test_a_wrong_step_gets_no_time():
+def test_a_wrong_decode_step_is_not_timed():
     def off(w):
         program = decode._flax_attn(w)
         step = program.call

@@ -48,7 +48,7 @@ def test_the_preset_runs_and_prints(tmp_path, capsys):
     ],
     ids=["decay", "strength", "a later chunk", "no gradient of the decay"],
 )
-def test_a_wrong_form_gets_no_time(change):
+def test_a_wrong_form_is_not_timed(change):
     call = linear.recurrence(linear.CHUNK)
     build = of_jax(lambda task: lambda inputs: call(change(inputs)))
     rows = []

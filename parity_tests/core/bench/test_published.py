@@ -53,7 +53,7 @@ def test_the_preset_runs_and_prints(tmp_path, capsys):
 @pytest.mark.nightly(but=["many tokens"])
 @live
 @pytest.mark.parametrize("axis, size", [(1, 12), (2, 20)], ids=["many tokens", "their own width"])
-def test_a_wrong_layer_gets_no_time(axis, size, monkeypatch):
+def test_a_wrong_layer_is_not_timed(axis, size, monkeypatch):
     """A fault that only one of the two proofs can see."""
 
     def called(of):

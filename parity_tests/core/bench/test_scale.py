@@ -41,7 +41,7 @@ def test_the_preset_starts_again_with_devices_and_prints(tmp_path):
     assert "sent" not in rows[0].figures and rows[-1].figures["sent"] < SENT["all_gather"]
 
 
-def test_a_wrong_way_gets_no_figures(monkeypatch):
+def test_a_wrong_strategy_gets_no_figures(monkeypatch):
     monkeypatch.setattr(scale, "attend", lambda *x, **how: attend(*x, **how)[:, ::-1])
     scale._prove.cache_clear()
     rows = []
@@ -59,7 +59,7 @@ def test_blocks_are_those_of_the_page(way, busiest):
     assert scale.blocks(("ulysses", "contiguous"), task, 8).tolist() == [whole / 8] * 8
 
 
-def test_devices_that_are_too_few_are_told():
+def test_too_few_devices_are_refused():
     with pytest.raises(ValueError, match="goes over 64 devices, and here are"):
         scale.make_devices(64)
 

@@ -80,7 +80,7 @@ def shown(found, width):
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize("kind", RUNS)
-def test_every_kind_of_run_fits_and_says_how_sure(kind, width):
+def test_every_kind_of_run_is_printed_with_its_interval(kind, width):
     lines = shown(RUNS[kind](), width)
     assert [line for line in lines if len(line) > width] == []
     (heads,) = (line.split() for line in lines if line.startswith("  competitor"))

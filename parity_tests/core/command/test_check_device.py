@@ -51,7 +51,7 @@ def checked(out: Path, **options) -> int:
 # Time.
 
 
-def test_what_there_is_no_time_for_is_told(tmp_path):
+def test_parts_without_time_are_listed(tmp_path):
     late = part(tmp_path, "layers", -1.0)
     assert list(late.in_time([5, 6, 7], 3, "things")) == [5]
     assert [row["what"] for row in rows_of(tmp_path, "layers")] == ["2 of 3 things"]
@@ -75,7 +75,7 @@ def test_a_part_that_is_late_is_ended(tmp_path, monkeypatch):
     assert row["verdict"] == "left out" and "still at work" in row["reason"]
 
 
-def test_a_part_that_breaks_is_told_and_its_log_kept(tmp_path):
+def test_a_part_that_crashes_is_reported_and_its_log_kept(tmp_path):
     part(tmp_path, "machine").write(platform="cpu")
     command._run(part(tmp_path, "nothing of that name"))
     (row,) = rows_of(tmp_path, "nothing of that name")
@@ -208,7 +208,7 @@ def test_a_backend_that_breaks_the_device_is_not_blamed_on_the_next(tmp_path, mo
     assert not any("untried" in row for row in rows_of(tmp_path, "requests"))
 
 
-def test_a_process_that_says_so_works_no_more():
+def test_a_worker_that_returns_its_last_result_is_not_reused():
     with Workers() as workers:
         before = active_children()
         assert workers.call(LastResult, 5) == 5 and active_children() == before, "its memory stays"
@@ -278,7 +278,7 @@ def test_the_screen_and_the_report_tell_all_parts(tmp_path):
     assert "What is wrong" not in text and page.wrong_lines(tmp_path) == []
 
 
-def test_they_tell_what_is_wrong(tmp_path):
+def test_the_screen_and_the_report_list_wrong_results(tmp_path):
     write_all(tmp_path)
     row = {"request": 1, "of": 60, "words": "FULL, T 9", "dtype": "bfloat16", "backend": "tokamax"}
     part(tmp_path, "requests").write(**row, verdict="different", share=31.0, text="v is\noff")
@@ -304,7 +304,7 @@ def test_a_page_of_nothing_says_so(tmp_path):
 
 
 @pytest.mark.nightly
-def test_all_of_it_in_small(tmp_path, capsys, monkeypatch):
+def test_a_small_check_runs_every_part(tmp_path, capsys, monkeypatch):
     """Nothing differs, every part leaves its file, and the end is a screen."""
     monkeypatch.setenv("COLUMNS", "80")
     assert checked(tmp_path / "check", minutes=6.0) == 0

@@ -127,7 +127,7 @@ def test_what_it_prints_builds_the_layer_and_loads_the_weights(main):
     assert judge.error(np.asarray(names["layer"](x)), want) < 1e-5
 
 
-def test_what_is_no_layer_is_told_with_the_reason(main):
+def test_a_class_that_is_no_layer_is_refused_with_the_reason(main):
     status, out, err = main("somebodys.Keywords", "--shape", "3,5,24", config={"width": 24})
     assert (status, err) == (1, "")
     assert out.startswith("no layer: ") and "import" not in out
@@ -189,7 +189,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("arguments, config, said", ERRORS)
-def test_what_cannot_be_done_is_one_sentence(arguments, config, said, main):
+def test_bad_arguments_are_refused_in_one_sentence(arguments, config, said, main):
     status, out, err = main(*arguments, config=config)
     assert (status, out) == (2, "") and err.count("\n") == 1
     assert err.startswith("flax-attn identify: ") and said in err and err.endswith((".\n", "?\n"))

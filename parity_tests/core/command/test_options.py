@@ -83,7 +83,9 @@ OUTPUTS = {  # every option that names what is written, and its command
 
 @pytest.mark.skipif(not has_torch(), reason="record needs it")
 @pytest.mark.parametrize("option", OUTPUTS)
-def test_what_cannot_be_written_is_told_before_any_work(option, tmp_path, monkeypatch, capsys):
+def test_an_output_that_cannot_be_written_is_refused_before_any_work(
+    option, tmp_path, monkeypatch, capsys
+):
     """Nobody is kept out of a folder who may do all; so the system itself is made to refuse."""
     monkeypatch.setattr(tempfile, "TemporaryFile", refused)
     monkeypatch.setattr(Path, "mkdir", refused)
@@ -96,7 +98,7 @@ def test_what_cannot_be_written_is_told_before_any_work(option, tmp_path, monkey
 
 
 @pytest.mark.parametrize("command", ["parity", "bench"])
-def test_a_file_that_cannot_be_opened_is_told(command, tmp_path, monkeypatch, capsys):
+def test_a_file_that_cannot_be_opened_is_named(command, tmp_path, monkeypatch, capsys):
     (tmp_path / "old.json").write_text("kept")
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", refused)

@@ -43,7 +43,7 @@ def test_in_a_pipe_lines_go_to_stderr_and_results_to_stdout(fast, capsys):
     assert err.startswith("run: ") and "a result" not in err
 
 
-def test_it_says_about_how_long_the_rest_takes(monkeypatch):
+def test_progress_shows_the_time_left(monkeypatch):
     clock = iter([0, 5, 15, 25, 35])  # it begins at 5
     monkeypatch.setattr(_progress, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     progress = Progress("run", Console())
@@ -54,13 +54,13 @@ def test_it_says_about_how_long_the_rest_takes(monkeypatch):
         assert progress.text == text
 
 
-def test_a_short_command_says_nothing_but_its_result(capsys):
+def test_a_short_command_prints_no_progress(capsys):
     with Progress("run", Console()) as progress:
         progress.write_line("a result")
     assert capsys.readouterr() == ("a result\n", "")
 
 
-def test_nothing_is_said_after_the_end(fast, capsys):
+def test_no_progress_is_printed_after_the_end(fast, capsys):
     with pytest.raises(KeyboardInterrupt), Progress("run", Console()):
         raise KeyboardInterrupt
     capsys.readouterr()

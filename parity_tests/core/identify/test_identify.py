@@ -125,7 +125,7 @@ def test_no_layer_is_named_for_a_rule_that_begins_within_the_lengths(seed):
     assert result.text == "" or "first at" in result.why
 
 
-def test_what_it_cannot_read_is_one_sentence():
+def test_a_module_that_cannot_be_identified_gives_one_sentence():
     x = np.ones((2, 5, 12))
     with pytest.raises(TypeError, match=r"an object of a .*; got MultiheadAttention"):
         identify(torch.nn.MultiheadAttention, x)

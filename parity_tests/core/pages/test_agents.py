@@ -41,7 +41,7 @@ def formula(q, k, v):
 
 
 @pytest.mark.nightly
-def test_its_blocks_run():
+def test_code_blocks_of_agents_md_run():
     drawn = np.random.default_rng(0)
     x, mask = drawn.normal(size=(2, 5, 10)), drawn.normal(size=(2, 5))
     known: dict[str, Any] = {"torch_module": Attention(), "port": Port(nnx.Rngs(0))}
@@ -59,12 +59,12 @@ def test_its_blocks_run():
     assert known["report"].ok
 
 
-def test_its_paths_exist():
+def test_paths_in_agents_md_exist():
     for path in re.findall(r"`((?:flax_attn|parity_tests)/[\w/.]*)", TEXT):
         path = path.replace("FOLDER", "").replace("test_LAYER.py", "")
         assert (ROOT / path).exists(), path
     assert all((ROOT / path).is_file() for path in re.findall(r"\]\((docs/\w+\.md|\w+\.md)", TEXT))
 
 
-def test_it_is_one_page():
+def test_agents_md_is_one_page():
     assert TEXT.count("\n") <= 110 and max(map(len, TEXT.splitlines())) <= 120

@@ -37,12 +37,12 @@ def text_of(name: str) -> str:
 
 
 @of_all_public
-def test_it_has_an_example(name):  # which pytest runs as a doctest, by its name
+def test_every_public_docstring_has_an_example(name):  # which pytest runs as a doctest, by its name
     assert ">>> " in text_of(name)
 
 
 @of_all_public
-def test_it_says_what_it_raises(name):
+def test_docstrings_name_the_errors_that_are_raised(name):
     assert "Raises" in text_of(name) or PUBLIC[name] in RESULTS
 
 

@@ -57,7 +57,7 @@ def test_both_halves_say_the_same(path):
 
 
 @of_all_chapters
-def test_it_was_run_from_top_to_bottom(path):
+def test_notebooks_were_run_from_top_to_bottom(path):
     book = json.loads(path.read_text("utf-8"))
     ran = [cell["execution_count"] for cell in book["cells"] if cell["cell_type"] == "code"]
     assert ran == list(range(1, len(ran) + 1))
@@ -68,7 +68,7 @@ def test_it_was_run_from_top_to_bottom(path):
 
 @pytest.mark.nightly
 @of_all_chapters
-def test_it_stands_on_the_public_surface(path):
+def test_notebooks_import_public_names_only(path):
     code = "\n\n".join(source for kind, source in cells(path) if kind == "code")
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Import):
@@ -82,13 +82,13 @@ def test_it_stands_on_the_public_surface(path):
 
 
 @of_all_chapters
-def test_it_claims_what_it_checks(path):
+def test_notebooks_have_several_assertions(path):
     code = "\n".join(source for kind, source in cells(path) if kind == "code")
     assert len(re.findall(r"^\s*(assert |np\.testing\.assert_)", code, re.MULTILINE)) > 5
 
 
 @of_all_chapters
-def test_its_links_lead_somewhere(path):
+def test_links_of_notebooks_exist(path):
     text = "\n".join(source for kind, source in cells(path) if kind == "markdown")
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     inside = re.findall(r"\]\(#(.*?)\)", text)
@@ -111,7 +111,7 @@ def test_the_minutes_to_read_are_counted(path):
 
 
 @of_all_chapters
-def test_it_begins_with_words_and_a_picture(path):
+def test_notebooks_begin_with_text_and_a_picture(path):
     """The idea, then at most one short cell of imports, and the first cell that draws."""
     book = jupytext.read(path)
     first, second = [cell for cell in book.cells if cell.cell_type == "code"][:2]

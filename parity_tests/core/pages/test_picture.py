@@ -11,7 +11,7 @@ if absent := missing(PROGRAM):
     pytest.skip(f"the picture needs {', '.join(absent)}", allow_module_level=True)
 
 
-def test_it_is_drawn(tmp_path, monkeypatch):
+def test_the_picture_is_drawn_by_its_program(tmp_path, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "agg")
     drawn = tmp_path / "identical.png"
     said = run(f"{PROGRAM}\ndraw(target)", "docs/picture.py", {"__name__": "page", "target": drawn})

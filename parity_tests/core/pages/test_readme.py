@@ -16,7 +16,7 @@ WORDS = 1100  # that a reader reads in some minutes
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
-def test_block_runs(block):
+def test_code_blocks_of_the_readme_run(block):
     if absent := missing(block):
         pytest.skip(f"this block needs {', '.join(absent)}")
     run(block, "README.md")
@@ -52,7 +52,7 @@ def test_the_first_screen_holds_what_it_is_a_layer_a_picture_and_commands():
     assert len(first.splitlines()) <= 40
 
 
-def test_it_is_short_and_no_line_of_code_is_cut_at_838_pixels():
+def test_the_readme_is_short_and_no_line_of_code_is_cut_at_838_pixels():
     assert len(TEXT.split()) <= WORDS
     code = re.findall(r"```\w*\n(.*?)```", TEXT, re.DOTALL)
     assert max(len(line) for block in code for line in block.splitlines()) <= 90

@@ -36,7 +36,7 @@ NOW = [  # the programs that newcomers look for
 
 
 @pytest.mark.parametrize("title", with_nightly(SECTIONS, commit=NOW))
-def test_the_block_runs_by_itself(title, tmp_path, monkeypatch):
+def test_the_code_of_a_recipe_runs_alone(title, tmp_path, monkeypatch):
     (block,) = blocks(SECTIONS[title])
     if absent := missing(block):
         pytest.skip(f"the recipe needs {', '.join(absent)}, which is not installed")
@@ -49,7 +49,7 @@ def test_the_block_runs_by_itself(title, tmp_path, monkeypatch):
 
 
 @of_all_sections
-def test_it_says_what_goes_wrong(title):
+def test_a_recipe_has_an_assertion_and_a_trap(title):
     (block,) = blocks(SECTIONS[title])
     assert "assert " in block and "**The trap" in SECTIONS[title]
 

@@ -30,7 +30,7 @@ def test_the_page_lists_what_is_entered():
     assert done.stdout == text_of(PAGE), "python -m parity_tests.core.pages.way --write renews it"
 
 
-def test_the_way_is_short():
+def test_the_call_path_has_few_functions():
     counts = {what: (int(n), int(files)) for what, n, files in TITLES.findall(text_of(PAGE))}
     assert counts.keys() == MOST.keys()
     for what, (functions, files) in MOST.items():

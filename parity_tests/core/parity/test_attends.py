@@ -35,7 +35,7 @@ def attends(layer):
     return proving._attends(Case(layer, {}, reference="torch.nn.Identity", x=(2, 5, 3)))
 
 
-def test_a_layer_in_a_module_that_imports_attend_need_not_go_by_it():
+def test_attends_is_true_only_for_layers_that_call_attend():
     assert attends(ByAttend)
     assert not attends(ByHand) and not attends(Neither)
 

@@ -116,7 +116,7 @@ def test_a_worker_proves_a_case(main):
 
 
 @pytest.mark.nightly
-def test_what_is_not_there_is_told(somewhere, main):
+def test_an_unknown_name_is_refused_with_a_suggestion(somewhere, main):
     for name, told in (
         ("nobody", "did you mean somebody?"),
         ("zzzz", "the names are attention_pool, "),

@@ -160,7 +160,7 @@ def again(done):
 
 @live
 @pytest.mark.nightly
-def test_what_raises_exits_or_dies_is_named_and_the_others_are_proven(tmp_path, monkeypatch):
+def test_cases_that_raise_exit_or_crash_are_named_and_the_others_are_proven(tmp_path, monkeypatch):
     package(tmp_path, **STORM)
     monkeypatch.chdir(tmp_path)
     done = command("somebody")
@@ -188,7 +188,7 @@ def test_what_raises_exits_or_dies_is_named_and_the_others_are_proven(tmp_path, 
 @live
 @pytest.mark.parametrize("kind", ["a package's", "a folder's"])
 @pytest.mark.nightly
-def test_what_is_printed_runs_again_whatever_the_name(kind, tmp_path, shell):
+def test_the_printed_command_runs_again_for_any_name(kind, tmp_path, shell):
     text = f"{START}\n{LIST} = [case(Third, name={ODD!r}), case(Half, name='right')]"
     if kind == "a package's":
         package(tmp_path, cases=text)
@@ -216,7 +216,7 @@ def test_what_is_printed_runs_again_whatever_the_name(kind, tmp_path, shell):
     [WAITS, pytest.param(SLOW, marks=[live, pytest.mark.nightly])],
     ids=["imports", "proves"],
 )
-def test_ctrl_c_stops_at_once_and_leaves_nobody_behind(text, tmp_path, monkeypatch):
+def test_ctrl_c_stops_at_once_and_leaves_no_process(text, tmp_path, monkeypatch):
     """While a worker imports a list of cases, and while it proves one."""
     package(tmp_path, cases=text)
     monkeypatch.chdir(tmp_path)

@@ -161,7 +161,7 @@ def test_a_path_is_the_module_that_it_names(somewhere):
     assert case.reproduce == f"flax-attn parity ./held_cases.py '{both[0]}'"
 
 
-def test_a_path_that_is_none_says_so(somewhere):
+def test_a_missing_path_is_refused(somewhere):
     root = somewhere(somebody=package(cases=ONE))
     (root / "held_cases.py").write_text(ONE)
     (root / "held-cases-2.py").write_text(ONE)
@@ -224,7 +224,7 @@ def test_a_broken_module_is_told_whatever_else_is_asked_for(somewhere):
 
 
 @pytest.mark.parametrize("text", [f"{LIST} = []", f"{LIST} = ()", "x = 1", "import json"])
-def test_a_list_of_nothing_is_told(text, somewhere):
+def test_an_empty_list_of_cases_is_refused(text, somewhere):
     root = somewhere(somebody=package(cases=text))
     (root / "held_cases.py").write_text(text)
     for name in ("somebody", "held_cases.py", "json"):
@@ -260,14 +260,14 @@ def test_two_modules_with_one_name_are_not_recorded(somewhere):
         golden.record(collect("somebody"))
 
 
-def test_what_is_told_of_a_case_has_its_name_once():
+def test_messages_about_a_case_name_it_once():
     about = "half[good|x=3x4|somebody.theirs.Half]"
     for note in (f"{about} is not recorded in half.npz.", "KeyError: 'x'", "half is not here."):
         text = parity_command._report_text(Report(about, (), notes=(note,)))
         assert text.count(about) == 1 and text.startswith(about) and text.endswith(note)
 
 
-def test_one_is_no_plural():
+def test_counts_of_one_are_singular():
     reports = [("half", "theirs", Report(f"half[{i}]", ())) for i in range(2)]
     for some, told in ((reports[:1], "1 case"), (reports, "2 cases")):
         (foot,) = parity_command.footer(parity_command.Results(), certificate.lines(some))

@@ -85,7 +85,7 @@ def test_a_complex_linear_is_equal_in_all_dtypes():
 )
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("fault", [Conjugated, WeightConjugated, WrongBackward])
-def test_a_conjugate_too_many_is_found(fault, dtype):
+def test_an_extra_conjugate_is_found(fault, dtype):
     report = compare(Theirs(), fault(), Z, dtypes=(dtype,), eager=False)
     assert not report.ok and str(report), report
     if fault is Conjugated and dtype == "float64":
@@ -105,7 +105,7 @@ def test_the_imaginary_part_alone_is_compared():
 
 
 @pytest.mark.nightly
-def test_a_mixer_in_frequencies():
+def test_a_mixer_over_fft_frequencies_is_equal():
     class Mixer(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -139,7 +139,7 @@ def test_a_mixer_in_frequencies():
 
 
 @pytest.mark.nightly
-def test_a_complex_input_makes_a_real_output():
+def test_a_real_output_of_a_complex_input_is_equal():
     class Absolute(torch.nn.Module):
         def forward(self, z, w):
             return (z * w.conj()).abs(), (z * w).real

@@ -38,17 +38,17 @@ SIDES = {
 
 
 @pytest.mark.parametrize("name", SIDES)
-def test_another_function_of_arrays_is_seen(name):
+def test_a_wrong_function_of_arrays_is_found(name):
     sides, how = SIDES[name]
     report = compare(*sides, X, **how, **ONCE)
     assert not report.ok and {row.name for row in report.failed} <= {"output"}, report
 
 
-def test_rounding_on_arrays_is_no_other_function():
+def test_a_rounded_function_of_arrays_is_equal():
     assert compare(jnp.tanh, narrow, X, **ONCE).ok
 
 
-def test_what_proves_nothing_is_said():
+def test_a_comparison_that_proves_nothing_says_so():
     assert "both sides are one object" in str(compare(jnp.tanh, jnp.tanh, X, **ONCE))
     unread = compare(Tanh(), lambda x, y: jnp.tanh(x), X, X + 1, **ONCE)
     assert "neither side reads input 1" in str(unread) and unread.ok

@@ -157,7 +157,7 @@ def stepped(module, x, cache, **kwargs):
     ("options", "padded", "ring"),
     with_nightly(product([{}, {"torch": stepped}], [False, True], [None, W]), commit=8),
 )
-def test_a_right_cache_is_equal(options, padded, ring):
+def test_a_right_cache_decodes_to_the_same_outputs(options, padded, ring):
     found = report(Mine(W, ring=ring), padded, **options)
     assert found.ok, str(found)
     decoded = [row.name for row in found.rows if row.kind == "decode"]
@@ -167,7 +167,7 @@ def test_a_right_cache_is_equal(options, padded, ring):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("step", with_nightly([with_drafts, with_beams], commit=2))
-def test_a_step_of_ones_own_is_equal(step):
+def test_a_custom_decode_step_is_equal(step):
     assert report(Mine(W), flax=step).ok
 
 
@@ -237,7 +237,7 @@ class LouderAndLate(Louder, RotaryAtStep):
 
 
 @pytest.mark.nightly
-def test_a_wrong_layer_is_told_apart_from_a_wrong_cache():
+def test_a_wrong_layer_is_distinguished_from_a_wrong_cache():
     found = report(Louder(W))
     assert {row.kind for row in found.failed} == {"output", "decode"}
     assert all("whole" not in row.name for row in found.failed)
@@ -260,7 +260,7 @@ def test_a_report_says_which_cuts_differ_and_draws_where(tmp_path):
 
 
 @pytest.mark.nightly
-def test_torchs_own_steps_are_the_witness_where_they_are_not_its_whole():
+def test_decode_steps_of_torch_are_the_reference_where_they_differ_from_its_full_forward():
     """Each step doubled in both worlds: steps agree, and a sentence says what they are not."""
 
     def twice(step):
@@ -291,7 +291,7 @@ def test_narrow_dtypes_are_held_against_torchs_own_error():
     ("padded", "ring"),
     with_nightly(product([False, True], [None, W]), commit=[(False, W)]),
 )
-def test_under_jit(padded, ring):
+def test_decoding_under_jit_is_equal_and_faults_are_located(padded, ring):
     kwargs = {"valid": PADDED} if padded else {}
     decode = Decode(cuts=[(4, 3)], axes={"0": -2, "valid": -1} if padded else None)
     options = {"dtypes": ("float64",), "eager": False, "grads": False, "decode": decode}

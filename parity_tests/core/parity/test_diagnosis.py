@@ -98,7 +98,7 @@ def test_a_fault_is_placed_and_named(place):
     assert f"DIFFERENT at {place}" in str(report) and said in str(report)
 
 
-def test_an_innocent_step_is_not_blamed_and_two_faults_are_told_apart():
+def test_two_faults_are_both_named_and_the_step_between_is_not():
     report = compare(Original(), port(scale=lambda s: s, contexts=lambda c: 2 * c), X, **QUICK)
     assert [d.tap for d in report.divergences] == ["scores", "context"]
     assert "not scaled" in report.divergences[0].hint
@@ -110,7 +110,7 @@ def test_an_innocent_step_is_not_blamed_and_two_faults_are_told_apart():
 
 
 @pytest.mark.nightly
-def test_the_cast_is_told_with_its_line():
+def test_the_report_names_the_line_of_a_cast():
     report = compare(Original(), port(softmax=narrow_softmax), X, dtypes=("float64",), eager=False)
     line = narrow_softmax.__code__.co_firstlineno + 1
     assert any(f"test_diagnosis.py:{line} (narrow_softmax)" in note for note in report.notes)
@@ -218,7 +218,7 @@ class GivesNaN(Original):
     ("module", "words"),
     [(Changes, "in place"), (Fails, "fails in float64: TypeError: no float64 here")],
 )
-def test_what_torch_should_not_do_is_told(module, words):
+def test_unsuitable_torch_modules_are_refused(module, words):
     with pytest.raises(ParityError, match=words):
         compare(module(), Port(), X, **QUICK)
 
@@ -250,7 +250,7 @@ class Draws(Original):
 
 
 @pytest.mark.parametrize("module", [Original, Draws])
-def test_everything_is_left_as_it_was(module):
+def test_compare_restores_modules_and_global_state(module):
     theirs, ours = module(), Port()
     theirs.q.weight.requires_grad_(False)
     before = {k: v.clone() for k, v in theirs.state_dict().items()}
@@ -269,7 +269,7 @@ def test_everything_is_left_as_it_was(module):
     assert (np.array(ours.q.kernel[...]) == kernel).all()
 
 
-def test_another_way_to_compute_the_same_is_told_and_equal():
+def test_an_equivalent_step_is_reported_and_the_report_is_equal():
     keys = np.arange(5.0)[None, None]
     same = port(scale=lambda s: s / 2 + keys, softmax=lambda s: jax.nn.softmax(s - keys))
     report = compare(Original(), same, X, **QUICK)
@@ -281,7 +281,7 @@ def test_another_way_to_compute_the_same_is_told_and_equal():
     assert report.verdict == ANOTHER_WAY and report.certain
 
 
-def test_submodules_in_another_mode_are_told():
+def test_submodules_in_another_mode_are_reported():
     theirs = Original()
     theirs.v.eval()
     report = compare(theirs, Port(), X, **QUICK)
@@ -290,7 +290,7 @@ def test_submodules_in_another_mode_are_told():
 
 
 @pytest.mark.nightly
-def test_a_dropout_that_ignores_eval_mode_is_told():
+def test_a_dropout_that_ignores_eval_mode_is_reported():
     class Always(Port):
         def __init__(self):
             super().__init__()

@@ -97,7 +97,7 @@ def test_masks_that_are_drawn_as_torch_draws_pass(rate, jit):
 
 
 @pytest.mark.nightly
-def test_in_float32_alone_too():
+def test_dropout_masks_are_compared_in_float32_alone():
     options = {"train": True, "dtypes": ("float32",)}
     assert_parity(Theirs(0.1), Mine(nnx.Dropout, 0.1), X, **options)
     assert not compare(Theirs(0.1), Mine(Dropout, 0.1, 0.9), X, **options).ok
@@ -118,7 +118,7 @@ def test_a_mask_from_a_fixed_key_is_found(kind, jit):
 
 
 @pytest.mark.nightly
-def test_a_keep_rate_that_is_inverted_is_told():
+def test_an_inverted_keep_rate_is_named():
     report = compare(Theirs(0.1), Mine(Dropout, 0.1, 0.9), X, train=True, **ONCE)
     (said,) = told(report)
     assert "keeps 0.1 of its places in Flax and 0.9 in torch" in said and "inverted" in said, said
@@ -128,7 +128,7 @@ def test_a_keep_rate_that_is_inverted_is_told():
 
 
 @pytest.mark.nightly
-def test_a_share_is_told_where_no_rate_was_asked_for():
+def test_the_dropped_share_is_named_if_no_rate_is_known():
     class Uniform(Dropout):
         def mask(self, shape):
             from flax_attn.taps import tap
@@ -143,7 +143,7 @@ def test_a_share_is_told_where_no_rate_was_asked_for():
 
 
 @pytest.mark.parametrize("axis", with_nightly([0, 1, 2], commit=[0]))
-def test_a_mask_that_repeats_itself_along_an_axis_is_told(axis):
+def test_a_dropout_mask_repeated_along_an_axis_is_named(axis):
     """One mask for the whole batch, say, told to torch as one for each."""
 
     class Shared(Dropout):
@@ -161,7 +161,7 @@ def test_a_mask_that_repeats_itself_along_an_axis_is_told(axis):
 
 
 @pytest.mark.nightly
-def test_a_mask_too_small_to_tell_is_told():
+def test_a_dropout_mask_too_small_to_judge_is_reported():
     x = np.ones((1, 6))
     report = compare(Theirs(0.5), Mine(nnx.Dropout, 0.5), x[:, :6], train=True, **ONCE)
     assert report.ok, report

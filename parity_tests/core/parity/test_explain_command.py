@@ -49,7 +49,7 @@ def test_a_capability_is_read_whole(capsys):
         assert f"capability 8.0 or later; this one has {capability}\n" in text
 
 
-def test_sinks_and_dropout_are_asked_too(capsys):
+def test_explain_command_takes_sinks_and_dropout(capsys):
     status, text = said(capsys, *SHAPES, "--sinks", "--dropout", "0.1", "--on", "gpu")
     assert status == 0 and "reference" in text
     refusal = "has no dropout; blockwise and reference do"
@@ -75,7 +75,7 @@ def test_a_sharded_length_and_what_each_device_does(how, capsys):
     assert f"blocks     {WORK[how]}" in text
 
 
-def test_of_a_mask_that_is_not_known_it_says_at_most(capsys):
+def test_explain_command_gives_an_upper_bound_for_an_unknown_mask(capsys):
     text = said(capsys, "--q", "2", "64", "4", "8", "--shards", "2", "--mask", "Lengths([9, 7])")[1]
     assert "at most 2 of 2 blocks of 32 x 32 a device" in text
 
@@ -93,7 +93,7 @@ def test_a_mask_is_read_from_its_expression(text):
     assert repr(read("mask", text)) == repr(MASKS[text])
 
 
-def test_a_score_is_asked_too(capsys):
+def test_explain_command_takes_a_score(capsys):
     more = ["--dtype", "bfloat16", "--on", "gpu", "--score", "Softcap(30.0) >> Alibi([0.5] * 6)"]
     assert "is no number, text or list" in said(capsys, *SHAPES, *more)[1]
     more[-1] = "Softcap(30.0) >> Alibi([1, 2, 3, 4, 5, 6])"
@@ -103,7 +103,7 @@ def test_a_score_is_asked_too(capsys):
         assert str(explain(q, k, k, score=score)) in said(capsys, *SHAPES, *more)[1]
 
 
-def test_a_list_is_an_array():
+def test_explain_command_reads_a_list_as_an_array():
     lengths = read("mask", "Lengths([9, 7])")
     assert isinstance(lengths, Lengths) and "9" in repr(lengths)
 
@@ -134,7 +134,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("more", WRONG, ids=" ".join)
-def test_what_cannot_be_asked_is_said_in_one_line(more, capsys):
+def test_bad_requests_are_refused_in_one_line(more, capsys):
     status, text = said(capsys, *SHAPES, *more)
     assert status == 2 and text.startswith("flax-attn explain: ") and text.count("\n") == 1
     assert WRONG[more] in text

@@ -85,7 +85,7 @@ def _is_somebody_else(case: Case, module: object) -> None:
 
 
 @pytest.mark.parametrize("path", TWINS, ids=lambda path: path.stem)
-def test_no_twin_knows_what_it_judges(path):
+def test_no_torch_twin_imports_the_layer_it_judges(path):
     imported = {
         name.partition(".")[0]
         for node in ast.walk(ast.parse(path.read_text("utf-8")))

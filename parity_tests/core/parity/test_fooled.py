@@ -201,7 +201,7 @@ FOOLED += ["calls torch", "calls it forwards", "torch calls JAX"]
 
 @pytest.mark.nightly(but=[*FOOLED, "a tuple for a list"])
 @pytest.mark.parametrize("name", [*WRONG, *RIGHT])
-def test_only_a_right_port_is_equal_without_a_word(name):
+def test_only_a_right_port_is_equal_without_a_note(name):
     first, second, inputs, options, words = {**WRONG, **RIGHT}[name]
     STATE["calls"] = 0
     try:

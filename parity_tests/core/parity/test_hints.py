@@ -42,7 +42,7 @@ RIGHT = {
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("name", "taps"), with_nightly(product(RIGHT, [False, True]), commit=11))
-def test_what_is_right_needs_no_hint(name, taps):
+def test_a_right_port_gets_no_hint(name, taps):
     report = compare(*pairs.pair(RIGHT[name], taps=taps), X, **QUICK)
     assert report.ok, report
 
@@ -172,6 +172,6 @@ UNTRUE = [(name, True) for name in ("components reversed", "slower by a half", "
 @pytest.mark.parametrize(
     ("name", "taps"), with_nightly(product(NEAR, [False, True]), commit=UNTRUE)
 )
-def test_a_mistake_that_is_near_is_not_taken_for_another(name, taps):
+def test_a_similar_mistake_gets_no_wrong_hint(name, taps):
     theirs, wrong, words = NEAR[name]
     assert words not in hint_of(theirs, taps=taps, **wrong)

@@ -258,7 +258,7 @@ def compared(name, wrong=True, theirs=None):
 
 @pytest.mark.nightly(but=["a causal convolution", "a causal mask", "square kernels"])
 @pytest.mark.parametrize("name", PAIRS)
-def test_what_torch_would_give_with_the_mistake(name):
+def test_a_mistake_that_explains_the_output_is_named(name):
     assert compared(name, wrong=False).ok
     report = compared(name)
     assert not report.ok and report.first is not None
@@ -278,7 +278,7 @@ def test_a_parameter_that_a_rule_skips():
 
 
 @pytest.mark.nightly
-def test_two_mistakes_are_none_of_them():
+def test_two_mistakes_at_once_get_no_hint():
     """Nothing is said that holds in part alone."""
     pair = PAIRS["a sign"]
 

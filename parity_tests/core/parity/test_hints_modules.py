@@ -135,7 +135,7 @@ NEAR_NORMS = {
 
 @pytest.mark.nightly(but=["another gate before"])
 @pytest.mark.parametrize("name", NEAR_NORMS)
-def test_a_norm_that_is_near_is_not_taken_for_another(name):
+def test_a_similar_norm_gets_no_wrong_hint(name):
     options, wrong, words = NEAR_NORMS[name]
     assert words not in said(options, **wrong)
 
@@ -247,7 +247,7 @@ class DownPort(nnx.Module):
     ("near", "factor", "cannot"),
     [(1e-8, 1.0, True), (1e-6, 1.0, True), (1.0, 1 + 1e-9, False), (1e-8, 1.5, False)],
 )
-def test_a_step_that_only_rounding_tells_apart_is_told(near, factor, cannot):
+def test_a_step_known_only_by_its_rounding_is_named(near, factor, cannot):
     """Terms of size one whose sum is near zero, in two orders: within torch's own noise."""
     x = np.concatenate([X, X], -1)
     report = compare(Down(near), DownPort(factor), x, weights="given", **QUICK)
@@ -277,7 +277,7 @@ class ScoredPort(nnx.Module):
 
 @pytest.mark.nightly(but=["1100000.0"])
 @pytest.mark.parametrize("scale", [1e6, 1.1e6])
-def test_scores_that_only_rounding_tells_apart_are_told(scale):
+def test_scores_known_only_by_their_rounding_are_named(scale):
     q = np.concatenate([SCORE, SCORE], -1)
     k = np.concatenate([SCORE, -SCORE * (1 + 1e-6 * SCORE)], -1)
     ours = ScoredPort()
@@ -345,7 +345,7 @@ def by_hand(names, centred, eps, wrong):
 @pytest.mark.parametrize(
     ("names", "centred"), with_nightly(product(NAMED, [False, True]), commit=3)
 )
-def test_a_norm_that_is_written_by_hand_is_named(names, centred):
+def test_a_norm_written_as_a_function_is_named(names, centred):
     for wrong, words in ((1e-6, "1e-06"), (3.7e-4, "0.00037")):
         said = by_hand(names, centred, 1e-5, dict(eps=wrong))
         assert said == f"another epsilon: {words}, not 1e-05"
@@ -353,6 +353,6 @@ def test_a_norm_that_is_written_by_hand_is_named(names, centred):
     assert said == f"1 + norm.{names[0]} as a factor, where torch has norm.{names[0]}"
 
 
-def test_a_norm_with_an_epsilon_that_nobody_else_has_is_named():
+def test_a_norm_with_an_unusual_epsilon_is_named():
     said = by_hand(("gamma", "", "eps"), False, 2.3e-4, dict(eps=1e-5))
     assert said == "another epsilon: 1e-05, not 0.00023"

@@ -86,7 +86,7 @@ def test_a_causal_mask_aligned_to_the_other_end_is_named(keys, taps):
 
 
 @pytest.mark.nightly
-def test_with_fewer_keys_too():
+def test_a_misaligned_causal_mask_is_named_with_fewer_keys():
     told = said(dict(seen=to_first), dict(seen=to_last), 3)
     assert f"aligned to {LAST}, torch's to {FIRST}: shifted by 2" in told
 
@@ -135,7 +135,7 @@ def window(keys):
 
 
 @pytest.mark.nightly
-def test_a_mask_behind_the_tap_of_scores_is_named_too():
+def test_a_mask_applied_after_the_tap_of_scores_is_named():
     told = said(dict(seen=window(4)), dict(seen=window(3), later=True), 5)
     assert told == "a window 1 narrower back: 3 keys, torch 4, itself included"
     told = said(dict(seen=to_last), dict(seen=to_first, later=True))
@@ -185,7 +185,7 @@ class Uniform(nnx.Module):
 
 
 @pytest.mark.nightly
-def test_a_missing_dropout_may_be_one_that_is_not_heard():
+def test_the_error_for_missing_dropout_mentions_other_ways_to_draw():
     theirs = torch.nn.Sequential()
     theirs.up, theirs.drop = torch.nn.Linear(D, D), torch.nn.Dropout(0.1)
     with pytest.raises(ParityError, match=r"not drawn by jax\.random\.bernoulli"):

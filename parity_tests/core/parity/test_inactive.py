@@ -63,7 +63,7 @@ def test_one_note_lists_what_was_never_active(settings, names):
     assert all(note in str(report) for note in notes)
 
 
-def test_what_is_active_in_one_of_several_calls_is_not_listed():
+def test_parts_active_in_one_of_several_calls_are_not_listed():
     class Twice(torch.nn.Module):
         def __init__(self):
             super().__init__()

@@ -109,7 +109,7 @@ def places(report):
 
 
 @pytest.mark.nightly
-def test_scale_on_queries_is_a_factor_that_fits():
+def test_a_scale_moved_to_the_queries_is_accepted():
     report = report_of(query=lambda q: q / H**0.5, scale=lambda s: s)
     assert report.ok and not report.rewritten, report
 
@@ -119,7 +119,7 @@ FACTORS = [lambda q: 1.9 * q, lambda q: 1.9 * q + 0.3, lambda q: 3 * q]
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("wrong", with_nightly(FACTORS, commit=3))
-def test_a_factor_that_does_not_fit_is_not_put_on(wrong):
+def test_a_factor_that_does_not_fit_is_not_applied(wrong):
     """Nearly the root of the width: the number shown is torch's own, the next step innocent."""
     report = report_of(query=wrong)
     assert places(report) == ["query"], report
@@ -129,7 +129,7 @@ def test_a_factor_that_does_not_fit_is_not_put_on(wrong):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("axes", with_nightly(["btnh", "bnth", "nbth", "bthn", "tbnh"], commit=2))
-def test_any_order_of_axes_is_laid_out(axes):
+def test_taps_with_permuted_axes_are_compared(axes):
     report = report_of(axes=axes)
     assert report.ok and not report.rewritten, report
     assert {"query", "key", "context"} <= {row.name for row in report.rows if row.kind == "tap"}
@@ -174,7 +174,7 @@ def test_what_cannot_be_laid_out_is_listed_with_both_shapes():
     assert places(report) == ["output"]
 
 
-def test_ways_to_lay_out_axes():
+def test_permutations_of_axes_are_proposed():
     x = np.arange(2 * 3 * 5 * 4).reshape(6, 5, 4)  # (B N) T H
     want = x.reshape(2, 3, 5, 4).transpose(0, 2, 1, 3).reshape(2, 5, 12)
     assert any(
@@ -215,7 +215,7 @@ FAULTS = {
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("way", OTHER_WAYS)
-def test_another_way_is_no_fault(way):
+def test_an_equivalent_step_is_not_a_fault(way):
     parts, names = OTHER_WAYS[way]
     report = report_of(**parts)
     assert report.ok and {*report.rewritten} == names, report
@@ -266,7 +266,7 @@ def test_a_fault_between_two_taps_is_put_there(act, looks):
 
 
 @pytest.mark.nightly
-def test_the_tap_that_is_advised_tells():
+def test_the_advised_tap_locates_the_fault():
     report = report_of(act=lambda y: tap("act", jax.nn.relu(y)))
     assert (report.first.tap, report.first.kind) == ("act", "value"), report
     assert report_of(act=lambda y: tap("act", jax.nn.gelu(y, approximate=False))).ok

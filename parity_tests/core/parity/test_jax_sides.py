@@ -43,7 +43,7 @@ def not_numbers(x):
 
 @pytest.mark.nightly
 @each("alike", [nothing, one_number, not_numbers])
-def test_what_is_alike_whatever_was_computed_proves_nothing(alike):
+def test_outputs_that_do_not_depend_on_the_computation_prove_nothing(alike):
     report = compare(alike, lambda x: alike(x), np.arange(6.0).reshape(2, 3), eager=False)
     assert report.verdict == "nothing is proven" and not report.ok, str(report)
     assert "proves nothing" in str(report), str(report)
@@ -161,7 +161,7 @@ def scaled(function, *given):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["module", "function"])
-def test_a_record_stands_for_the_first_side(kind, tmp_path):
+def test_a_recording_can_be_the_first_side(kind, tmp_path):
     first, second, given = formula, online, X
     if kind == "module":
         first, second, given = block(), block(Rewritten), TOKENS
@@ -173,7 +173,7 @@ def test_a_record_stands_for_the_first_side(kind, tmp_path):
 
 
 @pytest.mark.nightly
-def test_sides_are_called_by_their_names():
+def test_the_report_uses_the_names_of_both_sides():
     report = compare(formula, online, X[0], *(2 * x for x in X[1:3]), *X[3:], **QUICK)
     assert report.title == "online against formula" and report.sides == ("formula", "online")
     report = compare(formula, lambda *x: 2 * formula(*x), *X, **QUICK)
@@ -201,7 +201,7 @@ def replace_name(function):
         (formula, None, "got function and NoneType"),
     ],
 )
-def test_what_is_no_side_is_refused(first, second, words):
+def test_objects_that_cannot_be_compared_are_refused(first, second, words):
     with pytest.raises(TypeError, match=words):
         compare(first, second, *X)
 

@@ -108,7 +108,7 @@ def test_exact_reads_elements_in_their_order_however_they_lie_in_memory():
     assert place(judge.exact(rows.T[1:], np.zeros((2, 2)) + rows.T[1])) == ((1, 0), 2.0, 1.0)
 
 
-def test_a_fact_that_does_not_hold_is_told_in_its_sentence():
+def test_a_failed_fact_is_reported_with_its_sentence():
     verdict = judge.failed_fact("two leaves where one was")
     assert verdict == judge.Verdict("exact", INF, 0.0, note="two leaves where one was")
     assert not verdict.ok

@@ -205,7 +205,7 @@ def test_without_parameters_the_huge_are_measured_alone():
     assert judge.of_one_size({}) == []
 
 
-def test_a_gradient_without_a_finite_number_weighs_nothing():
+def test_a_gradient_without_finite_numbers_does_not_enter_the_scale():
     assert judge.whole_gradient([row(NAN), row(INF, -INF)]) == 0.0
     assert judge.whole_gradient([row(NAN), row(3.0, 4.0)]) == 5.0
     assert judge.whole_gradient([row(2.0**1000), row(2.0**1000)]) == 2.0**1000 * 2**0.5

@@ -108,7 +108,7 @@ def test_a_lifted_model_is_the_float64_function(name, monkeypatch):
     assert all(note.endswith(" in float32: lifted to float64") for note in notes)
 
 
-def test_llamas_norm_is_its_formula_in_float64():
+def test_the_norm_of_llama_is_computed_in_float64():
     llama = pytest.importorskip("transformers.models.llama.modeling_llama")
     random = np.random.RandomState(1)
     x, gain = random.standard_normal((3, 5, 8)) / 100, random.standard_normal(8)
@@ -148,7 +148,7 @@ ASKED = {
 
 @pytest.mark.parametrize("inference", [False, True])  # there, casts reach modes undecomposed
 @pytest.mark.parametrize("f", ASKED.values(), ids=ASKED)
-def test_what_asks_for_float32_is_float64(f, inference, monkeypatch):
+def test_casts_to_float32_become_float64(f, inference, monkeypatch):
     x = torch.tensor(np.random.RandomState(2).standard_normal((3, 5)))
     with torch.inference_mode(inference), lifted():
         got = f(torch, x)
@@ -180,7 +180,7 @@ ROUNDS = {  # each rounds float64 once, in the dtype that it is called by
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("name", ROUNDS)
-def test_what_asks_for_16_bits_is_rounded_and_told(name, inference, wide):
+def test_casts_to_16_bits_round_and_are_reported(name, inference, wide):
     x, dtype = np.random.RandomState(2).standard_normal((3, 5)), name.partition(",")[0]
     with torch.inference_mode(inference), lifted() as notes:
         got = ROUNDS[name](torch, torch.tensor(x))
@@ -205,7 +205,7 @@ def test_gradients_behind_a_rounding_are_told_by_the_line_that_rounds():
     assert {note.partition(" ")[0] for note in notes} == {f"{HERE}:{line.co_firstlineno + 3}"}
 
 
-def test_a_cast_still_copies_and_bits_are_still_bits():
+def test_a_lifted_cast_copies_and_a_bit_view_keeps_its_dtype():
     x = torch.ones(3, dtype=torch.float64)
     with lifted():
         y = x.float()
@@ -237,19 +237,21 @@ def test_gradients_pass_lifted_casts_and_handwritten_backwards():
     assert len(notes) == 3 and all(note.startswith(f"{HERE}:") for note in notes)
 
 
-def test_what_was_narrow_before_is_told():
+def test_operations_on_arrays_narrowed_before_the_lift_are_reported():
     constant, x = torch.full((3,), 0.1), torch.ones(3, dtype=torch.float64)
     with lifted() as notes:
         x * constant  # wide enough
         constant * constant  # not
         constant[None].reshape(3, 1).expand(3, 2).split(2)  # computes nothing
-    line = test_what_was_narrow_before_is_told.__code__.co_firstlineno + 4
+    line = (
+        test_operations_on_arrays_narrowed_before_the_lift_are_reported.__code__.co_firstlineno + 4
+    )
     said = "mul in float32: left so, since what it is computed from is"
     assert notes == [f"{HERE}:{line} {said}"]
 
 
 @pytest.mark.parametrize("default", ["float32", "bfloat16"])
-def test_everything_is_left_as_found(default):
+def test_the_lift_restores_torch(default):
     x = torch.ones(3, dtype=torch.float64)
     torch.set_default_dtype(getattr(torch, default))
     try:
@@ -310,7 +312,7 @@ def test_a_port_that_rounds_as_torch_does_is_right_and_one_that_does_not_is_wron
         assert wrong.ratio(dtype) < 0.3
 
 
-def test_a_mode_of_ours_leaves_torchs_compiler_where_it_is(monkeypatch):
+def test_the_lift_does_not_import_the_torch_compiler(monkeypatch):
     """Which torch imports for a mode that says nothing of it: seconds in each process."""
     monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
     names = []

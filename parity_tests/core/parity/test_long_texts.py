@@ -77,7 +77,7 @@ class Exchanged(nnx.Module):
 
 
 @pytest.mark.nightly
-def test_no_sentence_shows_the_end_of_an_open_slice():
+def test_messages_do_not_print_the_end_of_an_open_slice():
     report = compare(Halves(), Exchanged(), X, dtypes=("float64",), eager=False)
     assert "exchanged: another order of the one from 0 and the one from 4" in report.first.hint, (
         report

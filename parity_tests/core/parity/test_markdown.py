@@ -44,7 +44,7 @@ def test_nothing_outside_the_marks_is_written(page):
     assert [*markdown.rows(made)] == ["A", "B"]
 
 
-def test_a_part_leaves_other_rows_and_the_whole_drops_them(page):
+def test_writing_a_part_keeps_other_rows_and_writing_all_drops_them(page):
     markdown.write(page, table(a=(1e-16, 1e-16), c=(1e-16, 1e-16)), whole=True)
     markdown.write(page, table(b=(2e-16, 1e-16), c=(5e-1, 1e-16)), whole=False)
     rows = markdown.rows(markdown.MARKS.search(page.read_text())["table"])

@@ -256,7 +256,7 @@ QUICK = {
 
 
 @pytest.mark.parametrize("line", QUICK)
-def test_what_needs_no_jax_does_not_import_it(line):
+def test_commands_without_computation_do_not_import_jax(line):
     code = "import sys, atexit; from flax_attn.command.cli import main; "
     code += "atexit.register(lambda: print(*sorted({'jax', 'flax', 'torch'} & {*sys.modules}))); "
     code += "sys.exit(main(sys.argv[1:]))"
@@ -357,7 +357,7 @@ def test_compiled_programs_are_kept_in_the_users_folder_unless_told_otherwise(
     assert cache.folder().is_relative_to(tmp_path) or sys.platform == "win32"
 
 
-def test_what_is_kept_is_bounded_and_the_oldest_goes(tmp_path):
+def test_the_cache_of_programs_is_bounded_and_drops_the_oldest(tmp_path):
     for i in range(5):
         file = tmp_path / f"machine{i % 2}" / str(i)
         file.parent.mkdir(exist_ok=True)
@@ -395,7 +395,7 @@ def broken_by(number):
     return os.getpid()
 
 
-def test_work_is_done_in_order_and_a_death_costs_one_result():
+def test_a_crashed_worker_costs_one_result():
     with Workers(2) as workers:
         for _ in range(2):
             found = list(workers.map(stumble, list(range(5))))
@@ -405,7 +405,7 @@ def test_work_is_done_in_order_and_a_death_costs_one_result():
     assert isinstance(result, Failure) and "it exited: sys.exit(3)" in result.text
 
 
-def test_a_death_by_earlier_work_is_not_blamed_on_the_next():
+def test_a_crash_is_reported_for_the_job_that_caused_it():
     with Workers() as workers:
         first, second = workers.map(broken_by, [1, 2])
     assert isinstance(first, int) and isinstance(second, int) and first != second

@@ -241,7 +241,7 @@ def test_a_fault_is_found_in_its_module(fault, name, place):
 
 
 @pytest.mark.nightly
-def test_a_padding_word_that_is_taught_is_found_though_all_values_agree():
+def test_a_trained_padding_row_is_found_by_its_gradient():
     model = MODELS["bert"].flax_module()
     model.embeddings.word_embeddings.padding = None
     report = MODELS["bert"].compared(model)

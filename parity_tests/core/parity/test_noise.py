@@ -63,9 +63,7 @@ RIGHT = [
 
 
 @pytest.mark.parametrize(("theirs", "mine"), RIGHT)
-def test_a_right_port_that_the_input_cannot_tell_from_another_is_equal_as_far_as_it_can(
-    theirs, mine
-):
+def test_a_right_port_is_equal_up_to_noise_where_the_input_is_ill_conditioned(theirs, mine):
     report = compared(theirs, mine, X)
     assert report.verdict == "equal as far as this input can tell" and report.unsure
     assert report.ok and not report.certain
@@ -84,7 +82,7 @@ def test_a_wrong_port_of_an_ill_conditioned_function_is_different():
         assert report.verdict == "DIFFERENT", report
 
 
-def test_what_is_well_conditioned_is_certain_and_asks_for_no_noise():
+def test_a_well_conditioned_comparison_measures_no_noise():
     report = compared(lambda x: torch.softmax(x, -1), lambda x: nnx.softmax(x), X)
     assert report.certain and report.verdict == "equal"
     assert all(row.verdict.noise is None for row in report.rows)
@@ -92,7 +90,7 @@ def test_what_is_well_conditioned_is_certain_and_asks_for_no_noise():
 
 
 @pytest.mark.nightly
-def test_noise_is_told_beside_every_error_in_every_dtype():
+def test_noise_is_reported_next_to_every_error_in_every_dtype():
     dtypes = ("float64", "float32", "bfloat16")
     linear, mine = torch.nn.Linear(40, 7), nnx.Linear(40, 7, rngs=nnx.Rngs(0))
     report = compare(linear, mine, X, dtypes=dtypes, noise=True, eager=False)
@@ -109,7 +107,7 @@ def test_noise_is_told_beside_every_error_in_every_dtype():
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
-def test_every_operation_is_moved_by_at_most_a_unit_and_no_view_or_copy(dtype):
+def test_noise_changes_each_operation_by_at_most_one_unit_and_no_view_or_copy(dtype):
     kind = getattr(torch, dtype)
     x = torch.rand(50, 60, dtype=torch.float64).to(kind) + 1
     eps = torch.finfo(kind).eps
@@ -148,7 +146,7 @@ def relative(x):
 
 
 @pytest.mark.nightly
-def test_what_is_decided_on_the_way_is_not_noise():
+def test_comparisons_and_indices_get_no_noise():
     """An index made of floating numbers, a comparison, a number rounded down."""
 
     def wrong(x):
@@ -163,7 +161,7 @@ def test_what_is_decided_on_the_way_is_not_noise():
         assert compared(relative, off, X).verdict == "DIFFERENT"
 
 
-def test_what_is_nothing_but_noise_proves_nothing():
+def test_a_result_that_is_only_noise_proves_nothing():
     """An output that is nothing but rounding proves nothing, right or wrong; others still do."""
 
     def theirs(x):

@@ -137,7 +137,7 @@ NAIVE = {  # what one would write, and what differs then
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", NAIVE)
-def test_the_naive_call_differs(name):
+def test_the_naive_optax_call_differs_from_torch(name):
     options, naive = NAIVE[name]
     start, *gradients = draws(1 + STEPS)
     want = by_torch(make(name, options), start, gradients)[-1]
@@ -155,7 +155,7 @@ REFUSED_OPTAX = {
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", REFUSED_OPTAX)
-def test_those_refused_do_differ(name, monkeypatch):
+def test_refused_options_differ_from_torch(name, monkeypatch):
     torch = pytest.importorskip("torch", reason="torch steps beside")
 
     kind, options, naive = REFUSED_OPTAX[name]
@@ -193,7 +193,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "options", "says"), WRONG)
-def test_what_is_wrong_is_said_in_a_sentence(name, options, says):
+def test_bad_options_are_refused_in_one_sentence(name, options, says):
     with pytest.raises(ValueError) as caught:
         make(name, options)
     assert str(caught.value).startswith(says)

@@ -53,7 +53,7 @@ def test_jax_attention_is_lifted_to_float64_and_the_report_says_so(by):
     assert "flax_attn.flax_attention, as attention_fn=" in str(report)
 
 
-def test_a_wrong_scale_is_seen_through_the_lift():
+def test_a_wrong_scale_is_found_in_lifted_jax_attention():
     report = compare(Attention(), Port("scale"), X, SEEN, **QUICK)
     assert not report.ok and report.first.error > 1e-3
 
@@ -71,7 +71,7 @@ def test_flax_attention_is_lifted_with_its_gradients():
 
 
 @pytest.mark.nightly
-def test_only_float64_is_lifted_and_all_is_as_it_was_afterwards():
+def test_only_float64_runs_are_lifted_and_the_lift_is_undone():
     plain, notes = jax.nn.dot_product_attention, {}
     q = jnp.asarray(X[..., None, :], jnp.float32)
     with attention_lifted(notes):

@@ -81,7 +81,7 @@ def test_flax_alone_may_have_the_name():
     assert report.first.tap == "model output", report
 
 
-def test_a_recording_follows(tmp_path):
+def test_a_recording_keeps_the_names_of_outputs(tmp_path):
     for name in ("output", "last"):
         file = tmp_path / f"{name}.safetensors"
         record(Theirs(name), (X,), file, dtypes=("float64",))

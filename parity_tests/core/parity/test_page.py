@@ -197,7 +197,7 @@ def test_a_page_says_equal_only_where_the_report_does():
 
 
 @pytest.mark.parametrize("write", [page, lambda report: pages([report])], ids=["page", "pages"])
-def test_a_failure_is_told_whole(write):
+def test_a_failure_shows_every_part_of_its_report(write):
     report = different()
     text = Reader(write(report)).text
     for place in report.divergences:
@@ -235,7 +235,7 @@ def test_every_comparison_stands_in_a_table_with_its_worst_element(report):
     assert text.count("at [0]: Flax 0.5, torch -0.5") == len([*odd(0.5).rows, *odd(0.5).local])
 
 
-def test_the_worst_of_a_fold_is_nan_where_there_is_one():
+def test_the_worst_row_of_a_group_is_nan_if_there_is_one():
     rows = rows_of({"x": 1.0, "y": NAN, "z": INF}, "gradient")
     assert "worst nan" in Reader(page(Report("nan", rows))).text
 
@@ -289,7 +289,7 @@ def test_a_chart_shows_the_worse_of_two_modes():
         ]
 
 
-def test_an_axis_has_a_place_for_every_error():
+def test_the_axis_of_the_chart_shows_every_error():
     axis = Axis(-16, 2)
     places = [axis.at(error) for error in (0.0, 1e-16, 1e-3, 100.0, INF)]
     assert sorted(set(places)) == places and axis.at(NAN) == axis.at(INF)
@@ -362,7 +362,7 @@ def test_many_reports_stay_small():
     assert found.count(f"Different at {TAPS[4]}") == len(bad)
 
 
-def test_what_is_not_drawn_is_named():
+def test_omitted_drawings_are_named():
     maps = {f"layers.{i}.scores": np.ones((2, 3)) for i in range(30)}
     report = Report("deep", rows_of({"output": 1.0}, "output"), maps=maps)
     alone, of_many = page(report), pages([report])

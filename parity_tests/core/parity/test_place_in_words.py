@@ -12,7 +12,7 @@ from .test_page import Reader
 
 
 @pytest.mark.parametrize("tap", ["value", "a", "gradient"])
-def test_a_submodule_may_have_the_name_of_a_kind_or_a_letter(tap):
+def test_a_submodule_named_like_a_kind_of_tap_is_located_by_its_name(tap):
     failed = Row("output", "output", "float64", "jit", judge.same_function(np.ones(2), np.zeros(2)))
     place = Divergence(tap, 0.5, 1e-12, "same function", None)
     report = Report("Mine against Theirs", (failed,), divergences=(place,))

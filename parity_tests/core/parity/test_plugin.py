@@ -193,7 +193,7 @@ def test_the_fixture_asserts_and_names_its_test(run):
     assert "compare.py" not in text and "_pytest.py" not in text
 
 
-def test_a_suite_that_does_not_use_it_pays_nothing(alone):
+def test_the_plugin_prints_nothing_for_a_suite_without_cases(alone):
     result = alone(test_plain=PLAIN)
     result.assert_outcomes(passed=1)
     assert "parity" not in result.stdout.str()
@@ -220,7 +220,7 @@ def test_fixture(heard, assert_parity):
 
 
 @pytest.mark.nightly
-def test_who_parametrises_alone_is_left_alone(run):
+def test_tests_that_parametrize_case_themselves_are_left_alone(run):
     """By a hook, by a mark, with cases of another kind, or with a fixture and no cases."""
     hook = """
 def pytest_generate_tests(metafunc):

@@ -199,7 +199,7 @@ def image(before=lambda x: x, epsilon=1e-5):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("length", with_nightly([2, 3, 5], commit=[2]))
-def test_a_norm_behind_a_wrong_image_is_innocent(length):
+def test_a_norm_after_a_wrong_step_is_not_named(length):
     """Of 6 channels at 2 or 3 places a mere reshape is no nearer than channels last for first."""
     x = X[:, :length]
     assert compare(Image(), image(), x, **QUICK).ok
@@ -271,7 +271,7 @@ class TwicePort(nnx.Module):
 
 
 @pytest.mark.nightly
-def test_float64_tells_narrow_dtypes_what_belongs_together():
+def test_taps_paired_in_float64_are_paired_in_narrow_dtypes():
     report = compare(Twice(), TwicePort(), X, dtypes=("float64", "float32"), eager=False)
     assert report.ok and "up (torch)" in report.unpaired, report
     assert not any(name.endswith("(Flax)") for name in report.unpaired), report

@@ -85,7 +85,7 @@ WRAPPED = {
 
 
 @pytest.mark.parametrize("f", WRAPPED.values(), ids=WRAPPED)
-def test_a_cast_is_found_wherever_it_stands(f):
+def test_a_cast_is_found_anywhere_in_the_program(f):
     (found,) = casts(traced(f))
     line = line_of(narrowed, "# the cast")
     assert str(found) == f"{HERE}:{line} (narrowed) casts float64 to float32"
@@ -128,7 +128,7 @@ CASTS = [
 
 
 @pytest.mark.parametrize(("f", "dtype", "said"), CASTS)
-def test_casts_that_lose_digits_are_told_from_those_that_do_not(f, dtype, said):
+def test_only_casts_that_lose_digits_are_listed(f, dtype, said):
     assert [found.what for found in casts(traced(f, dtype=dtype))] == said
 
 
@@ -205,7 +205,7 @@ def test_precision_is_judged_against_what_was_asked():
         products(jaxpr, "best")
 
 
-def test_what_jit_traces_is_walked_too():
+def test_casts_inside_jitted_functions_are_found():
     with jax.enable_x64(True):
         (found,) = casts(jax.jit(inner).trace(jnp.ones((4, 4))).jaxpr)
     assert found.function == "narrowed"

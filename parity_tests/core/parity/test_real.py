@@ -103,7 +103,7 @@ FAULTS = {
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("fault", with_nightly(FAULTS, commit=["one part in a billion"]))
-def test_a_fault_in_the_call_is_seen(fault):
+def test_a_fault_in_the_call_is_found(fault):
     report = golden.replay_golden(ENCODER, call=FAULTS[fault])
     assert not report.ok
     assert report.first.statement == "same function"
@@ -135,7 +135,7 @@ NUMBERS = [
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("kept", "name"), with_nightly(NUMBERS, commit=[NUMBERS[2], NUMBERS[3]]))
-def test_one_changed_number_in_the_file_is_seen(kept, name, tmp_path):
+def test_one_changed_number_in_the_file_is_found(kept, name, tmp_path):
     with np.load(kept.path, allow_pickle=False) as stored:
         arrays = {key: stored[key].copy() for key in stored}
     arrays[name].flat[7] = 1 if name.startswith("blocks") else arrays[name].flat[7] * 1.001
@@ -143,7 +143,7 @@ def test_one_changed_number_in_the_file_is_seen(kept, name, tmp_path):
     assert not golden.replay_golden(kept, tmp_path / "changed.npz").ok
 
 
-def test_nothing_recorded_is_said(tmp_path):
+def test_a_missing_recording_is_reported(tmp_path):
     with pytest.raises(ParityError, match="none is not recorded"):
         golden.replay_golden(ENCODER, tmp_path / "none")
 

@@ -39,7 +39,7 @@ def test_the_whole_model_by_its_logits_and_next_tokens(both):
     assert report.ok and [row.name for row in report.rows] == ["logits"] * 2 + ["next tokens"] * 2
 
 
-def test_the_whole_model_word_after_word(both):
+def test_the_whole_model_generates_the_same_tokens(both):
     """However the prompt is cut, by two programs."""
     ids = np.random.RandomState(1).randint(0, V, (2, 21))
     report = smollm2.compare_decoding(*both[2:], ids)
@@ -48,7 +48,7 @@ def test_the_whole_model_word_after_word(both):
     assert len({*decoding.cuts(21)}) == 5 and all(sum(cut) == 21 for cut in decoding.cuts(21))
 
 
-def test_rows_that_were_left_in_pairs_are_seen(both, monkeypatch):
+def test_unpermuted_rotary_rows_are_found(both, monkeypatch):
     path, config, theirs, _ = both
     right = families.rules
 

@@ -43,7 +43,7 @@ def test_cases_are_recorded_each_in_its_file(name, main, somewhere):
     forget("somebody")
 
 
-def test_what_cannot_be_recorded_is_told(main, somewhere):
+def test_a_case_that_cannot_be_recorded_is_named(main, somewhere):
     (somewhere / "somebody" / "theirs.py").write_text("Half = None")
     status, out, _ = main("somebody")
     assert status == 1 and out.count("not recorded: NoneType of torch fails") == 2

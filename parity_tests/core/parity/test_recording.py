@@ -72,7 +72,7 @@ PORTS = [Faithful, ScaleOnQueries, NoScale, OtherEpsilon, WrongBackward, Flat, M
 @pytest.mark.parametrize(
     "mine", with_nightly(PORTS, commit=[Faithful, NoScale, OtherEpsilon, WrongBackward])
 )
-def test_a_recording_says_what_torch_says(kept, mine):
+def test_a_recording_gives_the_same_report_as_torch(kept, mine):
     """Every number of every row and every place are the same; a hint may need torch's program."""
     live = compare(Original(), mine(), X, optimizer=ADAMW, **JIT)
     replayed = compare(Recording(kept), mine(), **JIT)
@@ -122,7 +122,7 @@ class Fixed(Faithful):
         (Fixed, "the same for every random key"),
     ],
 )
-def test_masks_that_are_drawn_otherwise_are_told(trained, mine, said):
+def test_dropout_masks_drawn_differently_are_reported(trained, mine, said):
     report = compare(Recording(trained), mine(), **JIT)
     assert not report.ok and said in str(report)
 
@@ -329,7 +329,7 @@ from flax_attn.taps import tap
 
 
 @pytest.mark.nightly
-def test_a_port_is_proven_where_torch_is_not(folder, kept):
+def test_a_port_is_proven_by_a_recording_without_torch(folder, kept):
     classes = "\n\n".join(inspect.getsource(kind) for kind in (Faithful, NoScale))
     (folder / "port_alone.py").write_text(PORT_ALONE.format(classes=classes))
     text = WITHOUT.format(tests=folder, kept=kept)

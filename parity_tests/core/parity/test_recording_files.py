@@ -34,7 +34,7 @@ def test_weights_that_are_float32_are_written_so(folder):
 
 
 @pytest.mark.nightly
-def test_what_was_left_out_is_said(folder):
+def test_a_recording_lists_what_was_left_out(folder):
     file = folder / "least.safetensors"
     once = {"dtypes": ("float64",), "noise": False, "taps": False, "grads": False}
     report = compare(Recording(record(Original(), (X,), file, **once)), Faithful(), **JIT)

@@ -95,7 +95,7 @@ def test_a_port_that_computes_a_rounded_buffer_is_equal(base):
 
 
 @pytest.mark.nightly
-def test_a_table_is_unrounded_too():
+def test_rounded_tables_of_cos_and_sin_are_reported_and_equal():
     report = compare(Theirs(table=True), Mine(), X)
     assert report.verdict == "equal", str(report)
     assert len(noted(report, "cos")) == len(noted(report, "sin")) == 1, report.notes
@@ -145,7 +145,7 @@ def test_gradients_go_by_the_buffers_that_outputs_do_not_tell(seed):
 
 
 @pytest.mark.nightly
-def test_a_table_before_a_fault_is_not_blamed():
+def test_a_rounded_table_before_a_fault_is_not_named():
     sizes, scales, x = drawn_sums(1)
     wrong = compare(Sums(sizes, scales), OwnSums(sizes, scales, 1.01), x, **ONCE)
     assert not wrong.ok and noted(wrong, "pe") and "fc" not in {row.name for row in wrong.failed}
@@ -176,7 +176,7 @@ def test_a_fault_behind_a_rounded_buffer_is_placed():
 
 
 @pytest.mark.nightly
-def test_other_steps_follow():
+def test_optimizer_steps_with_a_rounded_buffer_are_equal():
     report = compare(Theirs(), Mine(), X, **ONCE, optimizer=("sgd", {"lr": 0.1}), steps=2)
     assert report.verdict == "equal", str(report)
 

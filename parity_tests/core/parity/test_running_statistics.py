@@ -78,7 +78,7 @@ def test_a_recording_of_an_earlier_version_allows_the_factor(calls, tmp_path, mo
 
 @pytest.mark.nightly(but=["once"])
 @pytest.mark.parametrize("calls", CALLS)
-def test_another_momentum_or_number_of_calls_is_told(calls):
+def test_another_momentum_or_number_of_calls_is_named(calls):
     report = compare(Theirs(CALLS[calls]), Mine(CALLS[calls], momentum=0.6), X, **ONCE)
     assert {"norm.mean", "norm.var"} <= {row.name for row in report.failed}, report
     slices = CALLS[calls]

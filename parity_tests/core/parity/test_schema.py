@@ -72,7 +72,7 @@ def test_reports_of_all_kinds_fit(options):
     assert read["ok"] == ("epsilon" not in options)
 
 
-def test_one_of_nothing_fits_and_one_with_another_field_does_not():
+def test_an_empty_report_fits_the_schema_and_an_unknown_field_does_not():
     read = as_read(Report("nothing was compared", ()))
     assert read["verdict"] == "nothing is proven" and read["first"] is None and read["try"] == ""
     for broken in ({**read, "more": 1}, {k: v for k, v in read.items() if k != "ok"}):

@@ -348,7 +348,7 @@ def test_dropout_behind_another_normaliser():
 
 
 @pytest.mark.nightly
-def test_a_perceptron_is_no_attention():
+def test_a_perceptron_is_not_taken_for_attention():
     class Perceptron(torch.nn.Module):
         def __init__(self):
             super().__init__()

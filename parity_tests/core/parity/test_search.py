@@ -92,7 +92,7 @@ def recorded(module, *inputs, train=False):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_recorded_program_gives_the_run_again(name):
+def test_replaying_a_recorded_program_gives_the_same_values(name):
     """Bit for bit, but for products of slices, whose bits depend on where in memory these begin."""
     torch.manual_seed(0)
     inputs = (X, X, X) if name == "torch's own attention" else (X,)
@@ -197,14 +197,14 @@ def test_a_change_is_named_and_holds_on_other_numbers(said):
 
 
 @pytest.mark.nightly
-def test_what_nothing_explains_says_how_much_was_tried():
+def test_an_unexplained_difference_reports_how_many_changes_were_tried():
     _, outcome = searched(np.random.RandomState(2).standard_normal(X.shape))
     assert outcome.cause is None and outcome.tried > 500, outcome
     assert re.search(r" operations tried, in \d+ s of CPU time: none explains it$", str(outcome))
 
 
 @pytest.mark.nightly
-def test_a_constant_that_depends_on_the_data_is_no_cause():
+def test_a_data_dependent_factor_is_not_named_as_the_cause():
     x = torch.from_numpy(X)
     _, outcome = searched((right(x) / (1 + x.abs().max())).numpy())
     assert outcome.cause is None, outcome.cause
@@ -321,7 +321,7 @@ NORMED = {
 
 
 @pytest.mark.parametrize("name", NORMED)
-def test_a_norm_written_out_is_the_norm(name):
+def test_the_formulas_of_norms_equal_those_of_torch(name):
     """Otherwise no change inside it could be found."""
     formulas = import_module("flax_attn.parity.search.inside")
     x = np.random.RandomState(2).standard_normal((3, 5, 6)) ** 2 + 0.1

@@ -73,7 +73,7 @@ def test_a_side_that_cannot_run_is_refused_with_the_way_out(name):
 
 
 @pytest.mark.parametrize("sides", [(jnp.tanh, raises), (raises, jnp.tanh)])
-def test_the_line_is_told_of_two_jax_sides_too(sides):
+def test_the_line_of_an_error_is_named_for_two_jax_sides(sides):
     with pytest.raises(ParityError, match=HERE[:-1]):
         compare(*sides, X, **ONCE)
 
@@ -154,7 +154,7 @@ def test_a_torch_function_is_an_original(name):
     assert compare(original, port, X, **ONCE).ok
 
 
-def test_torch_functions_are_wrong_ports_truth_too_and_recorded(tmp_path):
+def test_a_torch_function_can_be_the_original_and_be_recorded(tmp_path):
     assert not compare(F.gelu, jax.nn.gelu, X, **ONCE).ok  # approximate by default
     file = record(F.gelu, (X,), tmp_path / "gelu.safetensors", dtypes=("float64",))
     assert compare(Recording(file), exact, **ONCE).ok

@@ -63,7 +63,7 @@ def test_weights_that_an_input_does_not_test_are_named():
 
 
 @pytest.mark.nightly
-def test_dropout_that_only_torch_has_is_told_in_eval_mode():
+def test_dropout_that_only_torch_has_is_reported_in_eval_mode():
     told = "torch has dropout (drop) that Flax does not show: it is off in eval mode"
     assert any(note.startswith(told) for note in report(Theirs(), Ours()).notes)
     for theirs, ours in ((Theirs(), Ours(rate=0.25)), (Theirs(0), Ours())):

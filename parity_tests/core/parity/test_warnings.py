@@ -50,7 +50,7 @@ def told(report):
 @pytest.mark.nightly(but=["True-False"])
 @pytest.mark.parametrize("grads", [False, True])
 @pytest.mark.parametrize("always", [False, True])
-def test_torch_that_rounds_where_flax_does_not_is_told(always, grads):
+def test_rounding_in_torch_alone_is_reported(always, grads):
     report = compare(Rounds(always), Port(), X, eager=False, grads=grads)
     assert report.ok is not always
     (note,) = told(report)
@@ -58,7 +58,7 @@ def test_torch_that_rounds_where_flax_does_not_is_told(always, grads):
 
 
 @pytest.mark.nightly
-def test_a_faithful_port_is_told_nothing():
+def test_a_right_port_gets_no_warning():
     report = compare(Plain(), Port(), X, dtypes=("float32", "bfloat16", "float16"), eager=False)
     assert report.ok and not told(report), report.notes
     few = compare(Plain(), Port(), X[:1, :1], dtypes=("float32", "bfloat16"), eager=False)
@@ -91,7 +91,7 @@ def row(kind, got, own, dtype="float32"):
         ([], False),
     ],
 )
-def test_which_rows_warn(rows, warns):
+def test_the_number_of_warnings_depends_on_the_rows(rows, warns):
     assert len(warnings(rows)) == warns
 
 

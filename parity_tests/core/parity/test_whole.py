@@ -159,7 +159,7 @@ def test_braces_without_a_layout_rename_modules_in_pairs():
 
 
 @pytest.mark.nightly
-def test_repeated_layers_are_one_line_and_a_fault_is_placed_in_its_layer():
+def test_repeated_layers_are_printed_as_one_line_and_a_fault_is_located_in_its_layer():
     equal = compare(Model(), Counted(), IDS, rules=RULES, **QUICK)
     assert equal.ok and "layers.0 ... layers.3: equal, worst layers." in str(equal)
     report = compare(Model(), Counted(faulty=2), IDS, rules=RULES, **QUICK)
@@ -168,7 +168,7 @@ def test_repeated_layers_are_one_line_and_a_fault_is_placed_in_its_layer():
 
 
 @pytest.mark.nightly
-def test_a_large_comparison_tells_what_it_is_at_and_a_small_one_is_silent(capsys, monkeypatch):
+def test_only_a_large_comparison_prints_progress(capsys, monkeypatch):
     compare(Model(), Counted(), IDS, rules=RULES, **QUICK)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("flax_attn.parity.watch.LARGE", 1)
@@ -184,7 +184,7 @@ def test_a_large_comparison_tells_what_it_is_at_and_a_small_one_is_silent(capsys
     assert capsys.readouterr().err.startswith("\rCounted against Model: Flax in float64, eagerly (")
 
 
-def test_what_torch_records_is_no_second_copy_of_its_weights():
+def test_recording_torch_does_not_copy_its_weights():
     request = RunRequest((IDS,), {}, 0, False, True, True)
     original = Live(Model(), plain_call, request).with_weights("random", None)
     _, truth = original.run("float64", ())
@@ -195,7 +195,7 @@ def test_what_torch_records_is_no_second_copy_of_its_weights():
 
 
 @pytest.mark.nightly
-def test_nothing_of_torch_is_held_when_a_comparison_is_done(monkeypatch):
+def test_compare_keeps_no_reference_to_torch_modules(monkeypatch):
     copies = []
     module = import_module("flax_attn.parity.sides.torch.side")
     plain = module.ready
@@ -213,7 +213,7 @@ def test_nothing_of_torch_is_held_when_a_comparison_is_done(monkeypatch):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("times", "runs"), [(2.0, 1), (1e-30, 3)])
-def test_noise_is_asked_once_of_what_is_wrong_by_far_and_thrice_of_what_is_near(
+def test_noise_is_measured_once_for_large_errors_and_three_times_near_the_limit(
     monkeypatch, times, runs
 ):
     """Near is what more of torch's noise could excuse: here the error is torch's noise itself."""
@@ -237,7 +237,7 @@ X = np.random.RandomState(1).standard_normal((3, 5, D))
 NAMED = [Rule("{norm,up,down} -> {ln,fc,proj}")]
 
 
-def test_layers_that_no_name_tells_apart_are_paired_in_the_order_of_their_definition():
+def test_layers_without_matching_names_are_paired_in_definition_order():
     class Theirs(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -282,7 +282,7 @@ def test_a_rule_for_one_tensor_pairs_its_two_modules():
     assert report.first.tap == "one" and report.first.hint == "first.weight untransposed"
 
 
-def test_an_error_of_a_module_is_told_whole():
+def test_an_error_raised_by_a_module_is_shown_in_full():
     class Fails(nnx.Module):
         def __call__(self, x):
             raise ValueError("shapes differ:\n  3 rows\n  4 rows")
@@ -320,7 +320,7 @@ def test_the_advised_tap_halves_what_lies_between():
 
 
 @pytest.mark.nightly
-def test_a_run_is_let_go_before_the_next_is_made():
+def test_the_arrays_of_a_run_are_freed_before_the_next_run():
     request = RunRequest((X,), {}, 0, False, True, True)
     original = Live(Block(), plain_call, request)
     pair = whole.make_pair(original, Port(nnx.Rngs(0)), Options(rules=NAMED))

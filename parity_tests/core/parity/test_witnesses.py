@@ -96,7 +96,7 @@ def test_a_witness_that_is_not_installed_is_replayed_and_says_so(kept):
 
 
 @live
-def test_a_wrong_port_is_found_by_the_record_too(kept):
+def test_a_wrong_port_is_found_by_a_recorded_reference(kept):
     wrong = case("makers.absent")
     wrong.flax_call = lambda m, input: 1.01 * m(input)
     assert not wrong.report(live=True).ok
