@@ -36,46 +36,62 @@ WORDS: dict[str, dict[Any, Any]] = {
     },
     "score": {None: IDENTITY, "cap": fa.Softcap(1.5), "alibi": fa.Alibi(SLOPES)},
 }
+FLAG = [False, True]
+SINKS = {"sinks": FLAG}
 HEADS: dict[str, list[Any]] = {
     "qkv_bias": [False, True, "q", "kv"],
-    "out_bias": [False, True],
+    "out_bias": FLAG,
     "rotary": [*WORDS["rotary"]],
     "mask": [*WORDS["mask"]],
-    "q_norm": [False, True],
-    "k_norm": [False, True],
-    "norm_after_rotary": [False, True],
+    "q_norm": FLAG,
+    "k_norm": FLAG,
+    "norm_after_rotary": FLAG,
     "score": [*WORDS["score"]],
     "scale": [None, 0.3],
 }
-SINKS = {"sinks": [False, True]}
-OPTIONS: dict[str, dict[str, list[Any]]] = {
-    "grouped": {
-        **{**HEADS, **SINKS, "clip_qkv": [None, 0.5]},
-        **{"o_norm": [False, True], "key_bias": [True, False]},
-    },
-    "gated": {
-        **{**HEADS, **SINKS, "gate": ["full", "head"], "fused": [False, True]},
-        **{"activation": ["sigmoid", "softplus"], "gate_bias": [False, True]},
-    },
-    "exclusive": {**HEADS, **SINKS, "learned": [True, False], "gate": [False, True]},
-    "shared": {**HEADS, **SINKS, "v_norm": [False, True], "own_values": [False, True]},
-    "residual": {**HEADS, **SINKS, "learned_mix": [False, True]},
-    "entmax": {**HEADS, "alpha": [1.5, 2]},
-    "sigmoid": {**HEADS, "logit_bias": [None, -1.0]},
-    "selective": HEADS,
-    "differential": {
-        **{name: HEADS[name] for name in ("out_bias", "rotary", "mask")},
-        **{"qkv_bias": [False, True], "depth": [0, 3], "eps": [1e-5, EPS]},
-    },
-    "latent": {
-        **{name: HEADS[name] for name in ("out_bias", "rotary", "mask", "score", "scale")},
-        **{"qkv_bias": [False, True], "q_rank": [None, 10], "absorbed": [False, True]},
-    },
+LAYERS: dict[str, tuple[type, dict[str, list[Any]]]] = {
+    "grouped": (
+        fa.GroupedQueryAttention,
+        {**HEADS, **SINKS, "clip_qkv": [None, 0.5], "o_norm": FLAG, "key_bias": [True, False]},
+    ),
+    "gated": (
+        fa.GatedQueryAttention,
+        {
+            **{**HEADS, **SINKS, "gate": ["full", "head"], "fused": FLAG, "gate_bias": FLAG},
+            "activation": ["sigmoid", "softplus"],
+        },
+    ),
+    "exclusive": (
+        fa.ExclusiveAttention,
+        {**HEADS, **SINKS, "learned": [True, False], "gate": FLAG},
+    ),
+    "shared": (
+        fa.SharedKeyValueAttention,
+        {**HEADS, **SINKS, "v_norm": FLAG, "own_values": FLAG},
+    ),
+    "residual": (fa.ValueResidualAttention, {**HEADS, **SINKS, "learned_mix": FLAG}),
+    "entmax": (fa.EntmaxAttention, {**HEADS, "alpha": [1.5, 2]}),
+    "sigmoid": (fa.SigmoidAttention, {**HEADS, "logit_bias": [None, -1.0]}),
+    "selective": (fa.SelectiveAttention, HEADS),
+    "differential": (
+        fa.DifferentialAttention,
+        {
+            **{name: HEADS[name] for name in ("out_bias", "rotary", "mask")},
+            **{"qkv_bias": FLAG, "depth": [0, 3], "eps": [1e-5, EPS]},
+        },
+    ),
+    "latent": (
+        fa.LatentAttention,
+        {
+            **{name: HEADS[name] for name in ("out_bias", "rotary", "mask", "score", "scale")},
+            **{"qkv_bias": FLAG, "q_rank": [None, 10], "absorbed": FLAG},
+        },
+    ),
 }
 _SMALL = {"d_in": D, "d_out": 5}
 _CAUSAL = {**_SMALL, "context_length": 9, "dropout": 0.0}
 _MANY = {**_CAUSAL, "d_out": 12, "num_heads": K}
-_BIAS = {"qkv_bias": [False, True]}
+_BIAS = {"qkv_bias": FLAG}
 # Layers of one file each, whose arithmetic is their own: options beside what they have in common.
 CLIMB: dict[str, tuple[type, dict[str, Any], dict[str, list[Any]]]] = {
     "simplified": (fa.SimplifiedSelfAttention, {}, {"normalise": ["softmax", "sum"]}),
@@ -93,20 +109,8 @@ CLIMB: dict[str, tuple[type, dict[str, Any], dict[str, list[Any]]]] = {
     "combined": (fa.MultiHeadAttentionCombined, _MANY, _BIAS),
     "einsum": (fa.MultiHeadAttentionEinsum, _MANY, _BIAS),
 }
-CLASSES = {
-    "grouped": fa.GroupedQueryAttention,
-    "gated": fa.GatedQueryAttention,
-    "exclusive": fa.ExclusiveAttention,
-    "shared": fa.SharedKeyValueAttention,
-    "residual": fa.ValueResidualAttention,
-    "entmax": fa.EntmaxAttention,
-    "sigmoid": fa.SigmoidAttention,
-    "selective": fa.SelectiveAttention,
-    "differential": fa.DifferentialAttention,
-    "latent": fa.LatentAttention,
-    **{name: row[0] for name, row in CLIMB.items()},
-}
-OPTIONS |= {name: row[2] for name, row in CLIMB.items()}
+CLASSES = {name: row[0] for name, row in (*LAYERS.items(), *CLIMB.items())}
+OPTIONS = {name: row[-1] for name, row in (*LAYERS.items(), *CLIMB.items())}
 
 
 def drawn(name: str, seed: int) -> dict[str, Any]:

@@ -12,12 +12,10 @@ from flax import nnx
 
 from flax_attn.layers.bahdanau import BahdanauAttention
 from flax_attn.layers.class_attention import ClassAttention
-from flax_attn.layers.grouped_query import GroupedQueryAttention
 from flax_attn.layers.linear import LinearAttention
 from flax_attn.layers.luong import LuongAttention
 from flax_attn.layers.spatial_reduction import SpatialReductionAttention
 from flax_attn.layers.t5 import T5Attention
-from flax_attn.layers.transformer_multi_head import TransformerMultiHeadAttention
 from flax_attn.scores import IDENTITY
 from parity_tests.core import layer_facts
 from parity_tests.core.backends.refusal import refused, told
@@ -113,17 +111,12 @@ def test_inputs_are_floating(kind, dtype):
             called(kind, {**whole, name: x.astype(dtype)})
 
 
+# Layers that check their masks themselves; others hand them to `attend`.
 MASKED = {
     BahdanauAttention: (3, 1, 5, 9),
     LuongAttention: (3, 1, 5, 9),
-    TransformerMultiHeadAttention: (3, 3, 9, 9),
-    GroupedQueryAttention: (3, 6, 9, 9),
     LinearAttention: (3, 9),
 }
-
-
-# These two project first: attend, not the layer, reads the mask.
-BEFORE = {TransformerMultiHeadAttention: told, GroupedQueryAttention: told}
 
 
 @cache
@@ -145,7 +138,7 @@ def masked(kind):
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 def test_masks_are_boolean(kind, dtype):
     layer, given = masked(kind)
-    with BEFORE.get(kind, refused)(TypeError, "mask", "boolean", "True", f"got {np.dtype(dtype)}"):
+    with refused(TypeError, "mask", "boolean", "True", f"got {np.dtype(dtype)}"):
         layer(**given, mask=np.ones(MASKED[kind], dtype))
 
 
@@ -155,7 +148,7 @@ def test_masks_broadcast(kind):
     layer, given = masked(kind)
     shape = MASKED[kind]
     wrong = (*shape[:-1], shape[-1] + 1)
-    with BEFORE.get(kind, refused)(ValueError, "mask must broadcast to", str(shape), str(wrong)):
+    with refused(ValueError, "mask must broadcast to", str(shape), str(wrong)):
         layer(**given, mask=np.ones(wrong, bool))
 
 
@@ -166,12 +159,6 @@ def test_states_share_their_batch(kind):
     given = {**given, "s": given["s"][:2]}
     with refused(ValueError, "share their batch axes", f"h {given['h'].shape}", "s (2, 5,"):
         layer(**given)
-
-
-def test_queries_and_keys_share_their_batch():
-    layer, given = masked(TransformerMultiHeadAttention)
-    with told(ValueError, "share their batch axes", "q (3, 9, ", "k (2, 9, "):
-        layer(**given, key=given["query"][:2])
 
 
 def test_linear_attention_needs_causal_to_run_step_by_step():

@@ -7,38 +7,16 @@ import pytest
 from flax import nnx
 
 from flax_attn import taps
-from flax_attn.layers import (
-    CausalAttention,
-    CausalRenormalisedAttention,
-    MultiHeadAttention,
-    MultiHeadAttentionCombined,
-    MultiHeadAttentionEinsum,
-    MultiHeadAttentionWrapper,
-    SelfAttentionV1,
-    SelfAttentionV2,
-    SimplifiedSelfAttention,
-    SingleHeadAttention,
-    UniformCausalAverage,
-)
+from flax_attn.layers import CausalAttention, CausalRenormalisedAttention, SelfAttentionV1
 from parity_tests.core.drawing import float64 as float64
 
-D, CONTEXT = 11, 9
+from .numpy_layers import CLIMB, D
+
 SHAPE = 2, 2, 7, D
-WIDTHS = {"d_in": D, "d_out": 6}
-CAUSAL = {**WIDTHS, "context_length": CONTEXT, "dropout": 0.0, "qkv_bias": True}
-MANY = {**CAUSAL, "d_out": 12, "num_heads": 3}
+BIASED = {"qkv_bias": True}
 LAYERS = {
-    SimplifiedSelfAttention: {},
-    UniformCausalAverage: {},
-    SelfAttentionV1: WIDTHS,
-    SelfAttentionV2: {**WIDTHS, "qkv_bias": True},
-    CausalRenormalisedAttention: CAUSAL,
-    CausalAttention: CAUSAL,
-    SingleHeadAttention: {"d_in": D, "head_size": 6},
-    MultiHeadAttentionWrapper: {**MANY, "d_out": 4},
-    MultiHeadAttention: MANY,
-    MultiHeadAttentionCombined: MANY,
-    MultiHeadAttentionEinsum: MANY,
+    kind: {**sizes, **(BIASED if "qkv_bias" in options else {})}
+    for kind, sizes, options in CLIMB.values()
 }
 
 of_all = pytest.mark.parametrize("kind", LAYERS)
