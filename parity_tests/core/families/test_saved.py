@@ -30,6 +30,7 @@ pytestmark = pytest.mark.nightly
 
 # Of which some layers, that read what an earlier one chose, are refused, and so the whole.
 ONE_LAYER = ("glm_moe_dsa",)
+NOWHERE_ELSE = ("albert", "longcat_flash")  # layers with one attention, a layer with two
 TYPES = families.TYPES
 # Of each way to write names one, and files with numbers or tables that JSON or layers do not have.
 COMMIT = ("vit", "dinov2", "dinov3_vit", "kimi_linear", "nomic_bert", "olmo_hybrid", "segformer")
@@ -94,18 +95,25 @@ def _built(folder, small, index):
     return families.attention(folder, index, part=_part(small), **how)
 
 
-def filled_at_once(folder, small, every):
-    """The layers at these places, out of one load by the rules of all layers."""
+def filled_at_once(folder, small, every, to):
+    """The layers at these places, out of one load by the rules of all layers.
+
+    They lie where `to` says, or where torch has them, if it is None.
+    """
     part, checkpoint = _part(small), Checkpoint(folder / "model.safetensors", None, False)
     made = {target: _built(folder, small, index) for index, _, target in every}
+    names = {target: target if to is None else to.format(i) for i, _, target in every}
     arrays = {}
     for index, place, _ in every:
         rules = families.rules(folder, index, part=part)
         beside = tuple(f"{place}.{rule.names}." for rule in rules if rule.kind == "skip")
-        names = [x for x in checkpoint.entries if x.startswith(f"{place}.")]
-        arrays |= {x: checkpoint.read(x) for x in names if not x.startswith(beside)}
-    rules = families.rules(folder, part=part)  # of layers too that are none of the first of a kind
-    weights.load(at(made), arrays, rules=rules, cast="widen", partial=True)
+        entries = [x for x in checkpoint.entries if x.startswith(f"{place}.")]
+        arrays |= {x: checkpoint.read(x) for x in entries if not x.startswith(beside)}
+    model = at({names[target]: layer for target, layer in made.items()})
+    rules = families.rules(
+        folder, part=part, to=to
+    )  # of layers too that are not the first of a kind
+    weights.load(model, arrays, rules=rules, cast="widen", partial=True)
     return made
 
 
@@ -119,15 +127,17 @@ def with_weights_of(model, path, config, small):
 def check(small, folder):
     config, model = written(small, folder)
     every, part = kinds(folder, small), _part(small)
-    at_once = {} if small.name in ONE_LAYER else filled_at_once(folder, small, every)
+    places = (None,) if small.name in NOWHERE_ELSE else (None, "blocks.{}.attn")
+    places = () if small.name in ONE_LAYER else places
+    at_once = [filled_at_once(folder, small, every, to) for to in places]
     for index, place, path in every:
         one, mine = replace(small, index=index), _built(folder, small, index)
         rules = families.rules(folder, index, part=part)
         weights.load(mine, folder, prefix=place, rules=rules, cast="widen")
         theirs, call = with_weights_of(model, path, config, one)
         alike(port(theirs, _built(folder, small, index), rules), mine)
-        if at_once:
-            alike(at_once[path], mine)
+        for made in at_once:
+            alike(made[path], mine)
         if not isinstance(mine, CrossLayerAttention):  # which reads the keys of another layer
             want = eager.output_of_torch(config, one, theirs, call)
             got = eager.output_of_flax(config.to_dict(), one, mine)
