@@ -70,7 +70,7 @@ def test_aliases_are_of_families_and_no_families_themselves():
 
 
 def refused(name):
-    """What is said of a model_type that is not served."""
+    """The error for a model_type that is not supported."""
     with pytest.raises(ValueError, match="model_type") as caught:
         families.attention({"model_type": name}, 0, rngs=nnx.Rngs(0))
     return str(caught.value)

@@ -11,7 +11,7 @@ from .faulty import FAULTY
 
 
 def asked(name):
-    """What `families` says of the config of a class: no error, or a sentence."""
+    """The error of `families` for the default config of a class; empty if a layer is built."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     try:

@@ -1,4 +1,4 @@
-"""Each family against its attention in transformers, and what a config may not say."""
+"""Each family equals its attention in transformers; unsupported fields of a config are refused."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def built(given, index=0, **init):
 
 
 def shaped(given, index=0):
-    """The layer without numbers."""
+    """The layer with shapes and no values."""
     return nnx.eval_shape(lambda: built(given, index))
 
 
@@ -34,7 +34,7 @@ def tells_most(small):
 
 @pytest.mark.parametrize("small", with_nightly(CONFIGS, commit=tells_most), ids=titled)
 def test_outputs_and_gradients_equal_transformers(small, transformers):
-    """In the spelling since transformers 5; below, the older one gives the same layer."""
+    """The config is in the spelling since transformers 5; a test below covers the older one."""
     name, index = small.name, small.index
     config = witness.config_of(small.spelt("new"), name)
     given = config.to_dict()
@@ -68,7 +68,7 @@ def test_defaults_are_those_of_the_class(name, transformers):
 
 
 def in_words(given, index):
-    """What a config says of a layer, or why there is none."""
+    """A description of the layer that a config builds, or the error."""
     try:
         return described(shaped(given, index))
     except ValueError as refused:

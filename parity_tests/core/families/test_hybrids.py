@@ -1,4 +1,4 @@
-"""What a config of a recurrent or hybrid model may not say, each told by one sentence."""
+"""Unsupported fields of recurrent and hybrid models are refused in one sentence."""
 
 import pytest
 from flax import nnx

@@ -1,4 +1,4 @@
-"""Whole models beside transformers': a folder to and fro, gradients, and greedy tokens."""
+"""Whole models equal those of transformers: folders read and written, gradients, greedy tokens."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -124,7 +124,7 @@ def named(out):
 
 
 def outputs(out):
-    """The same of one of `families`."""
+    """The outputs of the model of `families`."""
     return [x for x in out if x is not None] if isinstance(out, tuple) else [out]
 
 
@@ -220,7 +220,7 @@ def test_values_and_gradients_are_transformers(small, transformers):
 
 @of_decoders
 def test_greedy_tokens_are_transformers(small, transformers):
-    """By a cache, of rows with padding on their left."""
+    """Tokens are generated with a cache, for rows that are padded on the left."""
     import torch
 
     model, mine, _ = saved(small)

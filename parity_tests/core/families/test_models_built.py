@@ -1,4 +1,4 @@
-"""Which whole models are built: shapes of published ones, and sentences for the others."""
+"""Whole models: published configs are built with the right shapes, other types are refused."""
 
 import re
 from tempfile import TemporaryDirectory
@@ -127,7 +127,7 @@ def test_the_reason_holds_for_the_model_of_transformers(name, transformers):
 
 
 def run(config, x, **call):
-    """A call whose numbers nobody looks at."""
+    """A call on shapes alone."""
     return nnx.eval_shape(lambda: families.model(config, rngs=nnx.Rngs(0))(x, **call))
 
 

@@ -1,4 +1,4 @@
-"""What holds of whole models whatever their weights are: text, scans, precision, old files."""
+"""Laws of whole models with any weights: generated text, scans, precision, older files."""
 
 from importlib import import_module
 
@@ -42,7 +42,7 @@ def padded(rows, length, left):
     ids=[f"{config['model_type']}-{seed}" for config, seed in TEXTS],
 )
 def test_generated_text_of_a_row_does_not_depend_on_other_rows(config, seed):
-    """Greedy and sampled, it is that of the row alone: other rows and padding do not matter."""
+    """Greedy and sampled text of a row equals that of the row alone, for any padding."""
     model, random = drawn(config, seed, np.float64), np.random.RandomState(seed)
     rows = [random.randint(0, config["vocab_size"], n) for n in random.permutation([3, 4, 5, 7])]
     keys, order = jax.random.split(jax.random.key(seed), 4), random.permutation(4)
@@ -126,7 +126,7 @@ def loss_and_gradients(model, x):
     "name", with_nightly(["gemma3_text", "llama", "gpt2"], commit=["gemma3_text"])
 )
 def test_a_scan_over_layers_gives_the_same_loss_and_gradients(name, tmp_path):
-    """Neither where a period has two layers, and one is left over."""
+    """Gemma 3 here has a period of two layers, and one layer left over."""
     config = Whole(name).fields
     if name == "gemma3_text":
         kinds = ["sliding_attention", "full_attention"]
@@ -158,7 +158,7 @@ def tensors_of(folder):
 
 @pytest.mark.parametrize("scan", with_nightly([True, False], commit=[True]))
 def test_dropout_advances_its_keys_only_in_training(scan):
-    """Keys move on there, in each layer of a scan, and a gradient computes with the same again."""
+    """Each layer of a scan advances its key, and the gradient uses the same dropout mask."""
     x = np.random.RandomState(0).randint(0, GPT2["vocab_size"], (3, 7))
 
     def run(remat):

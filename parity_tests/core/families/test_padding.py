@@ -1,4 +1,4 @@
-"""Left padding: with `empty="mean"` every row is transformers', also those that see nothing."""
+"""Left padding: with `empty="mean"` every row equals transformers, fully masked rows too."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def padded(layer, x, present, **more):
 
 
 def seeing(call):
-    """The outputs of tokens that are there, zeros for the others."""
+    """The outputs of real tokens, zeros for padding."""
 
     def called(layer, x, present, **more):
         return call(layer, x, present=present, **more) * present[..., None]

@@ -1,4 +1,4 @@
-"""Encoder, decoder and cross attention of one config, or what else it has, against its class."""
+"""Encoder, decoder, cross and other attentions of one config equal their classes."""
 
 import pytest
 from flax import nnx

@@ -101,7 +101,7 @@ def theirs(fields: dict, transformers):
 
 
 def ours(fields: dict):
-    """The same of our layer."""
+    """Rates and factor of the layer of flax_attn."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         layer = families.attention({"model_type": "llama", **SIZES, **fields}, 0, rngs=nnx.Rngs(0))
@@ -112,7 +112,7 @@ def ours(fields: dict):
 
 
 def compared(fields: dict, transformers) -> str:
-    """What became of a config: "equal", "refused by both", or what is to be read."""
+    """The outcome for a config: "equal", "refused by both", or a text that says what differs."""
     want = theirs(fields, transformers)
     try:
         rates, magnitude = ours(fields)

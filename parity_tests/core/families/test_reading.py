@@ -1,4 +1,4 @@
-"""Configs as they come: paths, whole models, names that are missing or are another's."""
+"""Configs as published: paths, whole models, missing or unknown model types."""
 
 import json
 import warnings
@@ -43,7 +43,7 @@ NAMED_APART = ("gemma3", "llava")  # whose parts have types of their own in the 
 
 
 def layer_of(config, index=0, **options):
-    """What is built, without its numbers: its structure and shapes."""
+    """The structure and the shapes of the layer that a config builds."""
     built = nnx.eval_shape(lambda: families.attention(config, index, rngs=nnx.Rngs(0), **options))
     graph, state = nnx.split(built)
     return graph, [(path, x.shape) for path, x in nnx.to_flat_state(state)]

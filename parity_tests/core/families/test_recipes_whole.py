@@ -52,7 +52,7 @@ def of_torch(name, fields):
 
 
 def told(model, prompt):
-    """Its logits, and the words that follow, by its own cache."""
+    """Logits, and the tokens generated with the model's own cache."""
     import torch
 
     with torch.no_grad(), lifted():

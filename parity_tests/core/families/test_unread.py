@@ -1,4 +1,4 @@
-"""Fields that a model_type does not read: which warn, once and by name, and which say nothing."""
+"""Fields that a model_type does not read: some warn once by name, the others are ignored."""
 
 import re
 import warnings
@@ -35,7 +35,7 @@ def part_of(name):
 
 
 def said(given, **how):
-    """All warnings of a config, whatever was warned of before."""
+    """All warnings of a config; the memory of earlier warnings is cleared first."""
     warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -39,7 +39,7 @@ def build(kind, **given):
 
 
 def outline(kind, **given):
-    """A layer whose weights have shapes and no values: none is drawn in vain."""
+    """A layer whose weights have shapes and no values."""
     return nnx.eval_shape(lambda: build(kind, **given))
 
 

@@ -1,4 +1,4 @@
-"""Layers of one file each, whose arithmetic is their own: dtypes, starts and empty inputs."""
+"""Layers with arithmetic of their own: dtypes, initial values, and a dropout rate of one."""
 
 import jax
 import jax.numpy as jnp

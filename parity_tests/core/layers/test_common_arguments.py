@@ -1,4 +1,4 @@
-"""What every layer takes: initialisers that reach each kernel and bias, and `deterministic=`."""
+"""Arguments of every layer: initialisers of kernels and biases, and `deterministic=`."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -34,7 +34,7 @@ def build(variant, rate=0.0, **given):
 
 
 def recorded(made):
-    """An initialiser that keeps what it gives."""
+    """An initialiser that appends each array it returns to `made`."""
 
     def init(key, shape, dtype=jnp.float32):
         drawn = np.random.RandomState(len(made)).standard_normal(shape)

@@ -63,8 +63,8 @@ def test_valid_and_empty_of_a_call_are_checked():
 
 
 @pytest.mark.nightly
-def test_invalid_tokens_are_neither_read_nor_seen():
-    """Outputs and gradients are those of the sentences alone, whatever stands in the padding."""
+def test_padding_with_nan_changes_no_output_and_no_gradient():
+    """Outputs and gradients equal those of the rows alone, with NaN in the padding."""
     layer = build(rotary=Rotary(), sinks=True, qkv_bias=True, out_bias=True, mask=Window(9, 9))
     layer.sinks[...] = jnp.linspace(-1.0, 1.0, 6)
     padded = np.where(VALID[..., None], X, np.nan)

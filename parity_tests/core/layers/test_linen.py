@@ -1,4 +1,4 @@
-"""A layer used from Linen through `nnx.bridge`: init, apply, gradient and dropout, all the same."""
+"""Layers used from Linen through `nnx.bridge`: init, apply, gradients and dropout equal nnx."""
 
 from functools import cache
 

@@ -1,4 +1,4 @@
-"""The source notebooks' own classes, under the names printed there, carried by at most one rule."""
+"""The classes of the source notebooks equal the layers; at most one rule ports each."""
 
 import numpy as np
 import pytest

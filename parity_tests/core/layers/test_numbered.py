@@ -1,4 +1,4 @@
-"""Padding and packing: every row and every document gives what it gives alone, cached or not."""
+"""Padding and packing: each row and each document equals itself alone, with and without a cache."""
 
 import inspect
 from itertools import pairwise
@@ -179,7 +179,7 @@ def test_positions_never_change_whom_a_causal_mask_shows(kind):
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", with_nightly(RECURRENT, commit=4))
 def test_a_recurrence_takes_what_the_other_layers_of_a_model_are_given(name):
-    """And says what it takes, where it cannot show what a mask asks for."""
+    """A mask that a recurrence cannot apply is refused, and the error names what it takes."""
     layer, ids = program(list(LAYERS).index(name)).build(), np.repeat((0, 1, 2), 3)
     run = runner(layer, 0, segments=ids)
     packed = runner(layer, 0, mask=Segments(ids) & CAUSAL)
@@ -255,7 +255,7 @@ BY_NUMBER["left"] = ~BY_NUMBER["right"]
 
 
 def test_padding_given_as_lengths_reaches_kernels(recwarn):
-    """Lengths that are known when the program runs; an array has none and names them, once."""
+    """Lengths may be arrays; a boolean array reaches no kernel, and one warning says so."""
     layer = program(0)._replace(rotary="plain").build()
     for platform, kernel in (("gpu", "cudnn"), ("tpu", "splash")):
         for mask in (CAUSAL, CAUSAL & Window(99, 0), FULL):
@@ -271,7 +271,7 @@ def test_padding_given_as_lengths_reaches_kernels(recwarn):
 
 @pytest.mark.nightly
 def test_requests_without_positions_keep_their_kernel():
-    """Beside positions too, which documents of a packed row bring for the rotary."""
+    """With positions too, which packed documents pass to the rotary."""
     layer, kernels = program(0)._replace(rotary="plain").build(), set()
     for mask, padding in REQUESTS:
         for platform in ("cpu", "gpu", "tpu"):
@@ -320,7 +320,7 @@ def test_positions_that_do_not_fit_are_refused_where_they_are_read():
 
 @pytest.mark.nightly
 def test_positions_of_padding_do_not_change_gradients():
-    """Such as -1, at which a temperature has no logarithm."""
+    """A position of -1 would make the logarithm of a temperature NaN."""
     drawn = program(0)._replace(score="temperature", padding="between", rotary="plain")
     layer, valid = drawn.build(), drawn.valid()
     graph, state = nnx.split(layer)

@@ -1,4 +1,4 @@
-"""Arguments under the names of other libraries: what the error says to pass instead does work."""
+"""Arguments under names of other libraries: the error names a replacement, and it works."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Layers ask for a "dropout" stream when they drop something, and never before."""
+"""Layers need a "dropout" stream only if their rate is above zero and they are in training."""
 
 import inspect
 from functools import cache
@@ -107,7 +107,7 @@ def test_a_missing_dropout_stream_is_named_in_the_error(variant):
 @pytest.mark.nightly
 @of_some_that_drop
 def test_a_linen_module_that_drops_starts_without_a_dropout_key(variant):
-    """If it is told to be deterministic, as linen's own attention."""
+    """With deterministic=True, as for the attention of Linen itself."""
     case = first_cases()[variant]
     module = nnx.bridge.to_linen(case.flax_class, **config_of(case, 0.1))
 

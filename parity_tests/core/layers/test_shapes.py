@@ -60,7 +60,7 @@ def test_every_case_keeps_the_shapes_of_its_signatures_and_faults_are_refused(st
 
 
 def main(step: int) -> dict[str, dict[str, str]]:
-    """What was refused: of the cases nothing may be, of the faults all must be."""
+    """The errors by case and by planted fault: cases must have none, faults must all have one."""
     jax.config.update("jax_numpy_rank_promotion", "raise")
     from flax_attn.parity.cases.collect import collect
 

@@ -1,4 +1,4 @@
-"""Layers of images under jit and vmap, in bfloat16, of one token; padding that holds NaN."""
+"""Image layers under jit and vmap, in bfloat16, with one token, and with NaN in padding."""
 
 import jax
 import jax.numpy as jnp

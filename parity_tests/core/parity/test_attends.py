@@ -1,4 +1,4 @@
-"""Whether a layer goes by a backend: the layer is asked, and not what its module imports."""
+"""Whether a layer calls `attend` depends on its own code, not on the imports of its module."""
 
 import pytest
 from flax import nnx

@@ -1,4 +1,4 @@
-"""The command on somebody else's package: found where one stands, its cases and pages named."""
+"""The command on a package of a user: found in the current folder, with its cases and pages."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The command on cases that raise, exit or die: each is named, all others are proven, never 0.
+"""The command on cases that raise, exit or crash: each is named and the others are proven.
 
 Also what it prints is a line that a shell takes, and goldens stay where the cases are.
 """

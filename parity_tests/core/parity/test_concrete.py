@@ -1,4 +1,4 @@
-"""A port is called on arrays too, state is carried by name, and what proves nothing is said."""
+"""Ports called on concrete arrays, state ported by name, and comparisons that prove nothing."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Can it be fooled? Wrong ports that could pass and right ones that could fail, a row each.
+"""Wrong ports that might pass and right ports that might fail, one row each.
 
 What a function of arrays hides from a trace, buffers, integers and one object as both sides are in
 test_concrete.py and test_leaves.py.

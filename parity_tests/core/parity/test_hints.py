@@ -1,4 +1,4 @@
-"""Hints: each names a mistake that it has computed, and is silent about a mistake that is near."""
+"""Hints name a mistake whose values they have computed, and no similar mistake."""
 
 from itertools import product
 

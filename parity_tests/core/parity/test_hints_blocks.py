@@ -1,4 +1,4 @@
-"""Hints where no tap tells: torch is run again, with a mistake in it, until it gives Flax's value.
+"""Hints without a tap: torch is run again with each mistake until it gives Flax's value.
 
 Each pair is a function of a few parameters, written twice; the wrong one is like the right one but
 for one line.

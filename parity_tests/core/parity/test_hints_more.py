@@ -1,4 +1,4 @@
-"""Hints that an outsider found wrong: causal masks of other ends, signs, axes, huge numbers."""
+"""Hints that were once wrong: causal masks aligned to the other end, signs, axes, huge numbers."""
 
 import re
 from itertools import permutations, product

@@ -1,4 +1,4 @@
-"""Innocent steps are not accused: other axes, other ways, faults between taps, rules for taps."""
+"""Correct steps are not blamed: permuted axes, equivalent steps, faults between taps, rules."""
 
 from itertools import product
 

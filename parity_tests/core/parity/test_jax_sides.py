@@ -1,4 +1,4 @@
-"""Two JAX sides: mistakes are seen, rewrites are let pass, and what proves nothing is said so."""
+"""Two JAX sides: mistakes are found, rewrites pass, and an empty proof says so."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Torch runs lifted to float64: no float32 inside, the same function, everything left as found."""
+"""Torch runs lifted to float64: no float32 inside, the same function, and torch is restored."""
 
 import re
 import sys

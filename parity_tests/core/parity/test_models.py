@@ -1,4 +1,4 @@
-"""Whole models are the originals: loss, logits, every gradient, and three steps of AdamW.
+"""Whole models equal their originals: loss, logits, every gradient, and three steps of AdamW.
 
 The originals are classes of `transformers`, built small from their configurations, with padding
 and their default activations. Faults planted in the ports are found in the module they lie in.

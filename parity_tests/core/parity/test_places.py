@@ -1,4 +1,4 @@
-"""Where another way through a module is told from a fault."""
+"""How an equivalent step inside a module is distinguished from a fault."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Submodules and points of one name, factors of heads, sinks, images: who is at fault still."""
+"""Faults are located beside equal names of submodules and taps, factors of heads, and sinks."""
 
 from itertools import product
 

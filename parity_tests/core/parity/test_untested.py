@@ -1,4 +1,4 @@
-"""What a report says although nothing differs, and what a step is given in place of another value.
+"""Notes of reports without a difference, and steps that get a wrong input.
 
 Weights whose gradients are zero on both sides, and dropout that eval mode leaves out, are named.
 """

@@ -1,4 +1,4 @@
-"""The warning that somebody rounds: given where torch errs far more than Flax, and only there."""
+"""The warning that torch rounds is given only where torch's error is far larger than Flax's."""
 
 import jax.numpy as jnp
 import numpy as np

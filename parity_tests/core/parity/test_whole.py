@@ -1,4 +1,4 @@
-"""Whole models: repeated layers, layers stacked for a scan, what is told and let go meanwhile."""
+"""Whole models: repeated layers, layers stacked for a scan, progress messages and memory."""
 
 import gc
 import weakref

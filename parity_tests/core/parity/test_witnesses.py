@@ -1,4 +1,4 @@
-"""Witnesses that a function makes, and witnesses that are not installed where a case runs."""
+"""References that a function builds, and references that are not installed where a case runs."""
 
 import sys
 import types

@@ -1,4 +1,4 @@
-"""What files hold beside weights, and Params that a file does not have."""
+"""Buffers in files, and Params that a file does not have."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What is no checkpoint is named by every reader: what the file is, and what to do."""
+"""Every reader names the format of a file that is no checkpoint, and says what to do."""
 
 import gzip
 import io

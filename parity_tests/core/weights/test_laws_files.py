@@ -1,4 +1,4 @@
-"""The laws of files that are read: what is odd is refused, what is valid is read, in a folder."""
+"""Laws of reading: odd files are refused and valid files are read."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory

@@ -1,4 +1,4 @@
-"""What cannot be carried is said in one sentence that names what would work; nothing by shape."""
+"""Weights that cannot be ported are refused in one sentence that names what would work."""
 
 from itertools import permutations
 

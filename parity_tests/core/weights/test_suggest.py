@@ -1,4 +1,4 @@
-"""`suggest`: what is proposed solves the mapping and is never applied; the error shows it."""
+"""`suggest`: proposed rules solve the mapping, are shown in the error, and are never applied."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""`suggest` of fused projections: parts by name, both orders, unequal parts, never another's."""
+"""`suggest` of fused projections: parts by name, both orders, unequal parts."""
 
 import jax.numpy as jnp
 import pytest

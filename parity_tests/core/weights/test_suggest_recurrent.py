@@ -1,4 +1,4 @@
-"""`suggest` of a GRU, LSTM or RNN onto somebody's own module: gates in torch's order, by side."""
+"""`suggest` of a GRU, LSTM or RNN for a user's module: gates in torch's order."""
 
 import pytest
 from flax import nnx
