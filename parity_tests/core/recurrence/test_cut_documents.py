@@ -1,5 +1,7 @@
 """Packed documents cut anywhere into calls: no state of one reaches the next."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,37 +14,58 @@ from flax_attn.layers import linear
 from flax_attn.layers._recurrent import Recurrent
 from parity_tests.core.recurrence.test_recurrent_layers import (
     LAYERS,
+    T,
     X,
     agree,
     call,
     drawn_state,
     of_layers,
     of_two_layers,
+    split,
     state_of,
 )
 
-PIECES = (4, 0, 4, 5)  # few sizes, since each is compiled; the ids are what varies
-ENDS = np.cumsum(PIECES)
-T = ENDS[-1]
 IDS = np.asarray([0, -1, 7, 2**31 - 1, -(2**31)], np.int32)
 
 
-def drawn_ids(draw):
-    """Ids of each token: documents of random lengths, with borders at the cuts and within."""
-    begins = draw.rand(2, T) < 0.3
-    begins[:, ENDS[:-1]] |= draw.rand(2, len(ENDS) - 1) < 0.5
-    steps = np.where(begins, draw.randint(1, len(IDS), (2, T)), 0)
-    return IDS[np.cumsum(steps, axis=1) % len(IDS)]
+@cache
+def compiled(name):
+    """Outputs, last state, and the gradients of parameters and tokens; one program a layer."""
+    graph, params = split(name)
+    empty = state_of(name, 2)
+
+    @jax.jit
+    def run(x, ids, valid, state, dy):
+        def call(params, x):
+            return nnx.merge(graph, params)(x, segments=ids, valid=valid, cache=state)
+
+        y, pull, after = jax.vjp(call, params, x, has_aux=True)
+        return y, after, *pull(dy)
+
+    def numpy(x, ids, valid, state=empty, dy=X):
+        return jax.tree.map(np.array, run(x, ids, valid, state, dy))
+
+    return numpy
 
 
-def in_pieces(name, ids, valid, state):
-    """Outputs and the last state of calls one after another."""
-    outputs = []
-    for begin, end in zip((0, *ENDS[:-1]), ENDS, strict=True):
-        part = np.s_[:, begin:end]
-        y, state = call(name, X[part], segments=ids[part], valid=valid[part], cache=state)
-        outputs.append(y)
-    return np.concatenate(outputs, axis=1), state
+def alone(name, document, valid):
+    """As `compiled`, each document by itself from the first token on, without a cut or padding."""
+    y, dx = np.zeros_like(X), np.zeros_like(X)
+    for number in range(document.max() + 1):
+        mine = valid & (document == number)
+        front = np.arange(T) < mine.sum(1, keepdims=True)
+        order = np.argsort(~mine, axis=1, kind="stable")[..., None]
+        x = np.take_along_axis(X, order, axis=1)
+        one, state, dparams, slope = compiled(name)(x, 0 * document, front, dy=x)
+        y[mine], dx[mine] = one[front], slope[front]
+        if number == 0:
+            after, total = state, dparams
+            continue
+        total = jax.tree.map(np.add, total, dparams)
+        for row in np.flatnonzero(mine.any(1)):
+            for old, new in zip(jax.tree.leaves(after), jax.tree.leaves(state), strict=True):
+                old[row] = new[row]
+    return y, after, total, dx
 
 
 @pytest.mark.nightly
@@ -52,20 +75,32 @@ def test_every_recurrent_layer_is_here():
     assert {type(make(rngs=nnx.Rngs(0))) for make in LAYERS.values()} == layers
 
 
-@pytest.mark.nightly
 @of_layers
-def test_a_cut_changes_nothing(name):
+def test_packed_documents_in_any_calls_equal_each_document_alone_with_gradients(name):
     draw = np.random.RandomState(0)
-    with jax.enable_x64(True):
-        for padded in (0.0, 0.0, 0.0, 0.3, 0.3):
-            ids, valid = drawn_ids(draw), draw.rand(2, T) >= padded
-            valid[:, 2:4] &= draw.rand(2, 1) >= padded  # at the end of a call, too
-            want, last = call(name, X, segments=ids, valid=valid, cache=state_of(name, 2))
-            found, after = in_pieces(name, ids, valid, state_of(name, 2))
-            agree(found, want)
-            agree(after, last)
-            there = [row[mask][-1] for row, mask in zip(ids, valid, strict=True)]
-            assert after.segment.tolist() == there and after.has_segment.all()
+    for _ in range(4):
+        begins = draw.rand(2, T) < 0.3
+        calls = (draw.rand(T) < 0.3).cumsum()
+        begins[:, 1:] |= (draw.rand(2, T - 1) < 0.5) & (np.diff(calls) > 0)
+        ids = IDS[np.where(begins, draw.randint(1, 5, (2, T)), 0).cumsum(1) % 5]
+        valid = draw.rand(2, T) < draw.choice([1, 0.6])
+        document = np.zeros((2, T), int)
+        for row, there in enumerate(valid):
+            own = ids[row, there]
+            document[row, there] = np.cumsum(np.diff(own, prepend=own[:1]) != 0)
+        dirty, ids = np.where(valid[..., None], X, np.nan), np.where(valid, ids, draw.choice(IDS))
+        with jax.enable_x64(True):
+            run, (y, after, dparams, dx) = compiled(name), alone(name, document, valid)
+            found = run(dirty, ids, valid)
+            agree((found[0], *found[2:]), (y, dparams, dx))
+            parts, state = 0, state_of(name, 2)
+            for call in range(calls[-1] + 1):
+                part, state, *_ = run(dirty, ids, valid & (calls == call), state)
+                parts = parts + part
+        last = [row[there][-1] for row, there in zip(ids, valid, strict=True)]
+        agree((parts, state.recurrent, state.convolution), (y, after.recurrent, after.convolution))
+        assert state.segment.tolist() == last and state.has_segment.all()
+        assert state.length.tolist() == valid.sum(1).tolist()
 
 
 @of_layers
@@ -74,20 +109,21 @@ def test_lengths_count_from_the_first_token_of_a_row_and_padding_is_zero(name):
     counts = ([3, 0, 6, T - 9], [5, 3, 2, T - 10])
     ids = np.asarray([np.repeat(np.arange(4), of_row) for of_row in counts])
     with jax.enable_x64(True):
-        want = call(name, X, segments=ids, valid=ids < 3)
-        agree(call(name, X, mask=mask), want)
-        state, found = state_of(name, 2), []
-        for begin, end in zip((0, *ENDS[:-1]), ENDS, strict=True):
-            y, state = call(name, X[:, begin:end], mask=mask, cache=state)
-            found.append(y)
-        agree(np.concatenate(found, axis=1), want)
-        agree(call(name, np.where(ids[..., None] < 3, X, np.nan), mask=mask), want)
+        want, *_ = compiled(name)(X, ids, ids < 3)
+        for x in (X, np.where(ids[..., None] < 3, X, np.nan)):
+            agree(call(name, x, mask=mask), want)
+        state, found = state_of(name, 2), 0
+        for begin, end in ((0, 4), (4, 4), (4, 8), (8, T)):
+            now = (np.arange(T) >= begin) & (np.arange(T) < end)
+            y, state = call(name, X, mask=mask, valid=now, cache=state)
+            found = found + np.asarray(y)
+        agree(found, want)
 
 
-def test_ids_are_told_from_lengths():
-    mask = CAUSAL & Documents(np.zeros(T, int))
-    with pytest.raises(ValueError, match="as ids do"):
-        jax.eval_shape(lambda x: LAYERS["mamba"](rngs=nnx.Rngs(0))(x, mask=mask), X)
+def test_ids_in_the_place_of_lengths_are_refused():
+    mask, (graph, params) = CAUSAL & Documents(np.zeros(T, int)), split("mamba")
+    with jax.enable_x64(True), pytest.raises(ValueError, match="as ids do"):
+        jax.eval_shape(lambda x: nnx.merge(graph, params)(x, mask=mask), X)
 
 
 @pytest.mark.nightly
@@ -138,18 +174,6 @@ def test_no_gradient_passes_a_border_between_calls():
     with jax.enable_x64(True):
         gradient = np.abs(jax.grad(second)(X))[:, :4].max(axis=(1, 2))
     assert gradient[0] == 0 < gradient[1]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["rg_lru"])
-def test_a_document_that_begins_a_call_is_as_the_first_of_a_row(name):
-    """This layer gives the first token of a document another weight."""
-    with jax.enable_x64(True):
-        one, two = np.ones((2, 4), np.int32), np.full((2, 9), 2, np.int32)
-        _, state = call(name, X[:, :4], segments=one, cache=state_of(name, 2))
-        y, state = call(name, X[:, 4:], segments=two, cache=state)
-        agree(y, call(name, X[:, 4:], segments=two, cache=state_of(name, 2))[0])
-        assert state.length.tolist() == [T, T]
 
 
 def test_linear_attention_takes_documents_as_recurrences_do(monkeypatch):

@@ -60,7 +60,7 @@ def test_any_cut_into_calls_equals_the_whole(name):
     with jax.enable_x64(True):
         whole, last = call(name, X, cache=state_of(name, 2))
         agree(whole, call(name, X))
-        for cuts in ([1, 2, 3, 8, 9], [5]):
+        for cuts in ([1, 2, 7, 8], [5, 10, 11, 12]):  # of two sizes, since each is compiled
             state, outputs, start = state_of(name, 2), [], 0
             for end in (*cuts, T):
                 y, state = call(name, X[:, start:end], cache=state)
@@ -70,62 +70,10 @@ def test_any_cut_into_calls_equals_the_whole(name):
         assert last.length.tolist() == [T, T]
 
 
-@pytest.mark.nightly
-@of_two_layers
-def test_packed_documents_are_the_documents_one_by_one_with_their_gradients(name):
-    ends = (5, 6, T)
-    ids = np.repeat([4, 4, 9], np.diff([0, *ends]))
-    ids[5] = 7
-    dy = np.random.RandomState(2).standard_normal(X.shape)
-
-    def packed(params, x):
-        return (program(name)(params, x, segments=ids) * dy).sum()
-
-    def apart(params, x):
-        starts = (0, *ends)
-        parts = [slice(a, b) for a, b in zip(starts, ends, strict=False)]
-        return sum((program(name)(params, x[:, p]) * dy[:, p]).sum() for p in parts)
-
-    with jax.enable_x64(True):
-        both = (jax.jit(jax.grad(f, argnums=(0, 1))) for f in (packed, apart))
-        found, want = (gradients(split(name)[1], X) for gradients in both)
-    agree(found, want)
-
-
-@pytest.mark.nightly
-@of_two_layers
-def test_padding_anywhere_changes_no_gradient_and_is_not_kept(name):
-    valid = np.random.RandomState(3).rand(2, T) < 0.6
-    dirty = np.where(valid[..., None], X, np.nan)
-
-    def padded(params, x):
-        y, state = program(name)(params, x, valid=valid, cache=state_of(name, 2))
-        return (y * X).sum(), (y, state)
-
-    with jax.enable_x64(True):
-        of_all = jax.jit(jax.grad(padded, has_aux=True))
-        gradients, (y, state) = of_all(split(name)[1], dirty)
-        assert state.length.tolist() == valid.sum(1).tolist()
-        assert not np.asarray(y)[~valid].any()
-        total = jax.tree.map(np.zeros_like, gradients)
-        for row, there in enumerate(valid):
-            x = X[row : row + 1, there]
-
-            def alone(params, x=x):
-                y, state = program(name)(params, x, cache=state_of(name, 1))
-                return (y * x).sum(), (y, state)
-
-            part, (one, after) = jax.jit(jax.grad(alone, has_aux=True))(split(name)[1])
-            total = jax.tree.map(np.add, total, part)
-            agree(np.asarray(y)[row, there], np.asarray(one)[0])
-            agree(jax.tree.map(lambda a, row=row: a[row : row + 1], state), after)
-        agree(gradients, total)
-
-
 @pytest.mark.nightly(but=["lightning"])
 @of_layers
 def test_a_state_is_carried_by_a_scan_and_keeps_shapes_and_dtypes(name):
-    layer = LAYERS[name](rngs=nnx.Rngs(0), dtype=jnp.bfloat16)
+    layer = nnx.jit(lambda: LAYERS[name](rngs=nnx.Rngs(0), dtype=jnp.bfloat16))()
     x = jnp.asarray(X, jnp.bfloat16)
 
     @jax.jit
