@@ -123,11 +123,15 @@ REFUSED = {
 }
 
 
+BY_VALUES = {"no page", "copy_page beyond", "take beyond the rows", "truncate below 0"}
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_is_refused_in_a_sentence(name):
+    """While it is traced, unless the fault is in values that a trace does not know."""
     call, sentence = REFUSED[name]
     with pytest.raises((ValueError, TypeError), match=f"(?s){sentence}"):
-        call()
+        call() if name in BY_VALUES else jax.eval_shape(call)
 
 
 @pytest.mark.nightly
@@ -171,13 +175,15 @@ def test_what_goes_by_slot_is_taken_with_as_many_as_a_static_cache_has():
 
 
 TOKENS = drawn(B, T, 12)
-LAYER = GroupedQueryAttention(12, 6, 3, 4, rotary=Rotary(), rngs=nnx.Rngs(0))
-LATENT = LatentAttention(12, 3, 5, 6, 4, 7, rngs=nnx.Rngs(0))
-CROSS = CrossAttention(12, 3, rngs=nnx.Rngs(0))
-TEACHING = [
-    MultiHeadAttention(12, 12, 20, 0.3, 3, rngs=nnx.Rngs(0)),
-    CausalAttention(12, 12, 20, 0.3, rngs=nnx.Rngs(0)),
-]
+LAYER, LATENT, CROSS, *TEACHING = nnx.jit(
+    lambda: (
+        GroupedQueryAttention(12, 6, 3, 4, rotary=Rotary(), rngs=nnx.Rngs(0)),
+        LatentAttention(12, 3, 5, 6, 4, 7, rngs=nnx.Rngs(0)),
+        CrossAttention(12, 3, rngs=nnx.Rngs(0)),
+        MultiHeadAttention(12, 12, 20, 0.3, 3, rngs=nnx.Rngs(0)),
+        CausalAttention(12, 12, 20, 0.3, rngs=nnx.Rngs(0)),
+    )
+)()
 ASKED = {
     "another layer's": (lambda: LAYER(TOKENS, cache=LATENT.init_cache(B, S)), "keys|latent"),
     "another dtype": (
@@ -215,7 +221,7 @@ ASKED = {
 def test_a_layer_refuses_it_in_a_sentence(name):
     call, sentence = ASKED[name]
     with pytest.raises((ValueError, TypeError), match=f"(?s){sentence}"):
-        call()
+        jax.eval_shape(call)
 
 
 @pytest.mark.nightly

@@ -90,19 +90,13 @@ def played(monkeypatch):
     return taken
 
 
-def decoded(kind, cut=CUT, spoiled=lambda cache: cache):
+def decoded(kind, cut):
     """Outputs by the kernels of the kind's device, and of each row without its padding."""
     how, made, device, _ = KINDS[kind]
     x = tokens(length=T)
     with assume_platform(*device), tokamax_is_there():
-        step = jitted(**how)
-        cache = spoiled(paged() if made is None else empty(**{"length": T, **made}))
-
-        def spoiling(*args, **given):
-            o, cache = step(*args, **given)
-            return o, spoiled(cache)
-
-        o, _ = stepped(x, cache, cut, jnp.asarray(VALID), spoiling)
+        cache = paged() if made is None else empty(**{"length": T, **made})
+        o, _ = stepped(x, cache, cut, jnp.asarray(VALID), **how)
     how = how if kind != "all that is stored" else {"mask": CAUSAL}
     return np.asarray(o), without_padding(x, VALID, **how)
 
@@ -124,28 +118,6 @@ def test_kernels_without_positions_are_equal(played, monkeypatch, kind):
         assert same(got[:, -PROMPT:], want[:, -PROMPT:])
     assert played.get(1, [None])[0] == step
     assert {*played.get(PROMPT, []), None} == {prompt, chunk, None}
-
-
-@pytest.mark.parametrize("kind", with_nightly(KINDS, commit=["pages", "softcap", "window"]))
-def test_nan_in_free_slots_reaches_nothing(played, kind):
-    """Also where no kernel serves, and where a kernel's output has to be left."""
-
-    def spoiled(cache):
-        if kind == "pages":
-            keys, values = cache.pool_keys, cache.pool_values
-            is_free = np.ones((keys.shape[0], keys.shape[2]), bool)
-            for row, n in zip(np.asarray(cache.table), np.asarray(cache.length), strict=True):
-                for t in range(n):
-                    is_free[row[t // cache.page], t % cache.page] = False
-            names = ("pool_keys", "pool_values")
-        else:
-            keys, values, is_free = cache.keys, cache.values, np.asarray(cache.positions) < 0
-            names = ("keys", "values")
-        spoil = (np.where(is_free[:, None, :, None], np.nan, x) for x in (keys, values))
-        return replace(cache, **dict(zip(names, spoil, strict=True)))
-
-    got, want = decoded(kind, (1,) * T if kind == "all that is stored" else CUT, spoiled)
-    assert same(got, want)
 
 
 def step_of(x, cache, device=None):

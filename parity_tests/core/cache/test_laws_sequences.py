@@ -42,6 +42,11 @@ KINDS = {  # the mask, what it shows, and how the cache is made
         {},
     ),
     "ring": (CAUSAL & Window(3, 0), lambda q, k: (k <= q) & (k > q - 4), {"window": 4, "spare": 2}),
+    "first tokens kept": (
+        CAUSAL & (Window(3, 0) | Prefix(2)),
+        lambda q, k: (k <= q) & ((k > q - 4) | (k < 2)),
+        {"window": 4, "spare": 2, "keep_first": 2},
+    ),
     "window": (CAUSAL & Window(3, 0), lambda q, k: (k <= q) & (k > q - 4), {}),
     "paged": (CAUSAL, lambda q, k: k <= q, {"pages": True}),
     "paged, a function": (
@@ -110,6 +115,7 @@ def check_rows(kind, seeds):
         cache = made(ROWS, how)
         for _ in range(9):
             cache = changed(cache, told, random, how)
+            cache = spoiled(cache, told) if random.random() < 0.3 else cache
             T = int(random.choice([1, 4]))
             q, k, v = (random.normal(size=(ROWS, T, *w)) for w in ((N, H), (K, H), (K, h)))
             if random.random() < 0.3:  # a token that several rows have
@@ -154,6 +160,20 @@ def with_table(cache, told):
     if told.table is None:
         return cache
     return replace(cache, table=jnp.asarray(told.table, jnp.int32))
+
+
+def spoiled(cache, told):
+    """The cache with NaN in every slot that no row holds."""
+    if told.table is None:
+        names, is_free = ("keys", "values"), np.asarray(cache.positions) < 0
+    else:
+        names, is_free = ("pool_keys", "pool_values"), np.ones((PAGES, PAGE), bool)
+        for slot in told.held():
+            is_free[slot] = False
+    arrays = {name: np.array(getattr(cache, name)) for name in names}
+    for x in arrays.values():
+        np.swapaxes(x, 1, 2)[is_free] = np.nan
+    return replace(cache, **arrays)
 
 
 def changed(cache, told, random, how):

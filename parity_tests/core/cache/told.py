@@ -21,6 +21,7 @@ class Told:
         self.over = [False] * ROWS
         self.ring = [{} for _ in range(ROWS)] if "window" in how else None
         self.reach = how.get("window", 0), how.get("window", 0) + how.get("spare", 0)
+        self.first = how.get("keep_first", 0)
         self.table = [[-1] * (SLOTS // PAGE) for _ in range(ROWS)] if "pages" in how else None
         self.pool = {}
 
@@ -40,7 +41,8 @@ class Told:
             if not self.over[r]:
                 self.rows[r] += [token for _, token in mine]
                 for p, _ in mine if self.ring else ():
-                    self.ring[r][p % self.reach[1]] = p
+                    late = self.first + (p - self.first) % self.reach[1]
+                    self.ring[r][p if p < self.first else late] = p
         return places, [over or self._ahead(r, places[r]) for r, over in enumerate(self.over)]
 
     def _with(self, valid):
@@ -93,7 +95,10 @@ class Told:
         for r, length in enumerate(lengths):
             if self.ring:
                 there = {p for p in self.ring[r].values() if p < length}
-                wanted = set(range(max(0, length - self.reach[0]), length))
+                wanted = {
+                    *range(max(0, length - self.reach[0]), length),
+                    *range(length)[: self.first],
+                }
                 self.over[r] |= length < len(self.rows[r]) and not wanted <= there
                 self.ring[r] = {s: p for s, p in self.ring[r].items() if p < length}
             del self.rows[r][length:]
