@@ -306,7 +306,6 @@ def at_the_edge() -> dict[str, bool]:
     """Weights, and a layer with rotary embeddings, in a layout."""
     return {
         "weights": weights_alike("zigzag"),
-        "a layer": layer_alike("ring", "zigzag"),
         "a layer, gathered": layer_alike("all_gather", "striped"),
         "a layer, by name": layer_alike("ring", "zigzag", by_name=True),
         "a layer over two axes, one of one device": layer_alike("ring", "zigzag", more=("one",)),

@@ -32,9 +32,10 @@ def test_every_layer_by_its_batch(arguments):
 
     layers = {name for name, _ in inspect.getmembers(flax_attn.layers, inspect.isclass)}
     functions = {name for name, _ in inspect.getmembers(recurrence, inspect.isfunction)}
-    for kind in ("explicit", "auto"):
-        tried = {row["name"].split()[0] for row in rows if row["kind"] == kind}
-        assert layers | functions <= tried
+    tried = {kind: {x["name"].split()[0] for x in rows if x["kind"] == kind} for kind in lengths}
+    assert layers | functions <= set.union(*tried.values())
+    if arguments:
+        assert all(layers | functions <= names for names in tried.values())
     caches = {row["name"].rpartition(",")[0].split(" ", 1)[-1] for row in rows}
     assert {
         "ring ring",
