@@ -248,7 +248,7 @@ FUNCTIONS = [
 
 
 @pytest.mark.parametrize("fn", FUNCTIONS, ids=["numpy array", "condition"])
-def test_a_function_of_traced_indices_is_told_what_to_write(fn):
+def test_a_function_of_traced_indices_raises_with_a_hint(fn):
     with told(TypeError, "traced indices", "jnp.asarray(array)[q]", "jnp.where"):
         attend(**qkv(), score=fa.ScoreFn(fn))
     by_head = fa.ScoreFn(lambda p, x, b, n, q, k: x + p[n], fa.alibi_slopes(N))  # of numpy
@@ -260,7 +260,7 @@ RATES = [-0.1, 1.5, float("nan"), float("inf"), True, "0.1", None]
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("rate", RATES)
-def test_rates_of_dropout(rate):
+def test_dropout_rates_outside_0_to_1_are_refused(rate):
     words = "is the share dropped, from 0 to 1", repr(rate)
     with refused(ValueError, "Dropout.rate", *words):
         fa.Dropout(rate, jax.random.key(0))
@@ -269,7 +269,7 @@ def test_rates_of_dropout(rate):
 
 
 @pytest.mark.nightly
-def test_a_backend_that_cannot_says_why():
+def test_a_backend_that_refuses_gives_its_reason():
     for verdict in fa.explain(**qkv()):
         if verdict.refusal is not None:
             with refused(NotImplementedError, repr(verdict.backend), verdict.refusal):

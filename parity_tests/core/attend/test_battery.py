@@ -181,6 +181,6 @@ def test_splash_as_interpreted_is_the_reference(knob):
 
 
 @pytest.mark.nightly
-def test_all_backends_are_told_of():
+def test_explain_lists_all_backends():
     assert [found.backend for found in explain(*arrays(jnp.float32), mask=FULL)] == [*BACKENDS]
     assert reference.attention is BACKENDS["reference"].attention

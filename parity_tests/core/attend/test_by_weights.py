@@ -59,7 +59,7 @@ def same(got, want):
 
 
 @pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED)
-def test_with_softmax_it_is_attend(asked):
+def test_by_weights_with_softmax_equals_attend(asked):
     mine, theirs = (
         values_and_gradients(lambda *x, f=f: f(*x, **asked)) for f in (attend_by_weights, attend)
     )
@@ -91,7 +91,7 @@ def test_heads_are_mixed_before_the_mask_and_after_the_weights(normalise):
     assert same(values_and_gradients(mine), plain)
 
 
-def test_masks_are_asked_for_the_heads_that_come_out_of_the_mixing():
+def test_masks_are_evaluated_for_the_heads_after_mixing():
     """A head's keys are read by all heads, and a bias reaches no weight that is hidden."""
     before, after = (jnp.asarray(normal(i, N, N)) for i in (5, 6))
 
@@ -117,7 +117,7 @@ def test_masks_are_asked_for_the_heads_that_come_out_of_the_mixing():
 
 
 @pytest.mark.parametrize("normalise", [sigmoid, entmax, jnp.exp])
-def test_what_nobody_sees_reaches_nothing(normalise):
+def test_masked_values_affect_no_output_or_gradient(normalise):
     seen = np.ones((B, 1, T, S), bool)
     seen[..., 2] = seen[1, :, 3] = False
     q, k, v = Q.copy(), KEYS.copy(), V.copy()
@@ -132,7 +132,7 @@ def test_what_nobody_sees_reaches_nothing(normalise):
     assert not got[0][1, 3].any() and not got[1][1, 3].any() and not got[2][:, 2].any()
 
 
-def test_its_points_are_heard():
+def test_taps_record_each_step_by_weights():
     with taps.listen() as heard:
         attend_by_weights(Q, KEYS, V, normalise=entmax, mask=CAUSAL)
     assert [name for name, _ in heard] == ["query", "key", "value", "scores", "weights", "context"]

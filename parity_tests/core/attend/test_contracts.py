@@ -86,7 +86,7 @@ def test_an_empty_row_with_a_sink_has_the_sink_as_its_lse():
     assert same(lse[0, 2, 1], sinks[1])
 
 
-def test_nothing_to_look_at_at_all_gives_zeros():
+def test_attention_without_keys_gives_zeros():
     q, k, v = qkv()
     o, lse, *grads = outcome(q, k, v, mask=~FULL)
     assert np.isneginf(lse).all() and not any(np.any(x) for x in (o, *grads))
@@ -98,7 +98,7 @@ def test_nothing_to_look_at_at_all_gives_zeros():
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_what_nobody_sees_reaches_nothing(poison):
+def test_masked_values_affect_no_output_or_gradient(poison):
     q, k, v = qkv()
     clean = outcome(q, k, v, mask=seen())
     q = changed(q, (0, 2, 1), poison)
@@ -276,7 +276,7 @@ ENDS = {"no score": None, "a product": ScoreFn(lambda x, b, n, q, k: x * 0.37)}
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
 @pytest.mark.parametrize("score", ENDS)
 @pytest.mark.parametrize("dtype", INT32_MAX)
-def test_far_logits_are_finite_and_the_same_under_jit(dtype, score, backend):
+def test_huge_logits_are_finite_and_the_same_under_jit(dtype, score, backend):
     """XLA rounds `scale * q.k` once less where it subtracts the maximum in the same step."""
     with jax.enable_x64(True):
         draw = np.random.RandomState(15).standard_normal
@@ -309,7 +309,7 @@ for dtype, size in (("float32", 2.0**36), ("bfloat16", 2.0**36), ("float64", 2.0
 """
 
 
-def test_far_logits_in_programs_as_users_compile_them():
+def test_huge_logits_in_programs_compiled_as_users_do():
     """Without the flags by which tests compile faster, under which XLA fuses less."""
     flags = ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")
     environment = {k: v for k, v in os.environ.items() if k not in flags}

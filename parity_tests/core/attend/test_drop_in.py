@@ -137,7 +137,7 @@ def test_same_precision_as_jax(name):
 # What is the same, and what is not on purpose.
 
 
-def test_it_has_jaxs_signature():
+def test_the_drop_in_has_the_signature_of_jax_nn():
     mine, jaxs = (
         [(p.name, p.kind, p.default) for p in inspect.signature(f).parameters.values()]
         for f in (dot_product_attention, jax.nn.dot_product_attention)

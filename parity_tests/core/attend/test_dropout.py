@@ -50,7 +50,7 @@ def threefry(key, counts):
     return a, b
 
 
-def test_the_draw_is_threefry_of_the_place():
+def test_dropout_bits_are_threefry_of_the_indices():
     """Keyed by the key, then by batch entry and head; the counters are query and key."""
     words = tuple(int(x) for x in jax.random.bits(DRAW.key, (2,), jnp.uint32))
     for place in np.ndindex(B, N, T, S):
@@ -66,7 +66,7 @@ def ranges(draw, length):
 
 @settings(max_examples=30, derandomize=True, deadline=None)
 @given(ranges(B), ranges(N), ranges(T), ranges(S))
-def test_a_block_is_a_slice_of_the_whole(b, n, t, s):
+def test_the_dropout_mask_of_a_block_is_a_slice_of_the_whole(b, n, t, s):
     block = (b, n, t, s)
     index = np.ix_(*(np.arange(size)[cut] for size, cut in zip((B, N, T, S), block, strict=True)))
     assert (np.asarray(DRAW.keep(*index)) == WHOLE[block]).all()
@@ -80,13 +80,13 @@ def test_sizes_and_batch_layout_do_not_matter():
     assert (np.asarray(DRAW.grid(Sizes((), N, T, S))) == WHOLE[:1]).all()
 
 
-def test_traced_places_are_the_same():
+def test_traced_indices_draw_the_same_mask():
     drawn = jax.jit(lambda drop, *place: drop.keep(*place))(DRAW, *SIZES.grid())
     assert (np.asarray(drawn) == WHOLE).all()
 
 
 @pytest.mark.nightly
-def test_keys_batch_entries_and_heads_differ():
+def test_keys_batch_entries_and_heads_draw_different_masks():
     assert (WHOLE != np.asarray(Dropout(0.4, jax.random.key(4)).grid(SIZES))).any()
     for axis in range(4):
         assert (np.diff(WHOLE.astype(int), axis=axis) != 0).any()
@@ -150,7 +150,7 @@ def test_survivors_are_divided_by_their_share(drop, float64):
 
 
 @pytest.mark.nightly
-def test_gradients_flow_through_what_is_kept_alone(float64):
+def test_gradients_flow_only_through_kept_weights(float64):
     q, k, v = qkv()
     keep = np.ones((B, N, T, S), bool)
     keep[0, :, :, 3] = False  # a key whose value reaches nobody
@@ -211,7 +211,7 @@ def test_bad_rates_are_refused(rate):
 
 
 @pytest.mark.parametrize("key", [None, 0])
-def test_what_is_no_key_is_refused(key):
+def test_a_value_that_is_no_random_key_is_refused(key):
     with pytest.raises(TypeError, match=r"jax\.random\.key\(seed\); got"):
         Dropout(0.5, key)
 

@@ -118,7 +118,7 @@ def by_torch(torch, q, k, v, do, way):
 
 @of_backends
 @pytest.mark.parametrize("way", ["added", "filled", "torch's own"])
-def test_it_is_what_torch_makes_of_finfo_min(way, backend):
+def test_empty_mean_equals_torch_with_finfo_min(way, backend):
     """All gradients, where logits are replaced; where finfo.min is added torch sends more to q, k.
 
     The sum rounds the logits away, so that the output does not depend on them, but its derivative
@@ -173,7 +173,7 @@ def test_nan_in_padding_reaches_no_gradient_of_the_rules(backend):
 
 
 @pytest.mark.nightly
-def test_around_a_kernel():
+def test_empty_mean_around_a_kernel_equals_the_plain_formula():
     """Of those that need a TPU or a GPU, splash attention runs here, interpreted."""
     rules = Rules(Causal("end") & Lengths(np.asarray([130, 0]), q=np.asarray([70, 130])))
     shapes = (B, 130, 4, 64), (B, 140, 2, 64), (B, 140, 2, 64), (B, 130, 4, 64)
@@ -206,7 +206,7 @@ def test_weights_and_verdicts_do_not_change():
 
 
 @pytest.mark.parametrize("word", ["nan", "Mean", None, True, 0])
-def test_another_word_is_refused(word):
+def test_an_unknown_value_of_empty_is_refused(word):
     given = [jnp.asarray(x, jnp.float32) for x in arrays()[:3]]
     for verb in (attend, explain):
         with refused(ValueError, f"empty must be one of 'zero', 'mean'; got {word!r}."):

@@ -142,7 +142,7 @@ def test_wide_ids_are_compared_where_x64_is_enabled():
         assert jnp.isnan(jax.jit(CALLS["ids"])(~ids.astype("uint64"))).all()
 
 
-def test_far_below_zero_is_absent():
+def test_positions_far_below_zero_are_absent():
     at = np.asarray([-(2**40), 0, 1, 2, 3, 4, 5, 6, 7])
     want = attend(*drawn(), **both(np.maximum(at, -1)))
     assert judge.allclose(attend(*drawn(), **both(at)), want)

@@ -112,7 +112,7 @@ OF_OWN_SHAPES = ("decoding with a mask", "grouped queries, dropped", "dropout ov
     ("by", "name"),
     with_nightly(CALLS, commit=lambda call: call[1] in (*TELL_MOST, *OF_OWN_SHAPES)),
 )
-def test_a_module_is_the_same_function(by, name):
+def test_a_flax_module_with_our_attention_gives_the_same_output(by, name):
     config, inputs, call = {**SHARED, **(NNX if by is by_nnx else LINEN)}[name]
     gradients = not name.startswith("decoding ")  # compiled for shapes that no other case has
     how = {"gradients": gradients, "whole": name in OF_OWN_SHAPES}
@@ -219,7 +219,7 @@ DIFFER = {
 
 @pytest.mark.nightly(but=["a query that sees nothing, linen"])
 @pytest.mark.parametrize("name", DIFFER)
-def test_what_differs_differs_as_it_is_told(name):
+def test_documented_differences_from_flax_are_as_documented(name):
     case, by = DIFFER[name]
     got, want = case(by)
     with pytest.raises(AssertionError):
@@ -232,6 +232,6 @@ def test_complex_numbers_are_refused():
         by_linen(flax_attention, COMPLEX, [X])
 
 
-def test_no_more_differ_than_the_docstring_tells():
+def test_only_documented_arguments_differ_from_flax():
     told = flax_attention.__doc__.partition("on purpose:")[2].partition("Source:")[0]
     assert told.count("\n    * ") == 6 and len(DIFFER) + 1 <= 6

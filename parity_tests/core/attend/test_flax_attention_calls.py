@@ -35,7 +35,7 @@ def qkv(dtype=None, h=H):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_is_linens(name):
+def test_a_call_equals_linen_attention(name):
     given = CALLS[name]
     with as_flax_runs(x64=True):
         want, got = (
@@ -45,7 +45,7 @@ def test_a_call_is_linens(name):
     assert judge.same_function(got, want).ok
 
 
-def test_a_causal_query_beside_many_keys_is_warned_of():
+def test_one_causal_query_with_many_keys_warns():
     q, k, v = qkv()
     with pytest.warns(UserWarning, match="shows it key 0 alone, as in flax.*leave is_causal out"):
         alone = flax_attention(q[:, :1], k, v, is_causal=True)
@@ -65,7 +65,7 @@ def test_a_bias_receives_its_gradient():
 
 @pytest.mark.nightly(but=["False"])
 @pytest.mark.parametrize("broadcast", [True, False])
-def test_blocks_drop_the_same(broadcast):
+def test_blockwise_dropout_drops_the_same_weights(broadcast):
     """Beyond 128 x 128 weights "auto" leaves the plain formula; the drop stays flax's."""
     q = jnp.asarray(draw(1, 130, 2, 3), "float32")
     given = {"dropout_rate": 0.3, "dropout_rng": KEY, "broadcast_dropout": broadcast}
@@ -134,7 +134,7 @@ REFUSED = {
     but=["boolean bias", "dot_general", "forced", "mask of keys", "module", "no key", "rank"]
 )
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_it_cannot_honour_is_refused(name):
+def test_unsupported_flax_arguments_are_refused(name):
     wrong, kind, words = REFUSED[name]
     arrays = {name: jnp.asarray(x) for name, x in {**ONES, **wrong}.items() if name in ONES}
     rest = {name: x for name, x in wrong.items() if name not in ONES}

@@ -55,11 +55,11 @@ TWICE = {
 }
 
 
-def test_jax_says_what_is_read():
+def test_the_error_messages_of_jax_that_are_parsed_are_unchanged():
     words_of_jax.check()
 
 
-def test_the_sizes_lie_beyond_the_turn():
+def test_the_sizes_select_the_blockwise_backend():
     assert explain(X, X, X).chosen == "blockwise"
     assert explain(X[:100], X[:100], X[:100]).chosen == "reference"
 
@@ -73,7 +73,7 @@ def test_forward_mode_names_the_backend_that_serves_it(name):
 
 
 @pytest.mark.parametrize("name", FORWARD)
-def test_it_is_named_while_a_program_is_traced_too(name):
+def test_the_backend_is_named_while_a_program_is_traced_too(name):
     x, u = jnp.asarray(X), jnp.asarray(U)
     with told(TypeError, *WAY_OUT):
         jax.jit(lambda x, u: FORWARD[name](causal, x, u))(x, u)
@@ -101,7 +101,7 @@ def test_second_derivatives_of_the_pallas_kernel_name_what_has_them(name):
 
 
 @pytest.mark.nightly
-def test_the_way_out_leads_out():
+def test_each_suggested_way_to_forward_mode_works():
     """Eagerly by name, under jit by the context, "xla" of the drop-in, and by weights."""
     x, u = jnp.asarray(X), jnp.asarray(U)
     want = jax.jvp(lambda x: attend(x, x, x, backend="reference"), (x,), (u,))[1]

@@ -94,7 +94,7 @@ def test_sinks_and_dropout():
 
 
 @eager64
-def test_what_a_row_gives_that_sees_nothing():
+def test_outputs_and_lse_of_fully_masked_rows():
     out, lse = truth(seen=TABLE)
     same(jitted(Q, KEYS, V, mask=TABLE, empty="zero", return_lse=True), (out, lse))
     out[1, 3, 2] = V[1, :, 2 * K // N].mean(0)
@@ -120,7 +120,7 @@ def test_any_batch_axes():
 
 
 @eager64
-def test_what_nobody_sees_reaches_nothing():
+def test_masked_values_affect_no_output_or_gradient():
     q, k, v = Q.copy(), KEYS.copy(), V.copy()
     q[1, 2:], k[0, 3:], v[0, 3:] = np.nan, np.nan, np.nan
     mask = Lengths(np.asarray([3, S]), q=np.asarray([T, 2]))
@@ -134,7 +134,7 @@ def test_what_nobody_sees_reaches_nothing():
 
 
 @eager64
-def test_a_shard_is_a_part_of_the_whole():
+def test_a_shard_gives_its_part_of_the_whole_output():
     drop, mask = Dropout(0.5, jax.random.key(1)), MaskFn(lambda b, n, q, k: (b + n + q + k) % 3 > 0)
     call = jax.jit(partial(attend, dropout=drop, mask=mask))
     whole = np.asarray(call(Q, KEYS, V))
@@ -208,7 +208,7 @@ WRONG = [
 ]
 
 
-def test_what_does_not_fit_is_named():
+def test_wrong_shapes_are_named_in_the_error():
     for given, kind, words in WRONG:
         with pytest.raises(kind, match=re.escape(words)):
             attend(**{**ONES, **given})
@@ -230,7 +230,7 @@ def shapes(length, batch=()):
     return q, kv, kv
 
 
-def test_every_backend_says_what_it_thinks():
+def test_explain_gives_a_verdict_for_every_backend():
     for arrays in (shapes(7), shapes(7, (2, 3)), [jnp.ones(x.shape) for x in shapes(7)]):
         found = explain(*arrays)
         assert [v.backend for v in found] == BACKENDS and found.chosen == "reference"
@@ -264,7 +264,7 @@ def test_parameters_of_numpy_are_explained_too():
     assert explain(*(jnp.asarray(ONES[name]) for name in "qkv"), score=score).chosen == "reference"
 
 
-def test_the_name_asked_for_is_taken():
+def test_a_backend_that_is_named_is_used():
     q, k, v = (jnp.asarray(ONES[name]) for name in "qkv")
 
     def tapped(**how):
@@ -305,7 +305,7 @@ def test_a_name_that_the_environment_gives_is_checked_in_use():
     assert module["_requested"].value == "auto"
 
 
-def test_a_slow_path_is_told_once():
+def test_a_slow_backend_warns_once():
     q = jax.ShapeDtypeStruct((512, 2, 8), jnp.float32)
     choice.warn_once.cache_clear()
 
@@ -320,7 +320,7 @@ def test_a_slow_path_is_told_once():
     choice.warn_once.cache_clear()
 
 
-def test_forward_mode_says_what_would_work():
+def test_the_forward_mode_error_names_what_would_work():
     x = jnp.asarray(normal(0, 3, 2, 4), "float32")
 
     def through(backend, error=None):

@@ -79,7 +79,7 @@ def in_both_ways(q, k, v, **given):
 
 
 @eager64
-def test_the_drop_in_means_what_jax_means():
+def test_the_drop_in_equals_jax_nn_for_drawn_arguments():
     for i, (given, _) in enumerate(CALLS):
         want = of_jax(i)
         got, only = jax.jit(partial(in_both_ways, **given))(Q, KEYS, VALUES)
@@ -98,7 +98,7 @@ def test_the_drop_in_takes_a_batch_of_one_without_its_axis():
     assert alone.shape == (T, N, H) and judge.same_function(alone, want[0][1]).ok
 
 
-def test_the_drop_in_keeps_apart_what_hides():
+def test_the_drop_in_makes_no_dense_mask_of_causal_and_window():
     """So that a backend sees what each part is: no mask that is asked for is an array of T S."""
     x = jnp.ones((1, 300, 2, 8), jnp.float32)
 
@@ -152,7 +152,7 @@ REFUSED = [
 ]
 
 
-def test_what_the_drop_in_refuses():
+def test_the_drop_in_refuses_unsupported_arguments():
     given = {"query": ONES["q"], "key": ONES["k"], "value": ONES["k"]}
     for wrong, kind, words in REFUSED:
         with pytest.raises(kind, match=re.escape(words)):

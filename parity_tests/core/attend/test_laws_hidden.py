@@ -33,7 +33,7 @@ SEEN[..., 4] = False  # a key that nobody sees
 SEEN[0, 0, 0, 0] = True
 
 
-def test_numbers_are_finite_unless_they_are_seen():
+def test_nonfinite_numbers_are_zeroed_where_masked():
     x = jnp.asarray([1.0, np.nan, np.inf, -np.inf, 0.0], "bfloat16")
     for seen in (np.zeros(5, bool), np.asarray([True, False, False, False, False])):
         found = reference.zero_nonfinite_where_masked(seen, x)
@@ -65,7 +65,7 @@ def biased(make, bias):
 
 
 @eager64
-def test_a_score_that_is_hidden_reaches_nothing():
+def test_a_masked_score_affects_no_output_or_gradient():
     clean = np.where(SEEN, normal(4, B, N, T, S), 0)
     for make in (
         Additive,
@@ -102,7 +102,7 @@ def test_a_score_of_logits_sees_them_where_they_are_shown():
         assert judge.same_function(weights, want, zero=True).ok
 
 
-def test_the_softmax_is_of_what_is_seen():
+def test_the_softmax_is_over_visible_keys_only():
     x = normal(6, B, N, T, S).astype("float32")
     x[~SEEN] = 50.0
     softmax = jax.jit(reference.softmax_and_stats)
@@ -121,7 +121,7 @@ def test_the_softmax_is_of_what_is_seen():
 
 
 @eager64
-def test_a_tap_of_the_scores_shows_what_is_hidden():
+def test_a_tap_of_the_scores_has_minus_infinity_where_masked():
     q, k, _ = given()
     for mask, seen in ((Dense(SEEN), SEEN), (FULL, np.ones_like(SEEN))):
         rules = Rules(mask).bind(SIZES, H)
@@ -132,7 +132,7 @@ def test_a_tap_of_the_scores_shows_what_is_hidden():
 
 
 @eager64
-def test_no_cotangent_comes_in_at_a_dead_row():
+def test_fully_masked_rows_receive_no_cotangent():
     q, k, v = given()
     dead = ~SEEN.any(-1).swapaxes(1, 2)
     bias = np.where(SEEN, 0.0, -np.inf)
@@ -161,7 +161,7 @@ MASKS = {
 }
 
 
-def test_static_masks_are_asked_a_few_queries_at_a_time():
+def test_static_masks_are_evaluated_a_few_queries_at_a_time():
     for T, S in ((3, 5), (256, 9), (300, 40), (600, 520), (40, 300)):
         sizes = Sizes((), 1, T, S)
         for name, mask in MASKS.items():
@@ -193,7 +193,7 @@ def test_static_masks_leave_no_table_in_the_program():
 
 
 @eager64
-def test_keys_that_share_a_head_are_alive_if_one_query_head_sees_them():
+def test_a_shared_key_is_visible_if_one_query_head_sees_it():
     q, k, v = given()
     for table in (SEEN, SEEN[:, :1], SEEN[:, :2].repeat(2, 1), SEEN[:1], SEEN[:1, :1, :1]):
         whole = np.broadcast_to(table, SEEN.shape)

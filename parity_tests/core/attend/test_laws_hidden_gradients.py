@@ -54,7 +54,7 @@ def test_gradients_under_a_mask_and_a_score_are_those_of_the_formula():
 
 
 @eager64
-def test_the_lse_of_a_row_that_sees_nothing_has_no_gradient():
+def test_the_lse_of_a_fully_masked_row_has_no_gradient():
     x = jnp.asarray([[-jnp.inf, -jnp.inf], [0.0, 1.0]])
     lse, grad = outcome(lambda x: reference.softmax_and_lse(x)[1], (x,), np.asarray([3.0, 2.0]))
     assert np.isneginf(lse[0]) and judge.same_function(lse[1:], np.log1p(np.e)[None]).ok
@@ -63,7 +63,7 @@ def test_the_lse_of_a_row_that_sees_nothing_has_no_gradient():
 
 
 @eager64
-def test_no_cotangent_comes_in_where_nothing_is_seen():
+def test_no_cotangent_enters_at_fully_masked_rows():
     def weights(x):
         return reference.softmax_and_stats(x, None, jnp.asarray(SEEN))[0]
 
@@ -121,7 +121,7 @@ def test_a_mask_that_hides_nothing_makes_no_table():
     assert np.isfinite(weights).all()
 
 
-def test_nothing_infinite_is_met_by_one_who_looks_for_it():
+def test_debug_infs_finds_no_infinite_values():
     with jax.debug_infs(True):
         for mask in (Dense(SEEN), Full()):
             q, k = given()
@@ -129,7 +129,7 @@ def test_nothing_infinite_is_met_by_one_who_looks_for_it():
             assert np.isfinite(found[0]).all()
 
 
-def test_lengths_that_are_left_open_are_asked_of_the_mask_when_they_are_known():
+def test_symbolic_lengths_reach_the_mask_when_they_are_known():
     for lengths in ("t, 5", "6, s", "t, s"):
         open_t, open_s = jax.export.symbolic_shape(lengths)
         q, k = (

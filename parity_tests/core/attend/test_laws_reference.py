@@ -212,7 +212,7 @@ def test_narrow_scores_are_widened_and_given_back_narrow():
 
 
 @eager64
-def test_rows_that_see_nothing_have_zero_gradients():
+def test_fully_masked_rows_have_zero_gradients():
     scores = np.where(np.arange(3)[:, None] == 1, -np.inf, normal(12, 3, 5))
     loss = lambda x: (reference.softmax(x) * normal(13, 3, 5)).sum()  # noqa: E731
     p, c = np.asarray(reference.softmax(jnp.asarray(scores))), normal(13, 3, 5)
@@ -235,7 +235,7 @@ def test_products_are_summed_in_float32_and_the_output_has_the_dtype_of_the_quer
     assert o.dtype == jnp.bfloat16 and o[0, 0, 0].tolist() == [16.0, 1.0]
 
 
-def test_there_may_be_no_keys():
+def test_attention_over_no_keys_is_zero():
     q, k, v = np.ones((1, 3, N, H)), np.ones((1, 0, K, H)), np.ones((1, 0, K, h))
     rules = Rules(mask=Causal()).bind(Sizes((1,), N, 3, 0), H)
     o, lse = jax.device_get(jax.jit(reference.forward)(q, k, v, rules))
@@ -244,7 +244,7 @@ def test_there_may_be_no_keys():
 
 
 @eager64
-def test_silence_puts_zeros_where_nobody_looks():
+def test_zero_unseen_zeroes_rows_and_keys_that_are_masked():
     q, k, v = (jnp.asarray(x) for x in arrays())
     full = Rules().bind(SIZES, H)
     assert all(a is b for a, b in zip(reference.zero_masked(q, k, v, full), (q, k, v), strict=True))
@@ -265,7 +265,7 @@ def test_silence_puts_zeros_where_nobody_looks():
 
 
 @eager64
-def test_nan_that_nobody_sees_is_not_heard():
+def test_masked_nan_changes_no_output():
     q, k, v = arrays()
     seen = np.asarray(ragged())
     rules, dirty = Rules(mask=Dense(ragged())).bind(SIZES, H), [x.copy() for x in (q, k, v)]

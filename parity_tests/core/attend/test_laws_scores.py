@@ -109,7 +109,7 @@ def test_scores_keep_the_dtype_of_narrow_logits():
             assert whole.dtype == block.dtype == jnp.bfloat16
 
 
-def test_the_cap_bounds():
+def test_softcap_bounds_the_scores():
     capped = scores.Softcap(2.0)(jnp.asarray([-1e4, 0.0, 1e4]), 0, 0, 0, 0)
     assert capped.tolist() == [-2.0, 0.0, 2.0]
     assert scores.Softcap(0.5)(jnp.asarray(1e4), 0, 0, 0, 0) == 0.5
@@ -141,7 +141,7 @@ def listener():
     return Asked()
 
 
-def test_a_chain_hands_everything_on_in_its_order():
+def test_a_chain_applies_its_scores_in_order():
     one, two = listener(), listener()
     chain = one >> two
     assert chain == scores.Chain(one, two) and (chain.first, chain.then) == (one, two)
@@ -151,7 +151,7 @@ def test_a_chain_hands_everything_on_in_its_order():
     assert two.asked[1:] == [("called", 5, 6, 7, 8), ("whole", "sizes")]
 
 
-def test_the_base_knows_nothing_and_binds_to_itself():
+def test_the_base_score_raises_and_binds_to_itself():
     with pytest.raises(NotImplementedError):
         scores.Score()(LOGITS, 0, 0, 0, 0)
     for score in (scores.Score(), scores.Softcap(2.0), scores.ScoreFn(slanted), scores.IDENTITY):
@@ -252,7 +252,7 @@ REFUSED = [
 ]
 
 
-def test_what_does_not_fit_is_named():
+def test_wrong_shapes_are_named_in_the_error():
     for make, kind, words in REFUSED:
         with pytest.raises(kind, match=words):
             make()
@@ -287,7 +287,7 @@ def test_scores_at_positions_read_them_in_place_of_slots():
                     assert judge.same_function(got, np.broadcast_to(known, got.shape)).ok, score
 
 
-def test_what_a_score_reads_and_has_if_nothing_is_said():
+def test_each_score_declares_what_it_reads():
     bias = scores.T5Bias(normal(2, 32, N))
     read = {
         "nothing": (scores.IDENTITY, scores.Softcap(1.0)),
@@ -313,7 +313,7 @@ def test_what_a_score_reads_and_has_if_nothing_is_said():
             score.at_positions(Positions())
 
 
-def test_slots_stand_where_no_positions_are_given():
+def test_scores_read_slots_where_no_positions_are_given():
     bias, known = t5(0)
     with jax.enable_x64(True):
         at = bias().at_positions(Positions()).bind(SIZES)

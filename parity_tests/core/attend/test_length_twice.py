@@ -76,5 +76,5 @@ def test_memory_grows_as_the_tokens_do(case, backward):
 
 
 @pytest.mark.parametrize("name", HOLDS_ALL.values())
-def test_the_page_of_limits_names_what_holds_all(name):
+def test_the_limits_page_names_layers_that_materialize_all_weights(name):
     assert f"`{name}`" in (ROOT / "docs/limits.md").read_text("utf-8")

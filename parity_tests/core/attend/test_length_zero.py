@@ -65,7 +65,7 @@ ONCE_EACH = [next(row for row in OF_LAYERS if row[0] is case) for case in OF_ALL
 @pytest.mark.parametrize(
     ("case", "lead", "after"), with_nightly(OF_LAYERS, commit=ONCE_EACH), ids=str
 )
-def test_layers(case, lead, after, both_ways):
+def test_layers_take_sequences_of_length_zero(case, lead, after, both_ways):
     inputs = {
         name: np.ones((*lead, x.shape[-1]), np.float32)
         for name, x in case.arrays().items()
@@ -108,7 +108,7 @@ CROSS = {
 
 
 @pytest.mark.parametrize("name", CROSS)
-def test_nothing_to_look_at_gives_zeros(name, both_ways):
+def test_cross_attention_over_no_keys_gives_zeros(name, both_ways):
     kind, config = CROSS[name]
     width, seen = (config.get("d_decoder", 12), config.get("d_encoder", 12))
     f, *args = cross(kind, config, (2, 5, width), (2, 0, seen))
@@ -118,7 +118,7 @@ def test_nothing_to_look_at_gives_zeros(name, both_ways):
 
 
 @pytest.mark.parametrize("name", CROSS)
-def test_nobody_looks(name, both_ways):
+def test_cross_attention_of_no_queries_has_zero_gradients(name, both_ways):
     kind, config = CROSS[name]
     width, seen = (config.get("d_decoder", 12), config.get("d_encoder", 12))
     f, *args = cross(kind, config, (2, 0, width), (2, 9, seen))
@@ -141,7 +141,7 @@ SHAPES = [((0,), 5, 9), ((2,), 0, 9), ((4, 0), 5, 9), ((2,), 5, 0)]
 
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize(("lead", "T", "S"), SHAPES, ids=str)
-def test_attend(lead, T, S, rules, both_ways):
+def test_attend_takes_no_queries_and_no_keys(lead, T, S, rules, both_ways):
     q, k, v = (np.ones((*lead, *rest), np.float32) for rest in ((T, N, H), (S, K, H), (S, K, h)))
     out, gradients = both_ways(lambda q, k, v: attend(q, k, v, **RULES[rules]), q, k, v)
     assert out.shape == (*lead, T, N, h)
@@ -151,7 +151,7 @@ def test_attend(lead, T, S, rules, both_ways):
         assert weights(q, k).shape == (*lead, N, T, S)
 
 
-def test_nothing_to_look_at_leaves_it_to_the_sink():
+def test_with_no_keys_the_lse_is_that_of_the_sink():
     q, k = jnp.ones((5, N, H)), jnp.ones((0, K, H))
     sinks = jnp.arange(1.0, N + 1)
     out, lse = attend(q, k, k, return_lse=True)

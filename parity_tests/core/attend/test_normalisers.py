@@ -82,7 +82,7 @@ def test_gradients_are_differences_forward_and_twice(alpha):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("normalise", [sigmoid, entmax, lambda x: entmax(x, 2)])
-def test_a_row_that_sees_nothing_has_no_weights_and_no_gradient(normalise):
+def test_a_fully_masked_row_has_zero_weights_and_gradients(normalise):
     x = jnp.full((2, 3), -jnp.inf)
     y, back = jax.vjp(normalise, x)
     assert not y.any() and not back(jnp.ones_like(y))[0].any()

@@ -81,7 +81,7 @@ def check_on(program, plain, batch, length):
         assert verdict.ok, verdict
 
 
-def test_what_needs_known_lengths_says_so():
+def test_requests_that_need_known_lengths_raise():
     b, t = export.symbolic_shape("b, t")
     reason = "needs lengths that are known when it is compiled"
     with told(NotImplementedError, "'blockwise'", reason):

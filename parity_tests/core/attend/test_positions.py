@@ -118,7 +118,7 @@ def test_masks_at_positions(seed):
         check(run(poisoned(x, at).floats, data, at, x.do, x.dlse), want)
 
 
-def test_the_masks_above_hide_and_show():
+def test_the_drawn_masks_hide_some_keys_and_show_some():
     shares = []
     for seed in SEEDS:
         at, node = where(100 * seed), tree(seed)
@@ -267,7 +267,7 @@ def test_scores_at_positions(plan):
 @pytest.mark.nightly(but=["reference-True"])
 @pytest.mark.parametrize("sinks", with_nightly([True, False], commit=[True]))
 @pytest.mark.parametrize("plan", ["reference", "loops"])
-def test_what_is_dropped_of_a_part_is_what_is_dropped_of_the_whole(plan, sinks):
+def test_dropout_of_a_part_at_positions_equals_that_of_the_whole(plan, sinks):
     key = jax.random.key(5)
     whole = np.asarray(Dropout(0.5, key).keep(*np.ogrid[:B, :N, :30, :30]))
     run = compiled(PLANS[plan], lambda key: {"mask": CAUSAL, "dropout": Dropout(0.5, key)})

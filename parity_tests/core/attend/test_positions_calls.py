@@ -88,7 +88,7 @@ def test_keys_may_change_slots_together_with_their_positions(backend):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
-def test_what_is_absent_is_as_a_row_that_a_mask_hides(backend):
+def test_absent_positions_equal_masked_rows_and_keys(backend):
     q, k, v = arrays()
     sinks = jnp.asarray([0.5, -jnp.inf, 2.0, 0.0])
     none = -jnp.ones((), int)
@@ -255,7 +255,7 @@ WRONG = {
 
 @pytest.mark.nightly(but=["far", "length"])
 @pytest.mark.parametrize("name", WRONG)
-def test_refusals(name):
+def test_wrong_positions_are_refused(name):
     how, kind, words = WRONG[name]
     with refused(kind, *words):
         attend(*arrays(), **how)

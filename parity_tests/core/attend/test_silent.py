@@ -38,7 +38,7 @@ def warned(call):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_mask_that_may_be_padding_is_warned_of(kind):
+def test_a_mask_that_may_be_padding_warns(kind):
     layer = KINDS[kind]()
     ((message, filename),) = warned(lambda: layer(X, mask=jnp.asarray(PADDING)))
     assert "of shape (5, 5) is read as (queries, keys)" in message and filename == __file__
@@ -52,14 +52,14 @@ def test_a_mask_that_may_be_padding_is_warned_of(kind):
     [fa.Dense(PADDING), np.tri(5) > 0, PADDING[:, None, None], fa.Lengths(LENGTHS), fa.CAUSAL],
     ids=["dense", "tril", "four axes", "lengths", "causal"],
 )
-def test_other_masks_are_not(kind, mask):
+def test_other_masks_do_not_warn(kind, mask):
     layer = KINDS[kind]()
     mask = jnp.asarray(mask) if isinstance(mask, np.ndarray) else mask
     assert warned(lambda: layer(X, mask=mask)) == []
     assert warned(lambda: layer(X[:4], mask=jnp.asarray(PADDING))) == []  # four rows
 
 
-def test_traced_masks_are_warned_of_too():
+def test_traced_masks_warn_too():
     layer = KINDS["grouped"]()
     call = jax.jit(lambda mask: layer(X, mask=mask))
     assert len(warned(lambda: call(jnp.asarray(PADDING)))) == 1
@@ -71,7 +71,7 @@ def heads_first(tokens, heads, width=8):
 
 @pytest.mark.nightly(but=["64-8"])
 @pytest.mark.parametrize(("tokens", "heads"), [(64, 8), (32, 8), (512, 12), (4, 1)])
-def test_heads_first_is_warned_of_where_it_shows(tokens, heads):
+def test_heads_before_tokens_warns_where_shapes_show_it(tokens, heads):
     q = jnp.asarray(heads_first(tokens, heads))
     messages = warned(lambda: fa.attend(q, q, q))
     assert len(messages) == (1 < heads <= 64 and tokens >= 4 * heads)
@@ -80,13 +80,13 @@ def test_heads_first_is_warned_of_where_it_shows(tokens, heads):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("shape", [(2, 64, 8, 16), (2, 1, 32, 16), (9, 12, 4), (1, 8, 31, 4)])
-def test_tokens_first_is_not(shape):
+def test_tokens_before_heads_do_not_warn(shape):
     q = jnp.ones(shape)
     assert warned(lambda: fa.attend(q, q, q)) == []
 
 
 @pytest.mark.nightly
-def test_neither_is_a_step_on_a_cache_nor_a_layer():
+def test_cached_steps_and_layers_do_not_warn():
     q, kv = jnp.ones((2, 3, 32, 4)), jnp.ones((2, 50, 8, 4))
     assert warned(lambda: fa.attend(q, kv, kv)) == []
     layer = fa.GroupedQueryAttention(12, 32, 8, 4, rngs=nnx.Rngs(0))

@@ -95,7 +95,7 @@ def test_tuples_of_plain_values_are_structure_and_arrays_in_tuples_are_data():
     assert len(jax.tree.leaves(Sized((np.ones(2), 3.0)))) == 2
 
 
-def test_a_hash_is_of_one_process_and_of_one_object():
+def test_copies_and_pickles_of_a_mask_recompute_its_hash():
     """Strings have other hashes in another process, to which an object may be sent."""
     mask = Window(3, 0)
     known = hash(mask)

@@ -189,7 +189,7 @@ def test_no_array_of_both_lengths(mask, walk):
     assert max(sizes_in(plain.jaxpr)) >= T * S
 
 
-def test_auto_takes_it_for_long_ones():
+def test_auto_chooses_blockwise_for_long_sequences():
     small, long = (jax.ShapeDtypeStruct((1, n, 2, 4), jnp.float32) for n in (127, 128))
 
     def chosen(x):

@@ -100,7 +100,7 @@ def test_the_table_has_a_line_a_backend_in_their_order():
     assert repr(found) == str(found)
 
 
-def test_what_accepts_after_the_choice_is_told_apart():
+def test_the_table_marks_backends_that_accept_but_are_not_chosen():
     found = verdicts(a_long_name="no", second=None)
     assert found.chosen == "second"
     assert str(found).splitlines() == [
@@ -142,13 +142,13 @@ def test_a_kernel_that_serves_is_no_slow_path():
     assert slow_path_message("tpu", verdicts(splash=None), LONG) is None
 
 
-def test_another_platforms_kernel_is_one():
+def test_a_kernel_of_another_platform_still_warns():
     found = slow_path_message("tpu", verdicts(cudnn=None, splash="the mask is an array"), LONG)
     assert found is not None and "'cudnn', slow on a tpu" in found
 
 
 @pytest.mark.parametrize("platform", ["cpu", "METAL"])
-def test_without_kernels_there_is_nothing_to_miss(platform):
+def test_without_kernels_there_is_no_warning(platform):
     assert (
         slow_path_message(platform, verdicts(cudnn="no", tokamax="no", splash="no"), LONG) is None
     )
@@ -180,7 +180,7 @@ def test_the_sentence_has_the_reasons_of_this_platforms_kernels():
 # The warning.
 
 
-def test_it_is_told_once_and_at_the_callers_line(on_a_gpu):
+def test_a_slow_backend_warns_once_at_the_callers_line(on_a_gpu):
     with slow() as heard:
         attend(*arrays())
     assert len(heard) == 1 and heard[0].filename == __file__
@@ -191,18 +191,18 @@ def test_it_is_told_once_and_at_the_callers_line(on_a_gpu):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("call", [jax.jit(attend), jax.vmap(attend), dot_product_attention])
-def test_it_is_told_under_transformations_too(on_a_gpu, call):
+def test_a_slow_backend_warns_under_transformations_too(on_a_gpu, call):
     with slow():
         call(*(x[None] for x in arrays()))
 
 
 @pytest.mark.nightly
-def test_it_is_not_told_where_the_path_was_asked_for_or_is_right(on_a_gpu):
+def test_no_warning_where_the_backend_was_named_or_is_fast(on_a_gpu):
     attend(*arrays(), backend="reference")  # here a warning is an error
     attend(*arrays(256))
 
 
-def test_another_reason_is_told_again(on_a_gpu, monkeypatch):
+def test_a_slow_backend_warns_again_for_another_reason(on_a_gpu, monkeypatch):
     with slow():
         attend(*arrays())
 
@@ -223,7 +223,7 @@ def test_an_error_of_the_request_comes_first(on_a_gpu):
 # The platform.
 
 
-def test_a_request_knows_where_it_lies_and_one_made_of_it_asks_anew():
+def test_a_request_caches_its_placement_and_a_copy_recomputes_it():
     q, k, v = arrays()
     request = Request.of(q, k, v, Rules())
     assert request.where is request.where and request.where[::2] == (None, "cpu")

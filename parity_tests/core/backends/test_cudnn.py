@@ -79,7 +79,7 @@ REFUSED = {
 
 @pytest.mark.nightly(but=["few keys", "from the end", "no end", "other values", "wide"])
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_it_cannot_do_is_refused_by_name(name):
+def test_cudnn_refuses_unsupported_requests_by_name(name):
     shapes, rules, words = REFUSED[name]
     given = arrays(**shapes)
     with assume_platform("gpu"):
@@ -90,7 +90,7 @@ def test_what_it_cannot_do_is_refused_by_name(name):
 
 
 @pytest.mark.nightly
-def test_the_machine_is_named():
+def test_the_refusal_names_the_machine():
     given = arrays()
     assert "needs an NVIDIA GPU; the platform is cpu" in str(verdict("cudnn", *given))
     with assume_platform("gpu", (7, 5)):
@@ -102,7 +102,7 @@ def test_the_machine_is_named():
         assume_platform("cuda")
 
 
-def test_another_version_of_jax_is_named(monkeypatch):
+def test_the_refusal_names_another_version_of_jax(monkeypatch):
     monkeypatch.setattr(cudnn, "REQUIRED_NAMES", ("gone",))
     with assume_platform("gpu"):
         assert f"this version of jax, {jax.__version__}" in str(verdict("cudnn", *arrays()))
@@ -176,7 +176,7 @@ def test_an_axis_of_some_arrays_is_mapped(axes):
     assert [x.shape for x in lowered.out_info] == [x.shape for x in wide]
 
 
-def test_auto_takes_it():
+def test_auto_chooses_cudnn_on_its_devices():
     given = [jnp.zeros((1, 512, N, H), dtype) for dtype in (jnp.bfloat16, jnp.float32)]
     with assume_platform("gpu"):
         assert explain(*(given[0],) * 3, mask=CAUSAL, sinks=jnp.zeros(N)).chosen == "cudnn"
@@ -206,7 +206,7 @@ PAIRS = [(name, WANTED[i % 3]) for i, name in enumerate(COMPUTED)]
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("name", "wanted"), [*PAIRS, *(("all", w) for w in WANTED)], ids=str)
-def test_it_is_the_reference(stand_in, name, wanted):
+def test_cudnn_equals_the_plain_formula(stand_in, name, wanted):
     """Output, lse and gradients, by what of both is wanted; sinks in turns."""
     q, k, v = arrays(jnp.float64)
     sinks = normal(5, N) if len(name) % 2 else None
@@ -235,7 +235,7 @@ def test_padding_before_the_tokens_is_moved(stand_in, name):
 
 
 @pytest.mark.nightly
-def test_what_nobody_sees_reaches_nothing(stand_in):
+def test_masked_values_affect_no_output_or_gradient(stand_in):
     q, k, v = arrays(jnp.float64)
     rules = Rules(LENGTHS, sinks=normal(5, N))
     want = outcome(cudnn.forward, q, k, v, rules)
@@ -246,7 +246,7 @@ def test_what_nobody_sees_reaches_nothing(stand_in):
 
 
 @pytest.mark.nightly
-def test_it_is_mapped(stand_in):
+def test_cudnn_under_vmap_equals_a_batch(stand_in):
     q, k, v = arrays(jnp.float64)
     rules = Rules(CAUSAL).bind(flash.sizes_of(q, k), H)
     want = cudnn.forward(q, k, v, rules)[0]
@@ -260,7 +260,7 @@ def test_it_is_mapped(stand_in):
 @pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("name", COMPUTED)
-def test_on_a_gpu(name, dtype):
+def test_cudnn_on_a_gpu_equals_the_plain_formula(name, dtype):
     q, k, v = arrays(dtype, H=64)
     for sinks in (None, normal(5, N).astype(jnp.float32)):
         check_precision(cudnn.forward, q, k, v, Rules(COMPUTED[name], sinks=sinks))

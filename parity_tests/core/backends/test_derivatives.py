@@ -156,7 +156,7 @@ def test_a_derivative_of_a_random_program_is_the_plain_formulas(seed, kind, monk
 @pytest.mark.parametrize("length", LONG)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("kind", ["jvp", "jvp of grad", "grad of jvp", "grad of grad"])
-def test_a_derivative_of_long_sequences_is(length, rule, kind):
+def test_a_derivative_of_long_sequences_is_the_plain_formulas(length, rule, kind):
     rules, more = RULES[rule]
     with jax.enable_x64(True):
         given = draw(more, LONG[length])

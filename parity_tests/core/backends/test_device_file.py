@@ -124,7 +124,7 @@ NOT_TAKEN = {
 
 
 @pytest.mark.parametrize("name", NOT_TAKEN)
-def test_it_is_not_taken_for(name, path):
+def test_the_proven_kernel_is_passed_over_for_other_requests(name, path):
     rows, words = NOT_TAKEN[name]
     with use_device_file(written(path, *rows)), on_a_gpu():
         chosen, said = found()
@@ -161,7 +161,7 @@ def test_a_file_of_another_device_counts_for_nothing(path):
         assert chosen == "blockwise" and words in said
 
 
-def test_a_file_of_a_cpu_never_lets_it_be_taken(path):
+def test_a_device_file_of_a_cpu_never_selects_the_kernel(path):
     with use_device_file(written(path, device=jax.devices()[0].device_kind, capability=None)):
         chosen, said = found()
     assert chosen == "blockwise" and "it runs interpreted on a cpu" in said
@@ -174,7 +174,7 @@ def test_several_devices_that_may_share_a_request_are_left_to_blocks(path, monke
     assert chosen == "blockwise" and "XLA may divide the request over several devices" in said
 
 
-def test_an_assumed_platform_ignores_it(path):
+def test_an_assumed_platform_ignores_the_device_file(path):
     with use_device_file(written(path)), assume_platform("gpu", (9, 0)):
         chosen, said = found()
     assert chosen == "blockwise" and "no device file counts for an assumed platform" in said
@@ -223,7 +223,7 @@ DIFFERENT = {
 
 
 @each("name", DIFFERENT)
-def test_another_kind_by(name):
+def test_kinds_of_requests_differ_by_each_field(name):
     assert DIFFERENT[name]() != KIND
 
 
@@ -264,7 +264,7 @@ def test_a_program_is_traced_again_for_other_contents_alone(path, tmp_path):
                 assert len(count) == traces
 
 
-def test_it_holds_from_the_call_on_or_inside_alone(path):
+def test_use_device_file_holds_from_the_call_on_or_inside_a_with(path):
     with on_a_gpu():
         setting = use_device_file(written(path))
         assert found()[0] == "pallas"
@@ -278,7 +278,7 @@ def test_it_holds_from_the_call_on_or_inside_alone(path):
             assert found()[0] == "pallas"
 
 
-def test_the_environment_names_it_for_a_process_that_reads_it_at_need(path, monkeypatch):
+def test_the_environment_variable_names_a_file_that_is_read_lazily(path, monkeypatch):
     device_file._of_variable.cache_clear()
     monkeypatch.setenv("FLAX_ATTN_DEVICE_FILE", str(path))
     with assume_platform("gpu", (9, 0)):
@@ -306,7 +306,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_one_is_refused(name, path):
+def test_a_broken_device_file_is_refused(name, path):
     change, words = BROKEN[name]
     path.write_text(change(written(path).read_text()))
     with told(ValueError, str(path), words, "`flax-attn check-device --out FOLDER` writes"):
@@ -316,7 +316,7 @@ def test_a_broken_one_is_refused(name, path):
 @pytest.mark.parametrize(
     "name", ["device", "capability", "versions", "rows", "times", "fields of rows"]
 )
-def test_one_without_a_field_is_refused(name, path):
+def test_a_device_file_without_a_field_is_refused(name, path):
     document = json.loads(written(path).read_text())
     document |= {"rows": [{**RIGHT, "times": {"fwd": []}}]} if name == "times" else {}
     document |= {"rows": ["text"]} if name == "fields of rows" else {}
@@ -327,7 +327,7 @@ def test_one_without_a_field_is_refused(name, path):
         use_device_file(path)
 
 
-def test_one_that_is_not_there_is_refused(path, tmp_path):
+def test_a_missing_device_file_is_refused(path, tmp_path):
     with told(FileNotFoundError, f"There is no device file {path}", "FOLDER/device.json"):
         use_device_file(path)
     with told(ValueError, f"{tmp_path} cannot be read"):
@@ -453,7 +453,7 @@ def checked(tmp_path, monkeypatch):
     return run
 
 
-def test_the_check_of_a_device_leaves_it(checked):
+def test_the_device_check_writes_the_device_file(checked):
     file = checked()
     assert sorted(x.name for x in file.parent.iterdir()) == [file.name, *LEFT]
     rows = device_file.read(file).rows

@@ -22,5 +22,5 @@ def test_blocks_that_overlap_are_the_plain_formula(name):
 
 
 @pytest.mark.parametrize("name", with_nightly(RULES, commit=["blind", "causal"]))
-def test_blocks_that_divide_the_lengths_are(name):
+def test_blocks_that_divide_the_lengths_are_the_plain_formula(name):
     eager64(lambda: check(forward, name, rows=1, cols=5))()

@@ -58,7 +58,7 @@ def test_rows_that_are_hidden_by_huge_numbers():
 
 
 @eager64
-def test_rows_that_are_dead_by_a_bias_and_hold_a_sink():
+def test_rows_masked_by_a_bias_with_a_sink():
     check(blockwise.forward, "masked out by a bias", rows=3, cols=5, batched=True)
 
 
@@ -68,7 +68,7 @@ def test_sinks_of_heads_that_share_keys():
 
 
 @eager64
-def test_nobody_sees_anything():
+def test_all_keys_masked_gives_zeros():
     check(blockwise.forward, "blind", rows=3, cols=5)
     check(blockwise.forward, "table alone", rows=3, cols=2, unrolled=True)
 
@@ -193,7 +193,7 @@ def test_no_keys_no_queries_no_width():
         assert stats.l.shape == (shapes[0][0], 4, shapes[0][1])
 
 
-def test_somebody_who_listens_hears_which_were_kept():
+def test_a_listener_receives_the_dropout_mask():
     keep = np.random.RandomState(0).rand(1, N, 1, S) < 0.5
     (q, k, v, _), _, _ = case("plain", "float32")
     sizes = Sizes((B,), N, T, S)

@@ -54,7 +54,7 @@ def primitives(f, *given):
     return str(jax.make_jaxpr(f)(*given))
 
 
-def test_a_block_says_where_it_stands():
+def test_indices_of_a_block_are_those_of_the_whole():
     for b, n, q, k in at_both(Block.indices):
         assert b.tolist() == [[[1]]] and n.tolist() == [[[2]], [[3]]]
         assert q.tolist() == [[[1], [2], [3]]] and k.tolist() == [[[3, 4, 5, 6]]]
@@ -77,7 +77,7 @@ def test_parts_of_arrays_are_their_slices():
             assert judge.exact(found, part(array)).ok
 
 
-def test_two_are_more_than_one():
+def test_an_axis_of_length_two_is_indexed_and_not_broadcast():
     array, at = np.arange(16).reshape(2, 2, 2, 2), Block(1, 1, 1, 1, 1, 1, 1)
     assert list(map(int, at.corner(array)[0])) == [1] * 4
     assert at.take_block(array).tolist() == [[[15]]]
@@ -135,7 +135,7 @@ def test_keys_that_a_block_before_has_had_are_left_out():
     assert known(FULL, None).tolist() == [[[True] * 4] * 3] * 2
 
 
-def test_what_nobody_in_the_block_sees_is_zero():
+def test_keys_masked_for_the_whole_block_are_zero():
     for G in (1, 2):
         shown = np.zeros((G, 3, 4), bool)
         shown[0, 1, 0] = shown[G - 1, 2, 2] = shown[:, 0, 2] = True

@@ -88,7 +88,7 @@ def test_only_few_queries_in_loops_of_their_own_read_keys_as_they_lie():
         assert plan.layout == "tokens first" and shape == (B, S, K, H), how
 
 
-def test_a_plan_has_what_was_asked_for():
+def test_a_plan_is_made_for_the_request_the_platform_and_the_options():
     q, k = jnp.ones((B, T, N, H)), jnp.ones((B, S, K, H))
     rules = Rules().bind(Sizes((B,), N, T, S), H)
     for platform in ("cpu", "tpu"):

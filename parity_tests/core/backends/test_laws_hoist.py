@@ -61,7 +61,7 @@ def position(b, n, q, k):
     return ((b * N + n) * T + q) * S + k
 
 
-def test_a_mask_function_gives_what_it_gave():
+def test_a_hoisted_mask_function_gives_the_same_mask():
     mask = hoist(table(), "float32")
     assert isinstance(mask, Traced) and mask.is_static is False
     assert type(mask.consts) is tuple
@@ -95,7 +95,7 @@ def test_positions_of_each_entry_are_those_of_its_own():
         assert judge.exact(got, logits + (3 * at[2] + at[3] + n + b).astype("float32")).ok
 
 
-def test_a_score_function_gives_what_it_gave():
+def test_a_hoisted_score_function_gives_the_same_scores():
     logits = normal(2, B, N, T, S).astype("float32")
     for score, want in (
         (weighted(), 2 * logits + WEIGHTS),
@@ -319,7 +319,7 @@ def test_gradients_reach_what_a_function_closes_over():
     assert judge.allclose(by_slopes, (logits * WEIGHTS).sum((0, 2, 3)))
 
 
-def test_functions_ask_for_the_place_in_the_whole():
+def test_functions_receive_indices_of_the_whole_array():
     at = np.asarray(PLACES.b), np.asarray(PLACES.n)
     want = TABLE[at[0]][:, at[1]]
     fn = table()

@@ -163,7 +163,7 @@ def test_a_kernel_gives_what_the_plain_formula_gives():
 
 @pytest.mark.nightly
 @eager64
-def test_a_blind_kernel_finds_rows_that_see_nothing():
+def test_a_kernel_without_lse_finds_fully_masked_rows():
     for kind in ("dark", "dark, no sinks", "dark, lengths", "lengths, sinks"):
         check_kernels(kind, Toy(fully_masked=True), Toy(fully_masked=True, by_lse=True))
 
@@ -192,7 +192,7 @@ def test_narrow_outputs_stay_narrow():
 
 
 @pytest.mark.nightly
-def test_it_compiles_once_for_one_kernel():
+def test_equal_kernels_compile_once():
     q, k, v, bias, *_ = (x.astype("float32") for x in arrays("plain"))
     rules = Rules().bind(SIZES, 4)
     made = jax.make_jaxpr(lambda q: serve(Toy(), q, k, v, rules, (bias,)))(q)

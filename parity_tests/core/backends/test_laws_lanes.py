@@ -120,7 +120,7 @@ def test_a_program_is_replayed_as_it_was_traced():
 
 
 @eager64
-def test_an_iterations_own_index_is_a_number_of_its_own():
+def test_the_loop_index_of_an_iteration_is_stored_per_iteration():
     for i in range(7):
         tracer = lanes._Tracer()
         assert tracer.opaque_index(jnp.int32(i)) == i
@@ -146,7 +146,7 @@ def test_every_intermediate_is_carried_to_the_next_iteration():
 
 
 @eager64
-def test_what_nobody_reads_counts_as_read_and_changes_nothing():
+def test_values_that_nobody_reads_count_as_read_and_change_nothing():
     for number in (0.0, 3.0, -1e30):
         assert not bool(lanes._opaque_false([jnp.full(4, number), jnp.int32(0)]))
     program = jax.make_jaxpr(lambda x: lanes._opaque_false([x]))(jnp.ones(3))

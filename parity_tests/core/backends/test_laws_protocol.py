@@ -78,7 +78,7 @@ def test_a_cache_is_long_from_a_mebibyte_a_query_on():
     assert bytes_of(SimpleNamespace(shape=("open", 9, 2, 64), dtype=np.dtype("f4"))) == 9 * 512
 
 
-def test_numbers_are_what_is_known():
+def test_is_number_holds_for_known_scalars_only():
     for x in (1, 2.0, np.float32(3), np.int64(4)):
         assert is_number(x)
     for x in (np.ones(1), jnp.ones(()), None, "1"):
@@ -122,7 +122,7 @@ def test_a_log_sum_exp_alone_is_the_largest_score_of_one_key():
     assert m is lse and l.tolist() == [[1.0, 1.0]] and l.dtype == lse.dtype
 
 
-def test_who_has_no_positions_says_who_has_them():
+def test_the_refusal_of_positions_names_backends_that_support_them():
     assert protocol.NO_POSITIONS.endswith("; blockwise and reference do")
 
 
@@ -139,7 +139,7 @@ def check_alive(mask: Mask, seen: np.ndarray, sizes: Sizes) -> None:
     assert np.array_equal(np.broadcast_to(keys, (sizes.B, sizes.S)), seen.any((1, 2))), mask
 
 
-def test_who_is_alive_under_random_masks():
+def test_visible_rows_and_keys_under_random_masks():
     for mask, seen, sizes in drawn_masks(8, (6, 8), seed=900):
         if (seen == seen[:, :1]).all():
             check_alive(mask, seen, sizes)
@@ -166,7 +166,7 @@ BANDS = (
 )
 
 
-def test_who_is_alive_in_a_band():
+def test_visible_rows_and_keys_in_a_band():
     for T, S in ((6, 8), (7, 5), (1, 4)):
         sizes = Sizes((2,), 2, T, S)
         q, k = np.arange(T)[:, None], np.arange(S)
@@ -204,7 +204,7 @@ def in_runs(draw: np.random.RandomState) -> Mask:
     return base[draw.randint(4)]() & beside[draw.randint(3)]()
 
 
-def test_who_is_alive_where_each_query_sees_one_range():
+def test_visible_rows_and_keys_where_each_query_sees_one_range():
     met = 0
     for seed in range(8):
         sizes = Sizes((2,), 1, *((6, 8), (7, 5), (1, 4))[seed % 3])
@@ -229,12 +229,12 @@ class Everything(Mask):
         return None, None
 
 
-def test_an_answer_without_axes_is_for_everyone():
+def test_a_mask_without_axes_broadcasts_to_all_rows_and_keys():
     rows, keys = jax.jit(lambda: visible_rows_and_keys(Everything().bind(SIZES), SIZES))()
     assert rows.shape == (B, T) and keys.shape == (B, S) and rows.all() and keys.all()
 
 
-def test_all_alive_is_said_by_none():
+def test_none_means_that_all_rows_or_keys_are_visible():
     assert visible_rows_and_keys(FULL, SIZES) == (None, None)
     rows, keys = visible_rows_and_keys(CAUSAL, SIZES)
     assert rows is None and isinstance(keys, jax.Array) and keys.tolist() == [[True] * 3 + [False]]
@@ -248,7 +248,7 @@ def odd(b, n, q, k):
     return (k - 2 * q) % 601 == 3 + b
 
 
-def test_long_masks_are_asked_a_few_queries_at_a_time():
+def test_long_masks_are_evaluated_a_few_queries_at_a_time():
     for length in (256, 300, 512, 700, 1024):
         sizes = Sizes((2,), 3, length, 150)
         q, k = np.arange(length)[:, None], np.arange(150)
@@ -274,7 +274,7 @@ def test_no_array_of_all_queries_and_keys():
     assert largest <= 2 * 256 * 700
 
 
-def test_who_is_alive_may_differ_over_devices():
+def test_visible_rows_and_keys_may_vary_over_devices():
     mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     P = jax.sharding.PartitionSpec
     sizes = Sizes((2,), 1, 3, 4)
@@ -288,7 +288,7 @@ def test_who_is_alive_may_differ_over_devices():
     assert rows.shape == (2, 3) and keys.shape == (2, 4)
 
 
-def test_every_kernel_has_what_the_protocol_asks_for():
+def test_every_kernel_implements_the_protocol():
     asked = {name for name in vars(protocol.Kernel) if not name.startswith("_")}
     assert asked == {"fully_masked", "run", "backward"}
     for kernel in (cudnn.Cudnn, splash.Splash, tokamax.Tokamax):

@@ -249,7 +249,7 @@ def test_padding_may_hold_nan():
 
 
 @pytest.mark.nightly
-def test_queries_that_see_nothing_may_hold_nan():
+def test_fully_masked_queries_may_hold_nan():
     """Those beyond the last one, which a block has too, see no key either."""
     q, k, v = (x.at[:, -3:].set(jnp.nan) for x in arrays(T=45, S=45))
 
@@ -275,7 +275,7 @@ class Near(Mask):
 
 
 @pytest.mark.nightly
-def test_a_static_mask_may_say_its_ranges_in_python():
+def test_a_static_mask_may_return_its_ranges_as_python_numbers():
     check({"mask": Near(9)})
 
 
@@ -316,7 +316,7 @@ def names(jaxpr):
 
 @pytest.mark.nightly
 @each("dtype", ["float32", "bfloat16"])
-def test_every_product_says_its_precision(dtype):
+def test_every_product_sets_its_precision(dtype):
     """On Triton a float32 product without one is TF32, which interpretation does not show."""
     highest = (jax.lax.Precision.HIGHEST,) * 2
     found = [*dots(program_on_a_gpu(dtype))]
@@ -394,7 +394,7 @@ REFUSED = {
 
 
 @each("name", REFUSED)
-def test_what_no_kernel_runs_is_refused_by_its_name(name):
+def test_unsupported_primitives_are_refused_by_name(name):
     how, words = REFUSED[name]
     with jax.enable_x64(name == "float64"):
         q, k, v = arrays(

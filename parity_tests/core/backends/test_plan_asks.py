@@ -21,7 +21,7 @@ LONG = {
 
 
 @each("name", LONG)
-def test_a_plan_asks_for_blocks_and_not_for_queries(name):
+def test_a_plan_evaluates_ranges_per_block_and_not_per_query(name):
     asks, asked = [], ranges._evaluate
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ranges, "_evaluate", lambda *args: asks.append(args) or asked(*args))

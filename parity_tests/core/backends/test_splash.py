@@ -83,7 +83,7 @@ COMPUTED = {
 @pytest.mark.parametrize(
     "name", with_nightly(COMPUTED, commit=["documents after padding", EVERYTHING])
 )
-def test_it_is_the_reference(name):
+def test_splash_equals_the_plain_formula(name):
     shape, rules = COMPUTED[name]
     given = arrays(*shape)
     bound = rules.bind(sizes_of(*given[:2]), shape[2])
@@ -91,7 +91,7 @@ def test_it_is_the_reference(name):
     check_precision(interpreted, *given, rules)
 
 
-def test_what_nobody_sees_reaches_nothing():
+def test_masked_values_affect_no_output_or_gradient():
     q, k, v = arrays(50, 60, 64)
     rules = Rules(Lengths(np.asarray([40, 60]), q=np.asarray([50, 30])))
 
@@ -128,7 +128,7 @@ REFUSED = {
 
 @pytest.mark.nightly(but=["cap", "chain", "float16", "scattered", "two segments"])
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_it_cannot_do_is_refused_by_name(name):
+def test_splash_refuses_unsupported_requests_by_name(name):
     dtype, rules, text = REFUSED[name]
     given = arrays(9, 9, 8, dtype=dtype)
     with assume_platform("tpu"):
@@ -150,7 +150,7 @@ def test_a_checked_shard_map_is_refused_by_name():
         jax.eval_shape(jax.shard_map(f, check_vma=False, **how), *given)
 
 
-def test_the_platform_and_the_version_are_named(monkeypatch):
+def test_the_refusal_names_platform_and_version(monkeypatch):
     given = arrays(9, 9, 8)
     with told(NotImplementedError, "needs a TPU; the platform is cpu"):
         attend(*given, backend="splash")
@@ -163,7 +163,7 @@ def test_the_platform_and_the_version_are_named(monkeypatch):
 
 
 @pytest.mark.nightly
-def test_it_is_lowered_for_a_tpu_without_one():
+def test_splash_lowers_for_a_tpu_without_one():
     given = [jnp.zeros((1, 300, 4, 64), jnp.bfloat16)] * 3
 
     def both(q, k, v):

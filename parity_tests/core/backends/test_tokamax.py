@@ -73,7 +73,7 @@ REFUSED = {
     but=["alibi", "bias of one query", "cap", "dropout", "odd width", "or", "scale"]
 )
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_it_cannot_do_is_refused_by_name(name):
+def test_tokamax_refuses_unsupported_requests_by_name(name):
     shapes, rules, text = REFUSED[name]
     given = arrays(**shapes)
     bound = Rules(**rules).bind(sizes_of(*given[:2]), given[0].shape[-1])
@@ -81,7 +81,7 @@ def test_what_it_cannot_do_is_refused_by_name(name):
 
 
 @pytest.mark.nightly
-def test_what_is_missing_is_named(monkeypatch):
+def test_the_refusal_names_a_missing_package(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert says(*arrays()) == "refuses: tokamax is not installed: pip install flax-attn[tokamax]"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
@@ -94,7 +94,7 @@ def test_what_is_missing_is_named(monkeypatch):
         assert says(*arrays()) == "refuses: another version"
 
 
-def test_an_old_version_is_named(monkeypatch):
+def test_the_refusal_names_an_old_version(monkeypatch):
     monkeypatch.setattr(tokamax.metadata, "version", lambda name: "0.0.9")
     text = tokamax._of_version.__wrapped__()
     assert text == "needs tokamax 0.0.12 or later; 0.0.9 is installed"
@@ -137,7 +137,7 @@ def played():
 @where_installed
 @pytest.mark.parametrize("wanted", [(True, False), (True, True)], ids=str)
 @pytest.mark.parametrize("name", COMPUTED)
-def test_it_is_the_reference(name, wanted):
+def test_tokamax_equals_the_plain_formula(name, wanted):
     given = arrays(jnp.float32)
     rules, kernel = COMPUTED[name], played()
     bound = rules.bind(sizes_of(*given[:2]), H)
@@ -156,6 +156,6 @@ def test_packed_documents():
 @where_installed
 @pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("name", COMPUTED)
-def test_on_a_gpu(name):
+def test_tokamax_on_a_gpu_equals_the_plain_formula(name):
     given = arrays(jnp.bfloat16, H=64, h=128)
     check_precision(tokamax.forward, *given, COMPUTED[name])

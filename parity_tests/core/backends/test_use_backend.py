@@ -43,7 +43,7 @@ def heard(**options):
 
 
 @pytest.mark.nightly
-def test_it_holds_inside_alone():
+def test_use_backend_holds_only_inside_its_block():
     assert "weights" in heard()
     with use_backend("blockwise"):
         assert explain(*QKV).chosen == "blockwise" and "weights" not in heard()
@@ -53,12 +53,12 @@ def test_it_holds_inside_alone():
 
 
 @pytest.mark.nightly
-def test_what_the_call_asks_for_goes_first():
+def test_the_backend_argument_overrides_use_backend():
     with use_backend("blockwise"):
         assert "weights" in heard(backend="reference")
 
 
-def test_a_jitted_function_is_traced_anew():
+def test_a_jitted_function_is_retraced_for_another_backend():
     found = []
 
     @jax.jit
@@ -72,14 +72,14 @@ def test_a_jitted_function_is_traced_anew():
     assert found == ["reference", "blockwise"]
 
 
-def test_one_that_refuses_raises_its_reason():
+def test_a_chosen_backend_that_refuses_raises_its_reason():
     with use_backend("cudnn"):
         assert explain(*QKV).chosen is None
         with told(NotImplementedError, "backend 'cudnn' cannot serve this request: "):
             attend(*QKV)
 
 
-def test_an_unknown_name_is_told():
+def test_an_unknown_backend_name_raises():
     with told(ValueError, "blockwise", "got 'flash'"):
         use_backend("flash")
 
@@ -89,7 +89,7 @@ SAID = [("blockwise", "blockwise  chosen"), ("flash", "got 'flash'")]
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("name", "said"), with_nightly(SAID, commit=SAID[:1]))
-def test_the_environment_says_it_for_a_process(name, said):
+def test_the_environment_variable_sets_the_backend_of_a_process(name, said):
     code = "import jax, flax_attn as f; x = jax.numpy.ones((3, 1, 2)); print(f.explain(x, x, x))"
     run = subprocess.run(
         [sys.executable, "-c", code],

@@ -127,7 +127,7 @@ BY_VALUES = {"no page", "copy_page beyond", "take beyond the rows", "truncate be
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_it_is_refused_in_a_sentence(name):
+def test_a_wrong_cache_or_call_raises_with_a_clear_message(name):
     """While it is traced, unless the fault is in values that a trace does not know."""
     call, sentence = REFUSED[name]
     with pytest.raises((ValueError, TypeError), match=f"(?s){sentence}"):
@@ -149,7 +149,7 @@ def test_a_traced_length_below_0_counts_as_overflow(make):
 
 
 @pytest.mark.nightly
-def test_overflow_says_what_there_is_and_what_was_needed():
+def test_the_overflow_error_gives_capacity_and_need():
     sentence = r"holds 8 tokens a row; row 0 would need 10\. Make a longer one, or one with window="
     _, cache = ask(empty(length=8))
     with pytest.raises(ValueError, match=sentence):
@@ -164,7 +164,7 @@ def test_overflow_says_what_there_is_and_what_was_needed():
 
 
 @pytest.mark.nightly
-def test_what_goes_by_slot_is_taken_with_as_many_as_a_static_cache_has():
+def test_arrays_by_slot_must_have_the_length_of_a_static_cache():
     masks = [Dense(SEEN), Segments(q_ids=IDS[:, :T], kv_ids=IDS)]
     wanted = [Dense(SEEN[..., :T]), Segments(IDS[:, :T])]
     score = drawn(T, S)
@@ -218,7 +218,7 @@ ASKED = {
 
 @pytest.mark.nightly(but=["a memory twice", "pages and a window", "the mask's window", "the mean"])
 @pytest.mark.parametrize("name", ASKED)
-def test_a_layer_refuses_it_in_a_sentence(name):
+def test_a_layer_refuses_a_wrong_cache_with_a_clear_message(name):
     call, sentence = ASKED[name]
     with pytest.raises((ValueError, TypeError), match=f"(?s){sentence}"):
         jax.eval_shape(call)
@@ -226,7 +226,7 @@ def test_a_layer_refuses_it_in_a_sentence(name):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("layer", TEACHING, ids=lambda x: type(x).__name__)
-def test_a_lesson_decodes_without_dropout_and_within_its_length(layer):
+def test_a_teaching_layer_decodes_without_dropout_and_within_its_length(layer):
     with pytest.raises(ValueError, match=r"dropout=0\.3 is for training.*layer\.eval\(\) before"):
         layer(TOKENS, cache=layer.init_cache(B, 20))
     with pytest.raises(ValueError, match="context_length=20 tokens; got 21"):

@@ -136,7 +136,7 @@ def step_of(x, cache, device=None):
         return both(x, cache.keys, cache.values)
 
 
-def test_slots_that_a_caller_has_emptied(played):
+def test_slots_emptied_by_the_caller_are_masked(played):
     """Positions say what is stored; a kernel's output is left where slots would give another."""
     x = tokens(length=6)
     parts = [{name: y[:, cut] for name, y in x.items()} for cut in (slice(0, 5), slice(5, 6))]

@@ -82,7 +82,7 @@ def test_every_cut_is_the_whole_operation_by_operation(kind):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("batch", [(), (2, 3)])
-def test_any_batch_axes(batch):
+def test_any_batch_axes_decode_as_the_whole(batch):
     x, mask = tokens(batch), CAUSAL & Window(4, 0)
     whole, step = cuts.whole(x, mask=mask), jitted(mask=mask)
     for made in ({}, {"window": 5}):

@@ -94,7 +94,7 @@ def check_alike(got, want):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", CACHES)
-def test_a_step_is_the_same_from_a_file(name):
+def test_an_exported_step_gives_the_same_output(name):
     layer, options = CACHES[name]()
     step, weights = with_weights(layer)
     x = jax.random.normal(jax.random.key(1), (B, 1, D))
@@ -107,7 +107,7 @@ def test_a_step_is_the_same_from_a_file(name):
 
 
 @pytest.mark.nightly
-def test_a_memory_is_read_from_a_file():
+def test_an_exported_step_reads_a_memory():
     layer = CrossAttention(D, 3, memory_features=10, rngs=nnx.Rngs(0))
     step, weights = with_weights(layer)
     memory = layer.remember(jax.random.normal(jax.random.key(1), (B, 5, 10)))

@@ -143,7 +143,7 @@ def test_a_memory_is_made_once(kind):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("heads", "kv_heads"), [(12, 4), (6, 2), (8, 8)])
-def test_a_mask_that_asks_for_the_pair_is_the_same_beside_a_cache(heads, kv_heads):
+def test_a_mask_by_pairs_of_heads_gives_the_same_with_a_cache(heads, kv_heads):
     how = {**layer_facts.DIFFERENCE, **HOW}
     layer = DifferentialAttention(D, heads, kv_heads, 4, **how, rngs=nnx.Rngs(0))
     by_head = CAUSAL & MaskFn(lambda b, n, q, k: q - k <= n)

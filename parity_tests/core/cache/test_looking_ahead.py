@@ -39,20 +39,20 @@ def test_an_encoder_refuses_a_cache(name):
 
 
 @each("mask", [FULL, Window(3, 1), FULL & Window(2, 2)])
-def test_so_does_any_layer_that_looks_ahead(mask):
+def test_any_layer_whose_mask_shows_later_tokens_refuses_a_cache(mask):
     refused(lambda: GroupedQueryAttention(24, 4, 2, 6, mask=mask, rngs=nnx.Rngs(0)))
     refused(lambda: CrossAttention(24, 4, mask=mask, rngs=nnx.Rngs(0)))
 
 
 @pytest.mark.nightly
 @each("mask", [CAUSAL, Window(3, 0), CAUSAL & Window(2, 2), CAUSAL | Window(1, 0)])
-def test_others_take_one(mask):
+def test_layers_with_causal_masks_take_a_cache(mask):
     layer = GroupedQueryAttention(24, 4, 2, 6, mask=mask, rngs=nnx.Rngs(0))
     layer(X, cache=layer.init_cache(2, 8))
 
 
 @pytest.mark.nightly
-def test_the_mask_of_a_call_counts_where_it_has_one():
+def test_the_mask_of_the_call_replaces_that_of_the_layer():
     layer = GroupedQueryAttention(24, 4, 2, 6, mask=FULL, rngs=nnx.Rngs(0))
     y, _ = layer(X, cache=layer.init_cache(2, 8), mask=CAUSAL)
     assert bool(jnp.array_equal(y, layer(X, mask=CAUSAL)))

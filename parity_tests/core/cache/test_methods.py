@@ -80,7 +80,7 @@ def test_a_compiled_step_writes_in_place_and_copies_nothing_of_the_caches_size(m
 
 
 @pytest.mark.nightly
-def test_as_data_of_a_module_and_as_a_variable():
+def test_a_cache_works_as_module_data_and_as_a_variable():
     x = tokens(length=5)
     at_once = whole(x, mask=CAUSAL)
 

@@ -48,7 +48,7 @@ def test_every_cut_gives_attention_over_what_was_stored(store, made):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("store", STORES)
-def test_eight_bits_are_near_to_all_bits(store):
+def test_eight_bit_outputs_are_close_to_full_precision(store):
     x = tokens(length=14)
     o, _ = stepped(x, empty(length=14, store=STORES[store]), (13, 1))
     want = np.asarray(whole(x, mask=CAUSAL))

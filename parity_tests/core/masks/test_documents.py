@@ -61,7 +61,7 @@ def both_ways(mask, **options):
 @pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["reference", "blockwise"])
 @pytest.mark.parametrize("name", BESIDE)
-def test_it_shows_what_ids_show(name, backend):
+def test_documents_equal_segments_with_their_ids(name, backend):
     want = both_ways(BESIDE[name] & BY_IDS, backend=backend)
 
     def traced(lengths):
@@ -76,7 +76,7 @@ def test_it_shows_what_ids_show(name, backend):
 
 
 @pytest.mark.nightly
-def test_nothing_of_the_padding_reaches_anything():
+def test_padding_affects_no_output_or_gradient():
     k, v = (x.copy() for x in (KEYS, V))
     k[0, TOKENS[0] :] = v[0, TOKENS[0] :] = np.nan
     mask = CAUSAL & Documents(LENGTHS)
@@ -96,7 +96,7 @@ def test_one_row_of_lengths_is_for_all():
 
 
 @pytest.mark.nightly
-def test_the_steps_of_attention_take_it():
+def test_attention_by_steps_takes_documents():
     want = attend_by_weights(Q, KEYS, V, mask=CAUSAL & BY_IDS)
     assert same(attend_by_weights(Q, KEYS, V, mask=CAUSAL & Documents(LENGTHS)), want)
 
@@ -138,7 +138,7 @@ def test_a_layer_counts_real_tokens():
 
 
 @pytest.mark.nightly
-def test_what_a_kernel_is_told():
+def test_kernels_receive_runs_and_segment_ids_of_documents():
     """Each query's run, never an array of T x T, and ids by which padding is no document."""
     bound = Documents(LENGTHS).bind(Sizes((B,), N, T, T))
     first, end = runs_of(bound, np.arange(T, dtype=np.int32)[None])

@@ -39,7 +39,7 @@ def shown(picture):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(12))
-def test_a_masks_drawing_is_its_table(seed):
+def test_drawing_a_mask_shows_its_table(seed):
     """Random masks, each against its meaning in numpy, for every entry and head."""
     mask, table = masks(seed, ((B,), N, T, S))
     for b, n in np.ndindex(B, N):
@@ -55,7 +55,7 @@ def test_sizes_are_those_of_the_arrays():
 
 
 @pytest.mark.nightly
-def test_a_scores_drawing_is_what_it_makes_of_zero():
+def test_drawing_a_score_shows_its_values_at_zero_logits():
     table = DRAW.normal(size=(B, N, T, S)).round(2)
     text = Additive(jnp.asarray(table)).draw(batch=1, head=2)
     assert np.allclose(

@@ -29,7 +29,7 @@ def bent(params, x, b, n, q, k):
     return x * params + (b + 10 * n).astype(x.dtype)
 
 
-def test_every_array_says_along_which_axes_it_lies():
+def test_every_array_declares_its_axes():
     for kind, axes in (
         (masks.Causal, {"offset": "b"}),
         (masks.Window, {"offset": "b"}),
@@ -44,7 +44,7 @@ def test_every_array_says_along_which_axes_it_lies():
         assert kind.AXES == axes
 
 
-def test_a_shard_stands_where_its_places_say():
+def test_places_of_a_shard_reach_the_functions_inside_a_mask():
     fn, plain = masks.MaskFn(by_place), masks.Causal(1)
     placed, grid = masks.MaskFn(by_place, PLACES), jax.jit(lambda mask: mask.grid(SIZES))
     for mask, want in (
@@ -93,7 +93,7 @@ class OwnScore(scores.Score):
         return logits + (jnp.asarray(self.table)[b, n] * (q - k)).astype(logits.dtype)
 
 
-def test_a_users_class_is_asked_by_the_numbers_of_the_whole():
+def test_a_users_class_receives_indices_of_the_whole_array():
     table = np.arange(48).reshape(6, 8) % 7
     mask, score = Own(table), OwnScore(table)
     assert mask.is_static is False and isinstance(mask.bind(SIZES).table, jax.Array)
@@ -117,7 +117,7 @@ def test_a_users_class_is_asked_by_the_numbers_of_the_whole():
         assert [int(x) for x in found] == [places.b[entry] - 2, 4]
 
 
-def test_what_says_nothing_of_itself_is_taken_as_it_is():
+def test_a_class_without_declared_axes_is_left_unchanged():
     @frozen
     class ByHead(masks.Mask):
         by: int
@@ -235,7 +235,7 @@ def test_far_offsets_and_counts_that_cancel_are_exact():
                     assert np.array_equal(np.broadcast_to(asked(each, 1), (T, S)), seen)
 
 
-def test_what_does_not_fit_names_its_owner():
+def test_wrong_shapes_name_their_class():
     wrong = np.zeros(3, int)
     for make, who in (
         (lambda: masks.Causal(wrong), "Causal.offset"),

@@ -155,7 +155,7 @@ def listener():
     return Asked()
 
 
-def test_combinations_hand_everything_on_to_both():
+def test_combinations_pass_all_calls_on_to_both_masks():
     for make in (masks.And, masks.Or):
         one, two = listener(), listener()
         whole = make(one, two)
@@ -254,13 +254,13 @@ def test_arrays_may_be_looked_up_unbound_and_by_traced_indices():
     assert isinstance(grid, jax.Array)
 
 
-def test_the_base_knows_nothing():
+def test_the_base_mask_raises_and_has_the_full_range():
     with pytest.raises(NotImplementedError):
         masks.Mask()(0, 0, 0, 0)
     assert masks.Mask().key_range(0, 0, (0, 1), Sizes((), 1, 2, 3)) == (0, 3)
 
 
-def test_a_function_answers_in_booleans():
+def test_a_mask_function_must_return_booleans():
     assert masks.MaskFn(lambda b, n, q, k: True)(0, 0, 0, 0) is True
     with pytest.raises(TypeError, match="boolean"):
         masks.MaskFn(lambda b, n, q, k: 1)(0, 0, 0, 0)
@@ -310,7 +310,7 @@ UNBOUND = [
 ]
 
 
-def test_what_does_not_fit_is_named():
+def test_wrong_shapes_are_named_in_the_error():
     for make, kind, words in REFUSED:
         with pytest.raises(kind, match=words):
             make()

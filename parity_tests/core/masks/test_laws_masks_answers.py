@@ -146,7 +146,7 @@ def test_segments_alone_have_ids():
     assert base.seen_range(0, 0, (0, 1), SIZES) == (0, 0)
 
 
-def test_rows_are_a_pair_that_knows_its_size():
+def test_rows_are_a_pair_with_a_static_size():
     rows = Rows(3, 2)
     assert rows == (3, 5) and isinstance(rows, tuple) and rows.size == 2
     first, end = jax.vmap(lambda at: tuple(Rows(at, 2)))(jnp.asarray([4]))
@@ -160,7 +160,7 @@ def test_segments_of_a_plain_pair_are_not_counted():
     assert [int(x) for x in mask.key_range(0, 0, Rows(1, 2), SIZES)] == [0, 1]
 
 
-def test_our_own_masks_stay_within_the_keys():
+def test_ranges_of_library_masks_stay_within_the_keys():
     """So that what is asked of one needs no cutting off; of a user's class it does."""
     for mask in (
         FULL,
@@ -260,7 +260,7 @@ PROGRAMS = {
 ENDS = [(0, 0), (2, 0), (0, 3), (1, 1), (9, 1), (1, 9)]
 
 
-def test_a_users_mask_has_the_ranges_that_ours_has():
+def test_a_users_mask_has_the_ranges_of_the_library_mask():
     for name, program in PROGRAMS.items():
         for at in ((*ends, offset) for ends in ENDS for offset in (0, 3, -4, 12, -12)):
             mine, ours = (program(kind(*at)).bind(SIZES) for kind in (Near, Window))
@@ -281,7 +281,7 @@ def test_a_users_mask_has_the_ranges_that_ours_has():
                 assert numbers(found) == numbers(want), (name, rows)
 
 
-def test_a_users_mask_is_asked_for_traced_blocks():
+def test_a_users_mask_receives_traced_blocks():
     program = PROGRAMS["not and"](Near(1, 1, 0)) | Near(0, 1, -9)
     for get in (outer, inner):
         traced = jax.vmap(lambda at, get=get: jnp.asarray(get(program, 0, Rows(at, 2), SIZES)))
@@ -319,7 +319,7 @@ def visited(mask: Mask, sizes: Sizes) -> list[tuple[int, int, int, bool]]:
     return [block for one in at for block in scan_key_blocks(plan, mask, one, step, [])]
 
 
-def test_a_users_mask_is_planned_and_skipped_as_ours_is():
+def test_a_users_mask_is_planned_and_skipped_like_a_library_mask():
     sizes = Sizes((B,), N, 600, 600)
     for at in ((50, 0, 0), (900, 0, 300), (0, 0, 0)):
         for program in PROGRAMS.values():
@@ -334,7 +334,7 @@ def test_a_users_mask_is_planned_and_skipped_as_ours_is():
     assert {masked for *_, masked in visited(Reaching(900, 0, 300), sizes)} == {True}
 
 
-def test_combinations_hand_on_what_they_are_asked_for_all_heads():
+def test_combinations_pass_on_calls_for_all_heads():
     found: list[Any] = []
 
     class Asked(Mask):
@@ -374,7 +374,7 @@ def same_arrays(one: Any, two: Any) -> bool:
     return all(np.array_equal(a, b) for a, b in pairs)
 
 
-def test_a_users_mask_is_read_by_kernels_as_ours_is():
+def test_kernels_read_a_users_mask_like_a_library_mask():
     ids = np.arange(B * T).reshape(B, T) // 4, np.arange(B * S).reshape(B, S) // 5
     first, documents = First(KV), Documents(*ids)
     assert Near(2, 1, 0).as_band() == Window(2, 1).as_band() == Band(-2, 1)
@@ -420,7 +420,7 @@ class Banded(Mask):
         return self.band
 
 
-def test_what_a_user_says_is_moved_to_the_places_of_a_shard():
+def test_ranges_of_a_users_mask_are_shifted_to_a_shard():
     """Entries 4 and 1 of five, and heads that stand elsewhere."""
     places = Places(np.asarray([4, 1]), np.asarray([2, 7, 4])).bind(SIZES)
     length = np.asarray([0, 6, 5, 3, 2])

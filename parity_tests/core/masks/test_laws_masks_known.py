@@ -164,7 +164,7 @@ ASK = {
 }
 
 
-def test_an_answer_of_another_form_is_refused_by_class_and_method():
+def test_a_malformed_range_names_its_class_and_method():
     for method, answer, words in REFUSED:
         for static in (True, False):
             mask = answering(method, answer, static)

@@ -84,7 +84,7 @@ def shown(mask: Mask) -> np.ndarray:
     return np.broadcast_to(tables(mask)[0], (B, N, T, S))
 
 
-def test_masks_are_asked_at_positions_and_show_nothing_absent():
+def test_masks_are_evaluated_at_positions_and_hide_absent_keys():
     for name, mask, seen in cases():
         for found in tables(mask):
             assert (np.broadcast_to(found, seen.shape) == seen).all(), name
@@ -128,7 +128,7 @@ def test_ranges_of_what_is_absent_are_empty():
         assert mask.seen_range(0, 0, pair, SIZES) == (0, 0)
 
 
-def test_ranges_end_with_what_a_class_of_a_user_says():
+def test_ranges_of_a_users_class_may_end_beyond_all_keys():
     """Which may lie beyond all keys."""
 
     class Near(Mask):
@@ -144,7 +144,7 @@ def test_ranges_end_with_what_a_class_of_a_user_says():
     assert tuple(map(int, mask.seen_range(0, 0, Rows(0, 2), SIZES))) == (0, 0)
 
 
-def test_what_has_an_axis_along_queries_or_keys_goes_by_slot():
+def test_arrays_along_queries_or_keys_are_indexed_by_slot():
     array = np.random.RandomState(0).rand(B, 1, T, S) < 0.5
     ids = (
         np.asarray([[0, 0, 1, 1, 2], [5, 6, 6, 7, 7]]),
@@ -180,7 +180,7 @@ def test_positions_that_all_share_stay_one_row():
     assert [int(x) for x in mask.key_range(1, 0, Rows(0, 2), SIZES)] == [0, 5]
 
 
-def test_shards_ask_functions_by_the_numbers_of_the_whole():
+def test_functions_of_a_shard_receive_indices_of_the_whole():
     seen = []
 
     def fn(b, n, q, k):
@@ -255,7 +255,7 @@ class Anywhere(Mask):
     seen_range = key_range
 
 
-def test_what_is_absent_is_outside_whatever_a_mask_says():
+def test_absent_keys_are_outside_every_range():
     at = Positions(np.arange(T), np.asarray([-3, -1, 4, 5, 6, 7, 8, 9, -2])).bind(SIZES)
     mask = AtPositions(Anywhere(), at)
     for asked in ("key_range", "seen_range"):
@@ -269,20 +269,20 @@ def test_a_shard_knows_what_is_present():
     assert presence_in(mask) is not None and presence_in(mask.at(places)) is not None
 
 
-def test_each_entry_is_asked_for_its_own_ranges():
+def test_each_entry_has_its_own_ranges():
     at = Positions(None, None).bind(SIZES)
     mask = AtPositions(Lengths(np.asarray([3, 7])), at).bind(SIZES)
     for asked in ("key_range", "seen_range"):
         assert [exactly(mask, asked, b, Rows(0, 2)) for b in range(B)] == [(0, 3), (0, 7)]
 
 
-def test_a_mask_at_positions_is_told_that_they_may_be_anywhere():
+def test_a_mask_is_evaluated_at_positions_beyond_the_slots():
     at = Positions(np.arange(T) + 40, np.arange(S) + 20).bind(SIZES)
     mask = AtPositions(Causal(-16), at).bind(SIZES)
     assert (shown(mask) == (np.arange(S) + 20 <= np.arange(T)[:, None] + 24)).all()
 
 
-def test_a_shard_of_what_stands_at_positions_asks_by_the_numbers_of_the_whole():
+def test_a_shard_at_positions_receives_indices_of_the_whole():
     at = Positions(np.arange(T), np.arange(S)).bind(SIZES)
     places = Places(jnp.asarray([1, 0]), jnp.asarray([0, 1, 2])).bind(SIZES)
     mask = AtPositions(MaskFn(lambda b, n, q, k: k < 3 + 4 * b), at).at(places)
@@ -290,7 +290,7 @@ def test_a_shard_of_what_stands_at_positions_asks_by_the_numbers_of_the_whole():
     assert (shown(mask)[:, 0, 0] == (np.arange(S) < np.asarray([[7], [3]]))).all()
 
 
-def test_what_stands_at_positions_is_plain():
+def test_a_mask_at_positions_is_dynamic_and_has_two_leaves():
     at = Positions(np.arange(T), np.arange(S)).bind(SIZES)
     whole = at_positions(FULL, at)
     assert isinstance(whole, AtPositions) and whole.is_static is False

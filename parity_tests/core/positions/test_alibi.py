@@ -17,7 +17,7 @@ from parity_tests.core.drawing import float64 as float64
         (lambda: alibi_slopes(2, bias_max=0.0), "bias_max must be above zero; got 0.0"),
     ],
 )
-def test_what_has_no_slopes_is_named(make, words):
+def test_head_counts_without_slopes_are_refused(make, words):
     with pytest.raises(ValueError, match=words):
         make()
 

@@ -49,7 +49,7 @@ AXES = {
 @pytest.mark.nightly
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize("name", AXES)
-def test_pairs_are_turned_by_their_axes(name, layout):
+def test_pairs_are_rotated_by_the_positions_of_their_axis(name, layout):
     axes, axis, speed = AXES[name]
     x = RANDOM.standard_normal((2, 5, 3, 18))
     positions = RANDOM.randint(0, 50, (max(axis) + 1, 2, 5))
@@ -82,7 +82,7 @@ def test_positions_of_one_row_serve_every_entry():
 
 
 @pytest.mark.nightly
-def test_a_layer_hands_axes_on():
+def test_a_layer_passes_positions_of_all_axes_to_its_rotary():
     layer = GroupedQueryAttention(
         7, 4, 2, 8, rotary=Rotary(axes=Sections((2, 1, 1))), rngs=nnx.Rngs(0)
     )
@@ -203,7 +203,7 @@ ONE = jnp.ones((2, 5, 1, 8))
         ),
     ],
 )
-def test_what_does_not_fit_is_named(make, words):
+def test_wrong_axes_are_named_in_the_error(make, words):
     with pytest.raises(ValueError, match=words):
         make()
 

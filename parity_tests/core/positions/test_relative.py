@@ -291,6 +291,6 @@ def test_the_shift_puts_distances_at_their_keys(pad):
         (lambda: relative_shift(jnp.ones((3, 4)), 4), "3 distances are left .* got keys=4"),
     ],
 )
-def test_what_does_not_fit_is_named(make, words):
+def test_wrong_shapes_are_named_in_the_error(make, words):
     with pytest.raises(ValueError, match=words):
         make()

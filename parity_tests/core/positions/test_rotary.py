@@ -29,7 +29,7 @@ def by_complex_numbers(x, positions, base, layout, width):
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize("width", [None, 4])
 @pytest.mark.parametrize("far", [False, True])
-def test_pairs_are_turned(layout, width, far):
+def test_pairs_are_rotated_by_position_times_rate(layout, width, far):
     x = np.random.RandomState(0).standard_normal((2, 5, 3, 10))
     positions = np.asarray([3, 1022, 4096, 0, 7]) if far else np.arange(5)
     rotary = Rotary(500.0, layout, width)
@@ -65,7 +65,7 @@ def test_positions_of_one_row_serve_every_entry():
 
 
 @pytest.mark.nightly
-def test_nothing_to_turn_and_nobody_to_turn():
+def test_rotary_takes_zero_width_and_zero_tokens():
     x = jnp.asarray(np.random.RandomState(4).standard_normal((2, 5, 1, 6)))
     assert judge.exact(Rotary(width=0)(x), x).ok
     assert Rotary()(x[:, :0]).shape == (2, 0, 1, 6)
@@ -73,7 +73,7 @@ def test_nothing_to_turn_and_nobody_to_turn():
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_narrow_inputs_are_turned_in_float32(dtype):
+def test_narrow_inputs_are_rotated_in_float32(dtype):
     x = jnp.asarray(np.random.RandomState(5).standard_normal((5, 3, 8)), dtype)
     far = jnp.arange(5) + 1022
     got = Rotary()(x, far)
@@ -82,7 +82,7 @@ def test_narrow_inputs_are_turned_in_float32(dtype):
 
 
 @pytest.mark.nightly
-def test_a_rotation_keeps_lengths_and_its_gradient_turns_back():
+def test_a_rotation_keeps_norms_and_its_gradient_is_the_inverse():
     x, c = (jnp.asarray(np.random.RandomState(s).standard_normal((5, 3, 8))) for s in (6, 7))
     out, back = jax.vjp(Rotary(layout="interleaved"), x)
     assert judge.same_function((out**2).sum(-1), (x**2).sum(-1)).ok
@@ -108,6 +108,6 @@ def test_equal_rotaries_are_equal():
         (lambda: Rotary()(jnp.ones((5, 1, 6)), jnp.ones((1, 5), int)), r"\(5,\); got shape"),
     ],
 )
-def test_what_does_not_fit_is_named(make, words):
+def test_wrong_shapes_are_named_in_the_error(make, words):
     with pytest.raises(ValueError, match=words):
         make()

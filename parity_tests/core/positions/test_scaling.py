@@ -321,7 +321,7 @@ def test_rates_are_computed_in_float64_and_then_cast():
 @pytest.mark.nightly
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("name", TURNED)
-def test_narrow_inputs_are_turned_in_float32(name, dtype):
+def test_narrow_inputs_are_rotated_in_float32(name, dtype):
     x = jnp.asarray(np.random.RandomState(5).standard_normal((5, 3, WIDTH)), dtype)
     rotary, far = Rotary(scaling=TURNED[name][2]), jnp.arange(5) + 1022
     got = rotary(x, far)
@@ -366,7 +366,7 @@ def test_given_frequencies_have_gradients():
     assert judge.same_function(jax.jit(jax.grad(total))(values), slope.sum((0, 1))).ok
 
 
-def test_a_factor_turns_only_what_is_turned():
+def test_an_attention_factor_scales_only_rotated_pairs():
     x = jnp.asarray(np.random.RandomState(9).standard_normal((4, 2, 6)))
     plain, factor = Rotary(width=4), Rotary(width=4, scaling=Yarn(1.0, 64, attention_factor=0.5))
     want = jnp.concatenate([plain(x)[..., :4] / 2, x[..., 4:]], -1)
@@ -429,7 +429,7 @@ FINITE, DIVISOR = "must be a finite number; got", "must be a finite number, not 
         (lambda: Rotary(scaling=Frequencies([1.0] * 5))(ONE), "got 10 of width 8"),
     ],
 )
-def test_what_does_not_fit_is_named(make, words):
+def test_wrong_configurations_are_named_in_the_error(make, words):
     with pytest.raises(ValueError, match=words):
         make()
 
@@ -443,6 +443,6 @@ def test_what_does_not_fit_is_named(make, words):
         (lambda: Rotary(jnp.ones(()), scaling=LinearScaling(2.0)), "base must be a number with a"),
     ],
 )
-def test_what_is_of_another_kind_is_named(make, words):
+def test_arguments_of_a_wrong_type_are_named(make, words):
     with pytest.raises(TypeError, match=words):
         make()

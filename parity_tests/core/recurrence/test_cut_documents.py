@@ -69,7 +69,7 @@ def alone(name, document, valid):
 
 
 @pytest.mark.nightly
-def test_every_recurrent_layer_is_here():
+def test_every_exported_recurrent_layer_is_tested_here():
     exported = {getattr(flax_attn, name) for name in flax_attn.__all__ if name[0].isupper()}
     layers = {x for x in exported if isinstance(x, type) and issubclass(x, Recurrent)}
     assert {type(make(rngs=nnx.Rngs(0))) for make in LAYERS.values()} == layers
@@ -151,7 +151,7 @@ def test_a_state_of_an_earlier_version_goes_on_and_learns_the_document(name):
 
 
 @pytest.mark.nightly
-def test_rows_carry_their_document():
+def test_take_reset_and_insert_carry_the_document_of_each_row():
     state = drawn_state()
     state = State(*jax.tree.leaves(state)[:3], jnp.asarray([5, 0, -1]), jnp.asarray([True] * 3))
     taken = state.take(jnp.asarray([2, 0, 2]))

@@ -38,7 +38,7 @@ def test_the_backward_pass_keeps_its_inputs_and_the_states_at_borders_alone(delt
 
 
 @pytest.mark.nightly
-def test_any_batch_axes_and_transformations():
+def test_any_batch_axes_and_vmap_give_the_same_output():
     @jax.jit
     def call(q, k, v, g, b):
         return linear_recurrence(q, k, v, log_decay=g, beta=b, delta=True, chunk=8)
@@ -67,7 +67,7 @@ def test_the_step_form_has_forward_mode_derivatives():
 
 
 @pytest.mark.nightly
-def test_dtypes():
+def test_outputs_have_the_dtype_of_v_and_states_are_float32_or_wider():
     for dtype in (jnp.bfloat16, jnp.float32):
         x = jnp.ones((5, 3, 4), dtype)
         o, state = linear_recurrence(x, x, x)

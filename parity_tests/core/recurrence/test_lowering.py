@@ -33,7 +33,7 @@ def lowered(call, *shapes):
 @pytest.mark.parametrize("chunk", [8, None])
 @pytest.mark.parametrize("delta", [False, True])
 @pytest.mark.parametrize("decay", DECAYS)
-def test_the_linear_recurrence(decay, delta, chunk):
+def test_the_linear_recurrence_lowers_for_all_platforms(decay, delta, chunk):
     def call(ids, valid, q, k, v, beta, state, *log_decay):
         g = log_decay[0] if log_decay else None
         return linear_recurrence(
@@ -54,14 +54,14 @@ def test_the_linear_recurrence(decay, delta, chunk):
     assert lowered(call, keys, keys, values, (B, T, N), STATE, *more) == [values, STATE]
 
 
-def test_the_elementwise_recurrence():
+def test_the_elementwise_recurrence_lowers_for_all_platforms():
     def call(ids, valid, x, log_decay, state):
         return elementwise_recurrence(x, log_decay, segments=ids, valid=valid, state=state)
 
     assert lowered(call, (B, T, N), (B, T, N), (B, N)) == [(B, T, N), (B, N)]
 
 
-def test_the_short_convolution():
+def test_the_short_convolution_lowers_for_all_platforms():
     def call(ids, valid, x, weight, bias, state):
         return causal_convolution(x, weight, bias, segments=ids, valid=valid, state=state)
 

@@ -55,7 +55,7 @@ def both_ways(function):
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_an_open_length(name, padded):
+def test_a_symbolic_length_gives_the_results_of_known_lengths(name, padded):
     run = both_ways(FUNCTIONS[name])
     b, t = export.symbolic_shape("b, t")
     shapes = [jax.ShapeDtypeStruct((b, t, N, H), float), jax.ShapeDtypeStruct((b, t), int)]

@@ -62,7 +62,7 @@ given = dict(reference="somebody.Theirs", x=(2, 12, 5), dtypes=("float64",))
 
 @pytest.mark.nightly
 @pytest.mark.skipif(not has_torch(), reason="compares with torch")
-def test_what_is_wrong_on_several_devices_alone_is_found(tmp_path):
+def test_a_layer_wrong_only_on_several_devices_fails(tmp_path):
     (tmp_path / "somebody.py").write_text(PACKAGE)
     found = {name: _run(tmp_path, "somebody", name) for name in ("Mine", "Local", "ByBatch")}
     assert found["Mine"][0] == found["ByBatch"][0] == 0
@@ -90,12 +90,12 @@ def test_a_layer_of_the_library_and_its_dropout(name, tmp_path):
         (["--devices", "4", "--markdown", "x.md"], "it takes no --markdown."),
     ],
 )
-def test_what_it_does_not_take(given, said, capsys):
+def test_devices_refuses_unsupported_options(given, said, capsys):
     assert main(["parity", *given]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_over_how_many_devices():
+def test_splits_divide_batch_and_length_over_the_devices():
     assert splits({"x": np.ones((2, 4, 5, 6))}, 8) == [Split(2, 1)]  # an image has no length
     assert splits({"q": np.ones((3, 6, 5)), "kv": np.ones((3, 9, 5))}, 8) == [(1, 3), (3, 1)]
     assert splits({"x": np.ones((1, 7, 5))}, 5) == []
