@@ -1,4 +1,4 @@
-"""Every backend with every knob: equal to the reference, or refused by name, never another thing.
+"""Every backend with every argument equals the reference or refuses it by name.
 
 On the machine at hand those that run are held against the reference; the kernels of other machines
 are aimed at, where each knob is refused by name or traced, forward and backward.

@@ -1,4 +1,4 @@
-"""Attention by its weights: attend where nothing else is asked, and what else can be."""
+"""`attend_by_weights` equals `attend` by default; other normalisers and mixing of heads."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The nine contracts of `attend`, in every backend that is there."""
+"""The nine contracts of `attend`, in every backend that runs on this machine."""
 
 import os
 import subprocess
@@ -192,7 +192,7 @@ def test_float64_is_computed_in_float64(backend):
 
 @of_both_modes
 def test_transformations(mode):
-    """Of an attention whose first query sees nothing."""
+    """The first query is fully masked."""
     q, k, v = qkv()
     f = partial(attend, mask=Causal(-1), empty="mean")
     want = f(q, k, v)

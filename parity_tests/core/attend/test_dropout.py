@@ -1,4 +1,4 @@
-"""Dropout is drawn by place, at its rate, and lets gradients through what is kept alone."""
+"""Dropout is drawn by indices at its rate; gradients pass only through kept weights."""
 
 from functools import partial
 from math import isclose

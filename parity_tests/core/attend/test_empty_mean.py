@@ -1,4 +1,4 @@
-"""`empty="mean"`: a row that may look at nothing gives the mean of v, as adding finfo.min does.
+"""`empty="mean"`: a fully masked row gives the mean of v, as adding finfo.min does.
 
 Any mask, score, sinks and dropout, in every dtype: parity_tests/requests draws them.
 """
@@ -174,7 +174,7 @@ def test_nan_in_padding_reaches_no_gradient_of_the_rules(backend):
 
 @pytest.mark.nightly
 def test_empty_mean_around_a_kernel_equals_the_plain_formula():
-    """Of those that need a TPU or a GPU, splash attention runs here, interpreted."""
+    """Of the kernels for TPU and GPU, only splash attention can run here, interpreted."""
     rules = Rules(Causal("end") & Lengths(np.asarray([130, 0]), q=np.asarray([70, 130])))
     shapes = (B, 130, 4, 64), (B, 140, 2, 64), (B, 140, 2, 64), (B, 130, 4, 64)
     given = [jnp.asarray(normal(i, *shape), jnp.float32) for i, shape in enumerate(shapes)]

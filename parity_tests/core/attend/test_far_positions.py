@@ -1,4 +1,4 @@
-"""Positions and ids of documents right up to the end of int32, and what is told beyond it."""
+"""Positions and document ids up to the end of int32, and the errors beyond it."""
 
 from itertools import product
 

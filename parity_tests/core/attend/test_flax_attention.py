@@ -123,7 +123,7 @@ def test_a_flax_module_with_our_attention_gives_the_same_output(by, name):
 
 @pytest.mark.nightly
 def test_what_a_call_asks_for_changes_the_result():
-    """So that an argument which did not arrive would be missed above."""
+    """An argument that does not reach the arithmetic would fail here."""
     by = by_linen
     asked = ("boolean mask", "mask for each head", "dropout shared", "norms of q and k")
     plain, _ = both(by, {}, [X])
@@ -154,7 +154,7 @@ def test_the_signature_takes_all_that_flax_passes():
 
 @pytest.mark.nightly
 def test_linen_drops_what_a_signature_lacks():
-    """Why jax.nn's function is none for it: dropout would be lost without a word."""
+    """This is why jax.nn's function cannot be used: dropout would be dropped silently."""
     with as_flax_runs(x64=True):
         config = {"param_dtype": jnp.float64, **DROP}
         silent = by_linen(dot_product_attention, config, [X])

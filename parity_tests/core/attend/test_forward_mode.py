@@ -1,4 +1,4 @@
-"""Forward mode and second derivatives, on both sides of the 128 x 128 weights where "auto" turns.
+"""Forward mode and second derivatives, below and above 128 x 128 weights.
 
 From there on "auto" takes a backend with its own gradient: second derivatives by reverse mode first
 are the plain formula's, and forward mode raises an error that says what serves it.
@@ -193,7 +193,7 @@ halved.defvjp(lambda x: (halved(x), None), lambda _, d: (d / 2,))
 
 @pytest.mark.nightly
 def test_other_type_errors_are_left_as_they_are():
-    """One of the caller's own function in a score, and one that is no matter of derivatives."""
+    """An error of the caller's score function, and one that has nothing to do with derivatives."""
     x, u = jnp.asarray(X[:5]), jnp.asarray(U[:5])
     score = ScoreFn(lambda logits, b, n, q, k: halved(logits))
     with pytest.raises(TypeError, match="custom_vjp function"):

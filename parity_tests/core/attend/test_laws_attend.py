@@ -1,4 +1,4 @@
-"""The laws of `attend`: what is taken, chosen, refused and given back."""
+"""The laws of `attend`: arguments, choice of backend, refusals and results."""
 
 import re
 from functools import partial

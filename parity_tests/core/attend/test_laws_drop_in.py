@@ -1,4 +1,4 @@
-"""The laws of the drop-in for jax.nn: what it means, keeps apart, refuses and gives back."""
+"""The laws of the drop-in for jax.nn: meaning of arguments, refusals and dtypes."""
 
 import re
 from functools import cache, partial
@@ -99,7 +99,7 @@ def test_the_drop_in_takes_a_batch_of_one_without_its_axis():
 
 
 def test_the_drop_in_makes_no_dense_mask_of_causal_and_window():
-    """So that a backend sees what each part is: no mask that is asked for is an array of T S."""
+    """Backends receive causal and window masks as objects, not as an array of T x S."""
     x = jnp.ones((1, 300, 2, 8), jnp.float32)
 
     def peak(**given):

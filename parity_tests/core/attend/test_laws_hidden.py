@@ -1,4 +1,4 @@
-"""The laws of what is hidden from the plain formula: it reaches no output and no gradient."""
+"""The laws of masked values in the plain formula: they affect no output or gradient."""
 
 import jax
 import jax.numpy as jnp
@@ -178,7 +178,7 @@ def test_static_masks_are_evaluated_a_few_queries_at_a_time():
 
 
 def test_static_masks_leave_no_table_in_the_program():
-    """Only where they are known early, and nothing at all where all see and are seen."""
+    """A constant is left only if the mask hides something that is known early."""
 
     def primitives(mask, T, S):
         q, k = jnp.ones((1, T, 2, 4)), jnp.ones((1, S, 1, 4))

@@ -1,4 +1,4 @@
-"""The laws of gradients beside what is hidden: those of the formula, and finite."""
+"""The laws of gradients under masks: they equal those of the formula and are finite."""
 
 import jax
 import jax.numpy as jnp

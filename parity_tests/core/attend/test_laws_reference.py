@@ -1,4 +1,4 @@
-"""The laws of the plain formula, by loops in numpy: outputs, weights, lse, silence, taps."""
+"""The laws of the plain formula against numpy loops: outputs, weights, lse, masking, taps."""
 
 from collections import OrderedDict
 

@@ -1,4 +1,4 @@
-"""What stands in place of softmax: against the package entmax, a search by halves, and its laws."""
+"""Normalisers other than softmax, against the package entmax and a bisection."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Queries and keys at positions: what masks, scores and dropout are asked, beside numpy."""
+"""Masks, scores and dropout at given positions of queries and keys, against numpy."""
 
 from functools import partial
 from typing import Any, ClassVar

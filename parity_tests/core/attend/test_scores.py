@@ -1,4 +1,4 @@
-"""A score that looks into an array: one gradient in every backend, which no law draws."""
+"""A score that reads an array has the same gradient in every backend."""
 
 import jax
 import jax.numpy as jnp

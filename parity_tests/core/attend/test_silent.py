@@ -1,4 +1,4 @@
-"""Arrays whose sizes let a mistake pass are warned of, once, and right ones never."""
+"""Arrays whose shapes suggest a mistake warn once; correct ones never warn."""
 
 import warnings
 

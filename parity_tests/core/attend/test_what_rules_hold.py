@@ -1,4 +1,4 @@
-"""Which numbers, arrays and tuples masks and scores hold: any integer, far ones, one an entry."""
+"""Numbers, arrays and tuples in masks and scores: any integer type and size."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""What attention in blocks promises beside its laws: functions, transformations, memory, a band."""
+"""Blockwise attention with functions that close over arrays, transformations and memory."""
 
 from functools import partial
 from itertools import product

@@ -1,4 +1,4 @@
-"""`explain` as a table, and the warning where "auto" has but a slow path on an accelerator."""
+"""`explain` as a table, and the warning if only a slow backend fits on an accelerator."""
 
 from dataclasses import replace
 

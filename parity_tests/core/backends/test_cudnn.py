@@ -207,7 +207,7 @@ PAIRS = [(name, WANTED[i % 3]) for i, name in enumerate(COMPUTED)]
 @pytest.mark.nightly
 @pytest.mark.parametrize(("name", "wanted"), [*PAIRS, *(("all", w) for w in WANTED)], ids=str)
 def test_cudnn_equals_the_plain_formula(stand_in, name, wanted):
-    """Output, lse and gradients, by what of both is wanted; sinks in turns."""
+    """Output, lse and gradients for each requested combination, with and without sinks."""
     q, k, v = arrays(jnp.float64)
     sinks = normal(5, N) if len(name) % 2 else None
     rules = Rules(COMPUTED[name], scale=0.4, sinks=sinks)

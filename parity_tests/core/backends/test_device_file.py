@@ -1,4 +1,4 @@
-"""A device's file: where it lets "auto" take the kernel of this library's own, and where not.
+"""When a device file lets "auto" choose this library's own kernel.
 
 No GPU is here: the platform is assumed, with the kind of a device, which is for these tests.
 """

@@ -1,4 +1,4 @@
-"""The laws of one block of logits: each part of it is the whole's, cut by slices."""
+"""The laws of one block of logits: each part is a slice of the whole."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The laws of the ranges by which blocks are skipped or not masked, by tables of who sees what."""
+"""The laws of the ranges by which blocks are skipped or left unmasked, against mask tables."""
 
 import jax
 import jax.numpy as jnp
@@ -205,7 +205,7 @@ def test_what_is_hidden_outside_and_shown_inside_any_program():
 
 
 def test_traced_blocks_have_the_ranges_of_blocks_that_are_known():
-    """The very numbers, for a plan measures the ones and its loops run over the others."""
+    """They must be equal numbers: plans use known blocks and loops use traced ones."""
     drawn = [x for x in drawn_masks(5, (5, 7)) if answers_traced(x[0])]
     assert 4 * len(drawn) >= 3 * 5
     for mask, _, sizes in drawn:

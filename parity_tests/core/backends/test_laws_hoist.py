@@ -1,4 +1,4 @@
-"""The laws of users' functions made pure: same values, told apart by what they close over."""
+"""The laws of hoisted user functions: same values, and hashed by what they close over."""
 
 import jax
 import jax.numpy as jnp
@@ -249,7 +249,7 @@ def looked_up(b, n, q, k):
 
 
 def test_runs_are_told_apart_by_what_their_jitted_parts_close_over():
-    """Of which the text of a program says nothing."""
+    """The text of a program does not show these constants."""
     first, nan = np.asarray([0.0, 1.0, 2.0]), np.asarray([0.0, np.nan, 2.0])
     assert constants(first) == constants(first.copy()) and constants(nan) == constants(nan.copy())
     for other in (nan, -first, first + 1, np.asarray([0.0, 1.0, 3.0])):  # -0.0 is not 0.0

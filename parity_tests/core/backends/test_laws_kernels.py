@@ -1,4 +1,4 @@
-"""The laws of what is done around every kernel: sinks, silence, the gradient of the lse.
+"""The laws of the wrapper around every kernel: sinks, masking, the gradient of the lse.
 
 The kernel here is a plain formula that knows of the mask through a bias alone, as kernels do.
 """

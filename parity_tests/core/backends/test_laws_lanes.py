@@ -1,4 +1,4 @@
-"""The laws of parallel loops: they give what one loop gives, and carry all that is stored."""
+"""The laws of parallel loops: they equal one loop and carry all stored intermediates."""
 
 from typing import Any
 

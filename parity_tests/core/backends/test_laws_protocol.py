@@ -1,4 +1,4 @@
-"""The laws of what kernels share: small requests and who is alive."""
+"""The laws of the kernel protocol: small requests, and visible rows and keys."""
 
 from functools import partial
 from types import SimpleNamespace

@@ -222,7 +222,7 @@ BY_BLOCKWISE = ("an array of all pairs", "its own derivative")
 @pytest.mark.nightly(but=["an array of all pairs", "buckets"])
 @pytest.mark.parametrize("name", [*BY_THE_KERNEL, *BY_BLOCKWISE])
 def test_which_gradients_are_those_of_blockwise(name, monkeypatch):
-    """Traced alone: each request that the page gives to the kernel, and those that it does not."""
+    """Each request is only traced: those that the page assigns to the kernel, and others."""
     calls = []
     passed = blockwise.backward_pass
     monkeypatch.setattr(blockwise, "backward_pass", lambda *x: calls.append(x) or passed(*x))

@@ -1,4 +1,4 @@
-"""What a plan asks of a static mask: seldom, however long the sequence is, and rightly."""
+"""Plans evaluate a static mask a bounded number of times, however long the sequence."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Splash attention's adapter, run by the interpreter on any machine and held against the law."""
+"""Splash attention's adapter, interpreted on any machine, against the plain formula."""
 
 from functools import partial
 

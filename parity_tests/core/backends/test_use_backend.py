@@ -1,4 +1,4 @@
-"""`use_backend`: one backend for all layers inside, traced anew, and told apart from the choice."""
+"""`use_backend`: one backend for all calls inside, which are retraced for it."""
 
 import os
 import subprocess

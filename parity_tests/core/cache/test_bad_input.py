@@ -1,4 +1,4 @@
-"""What a cache cannot serve is refused in a sentence, before anything is written."""
+"""Requests that a cache does not support raise a clear error before anything is written."""
 
 import jax
 import jax.numpy as jnp
@@ -128,7 +128,7 @@ BY_VALUES = {"no page", "copy_page beyond", "take beyond the rows", "truncate be
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_wrong_cache_or_call_raises_with_a_clear_message(name):
-    """While it is traced, unless the fault is in values that a trace does not know."""
+    """It raises during tracing, unless the fault lies in values that a trace does not know."""
     call, sentence = REFUSED[name]
     with pytest.raises((ValueError, TypeError), match=f"(?s){sentence}"):
         call() if name in BY_VALUES else jax.eval_shape(call)

@@ -1,4 +1,4 @@
-"""A cache by kernels, played here: what they give without positions is what positions give.
+"""Kernels (simulated here) on a cache without positions equal attention at positions.
 
 Attention at positions is the way out. Where it is not to be needed it is made NaN.
 """
@@ -137,7 +137,7 @@ def step_of(x, cache, device=None):
 
 
 def test_slots_emptied_by_the_caller_are_masked(played):
-    """Positions say what is stored; a kernel's output is left where slots would give another."""
+    """A kernel's output is discarded if slots and stored positions disagree."""
     x = tokens(length=6)
     parts = [{name: y[:, cut] for name, y in x.items()} for cut in (slice(0, 5), slice(5, 6))]
     _, cache = jitted()(**parts[0], cache=empty(length=8), valid=None)
@@ -165,7 +165,7 @@ def operations(program):
 
 @pytest.mark.parametrize("device", [A100, V5E], ids=str)
 def test_a_step_does_not_move_the_cache(device):
-    """Neither by its kernel nor where none serves: with a score that reads positions."""
+    """A score that reads positions has no kernel; both paths copy nothing of the cache's size."""
     x = {name: jnp.ones((2, 1, n, 64), jnp.bfloat16) for name, n in (("q", 4), ("k", 2), ("v", 2))}
     cache = Cache.empty(2, 4096, 2, 64, dtype=jnp.bfloat16)
     for score in (None, Alibi(np.linspace(0.1, 0.7, 4))):

@@ -97,7 +97,7 @@ COMMIT = [("documents", "H100"), ("paged", "A100")]
 
 @pytest.mark.parametrize(("kind", "device"), with_nightly(BY_KERNELS, commit=COMMIT))
 def test_each_row_is_what_it_is_alone_by_kernels(monkeypatch, kind, device):
-    """Played here, as on a machine that has them."""
+    """The kernels of the device are simulated here."""
     flash.stand_ins(monkeypatch)
     for module in (cuts, sys.modules[__name__]):
         monkeypatch.setattr(module, "H", 8)  # a width that cuDNN takes, for values too

@@ -1,4 +1,4 @@
-"""A layer whose mask shows later tokens refuses a cache, which does not hold them yet."""
+"""A layer whose mask shows later tokens refuses a cache, since they are not stored yet."""
 
 import jax.numpy as jnp
 import numpy as np

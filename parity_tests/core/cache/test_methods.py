@@ -1,4 +1,4 @@
-"""Overflow, what is compiled, caches as data of modules and in scans, and memories."""
+"""Overflow, compiled programs, caches in modules and scans, and memories."""
 
 import jax
 import jax.numpy as jnp

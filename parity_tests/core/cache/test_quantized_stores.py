@@ -1,4 +1,4 @@
-"""Keys and values in eight bits: what is read is what was stored, whatever reads it."""
+"""Caches in eight bits: attention uses the rounded values, for every cut into calls."""
 
 from itertools import product
 

@@ -1,4 +1,4 @@
-"""Packed documents by their lengths: what `Segments` shows of the same tokens, wherever it goes."""
+"""`Documents` by lengths equals `Segments` by ids in every use."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The laws of what masks and scores hold: along which axes, where a shard stands, for whom."""
+"""The laws of arrays in masks and scores: their axes, shards and batch entries."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The laws of what a mask says of itself: as a band, as runs, as segments; ours and a user's."""
+"""The laws of masks as bands, runs and segments, for library and user classes."""
 
 from typing import Any
 
@@ -161,7 +161,7 @@ def test_segments_of_a_plain_pair_are_not_counted():
 
 
 def test_ranges_of_library_masks_stay_within_the_keys():
-    """So that what is asked of one needs no cutting off; of a user's class it does."""
+    """Ranges of library masks need no clipping; those of user classes do."""
     for mask in (
         FULL,
         *(Causal(offset) for offset in (0, 3, -3, 40, -40, OFFSETS)),

@@ -1,4 +1,4 @@
-"""The laws of what is known of a user's mask: any kind of number serves, or is refused."""
+"""The laws of numbers returned by a user's mask: each kind is accepted or refused."""
 
 from typing import Any
 
@@ -74,7 +74,7 @@ def test_every_kind_of_number_is_read_while_a_program_is_traced():
 
 
 def test_blocks_of_a_traced_place_have_the_numbers_of_known_ones():
-    """Even if their mask cannot be asked of traced places, as one in numpy cannot."""
+    """This also holds for a mask in numpy, which cannot be evaluated at traced indices."""
     sizes = SIZES._replace(T=11, S=13)
     for mask in (*KINDS, ~KINDS[1], KINDS[1] | Near(0, 7, "numpy"), KINDS[1] & Near(9, 0, "jax")):
         for size in (1, 2, 4, 11):
@@ -223,7 +223,7 @@ def test_chunks_and_prefixes_have_a_reach():
 
 
 def test_a_static_mask_is_the_same_on_every_shard():
-    """It asks neither for entries nor for heads, so that a mesh adds nothing that is traced."""
+    """It reads neither batch entries nor heads, so a mesh adds nothing traced."""
     places = Places(np.asarray([5, 3]), np.asarray([2, 7, 4])).bind(SIZES)
     mesh = jax.make_mesh((1,), ("data",))  # of an Explicit axis
     x = jnp.asarray(np.random.RandomState(0).standard_normal((2, 150, 1, 4)), jnp.float32)

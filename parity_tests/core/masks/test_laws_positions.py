@@ -1,4 +1,4 @@
-"""The laws of masks at positions: who sees what, and the ranges by which blocks are skipped."""
+"""The laws of masks at positions: visible keys, and the ranges by which blocks are skipped."""
 
 from typing import ClassVar
 
@@ -104,7 +104,7 @@ def test_ranges_hold_for_all_queries_of_a_block():
 
 
 def test_ranges_are_those_without_positions_where_position_is_index():
-    """Else nothing would be skipped in a cache that is filled in order."""
+    """Otherwise no block would be skipped in a cache that is filled in order."""
     at = Positions(None, None).bind(SIZES)
     for name in ("causal", "window", "chunks", "prefix", "past alone", "full"):
         plain = MASKS[name][0].bind(SIZES)
@@ -129,7 +129,7 @@ def test_ranges_of_what_is_absent_are_empty():
 
 
 def test_ranges_of_a_users_class_may_end_beyond_all_keys():
-    """Which may lie beyond all keys."""
+    """Such a range is clipped to the keys."""
 
     class Near(Mask):
         def key_range(self, b, n, q, sizes):

@@ -1,4 +1,4 @@
-"""Packed documents cut anywhere into calls: no state of one reaches the next."""
+"""Recurrent layers on packed documents with padding, cut anywhere into calls."""
 
 from functools import cache
 

@@ -14,7 +14,7 @@ STATE = (B, N, H, h)
 
 
 def lowered(call, *shapes):
-    """The program of outputs, state and gradients on packed, padded tokens; its shapes are told."""
+    """Exports outputs, state and gradients on packed, padded tokens; returns output shapes."""
     ids, valid = jnp.zeros((B, T), jnp.int32), jnp.ones((B, T), bool)
     given = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
 

@@ -1,4 +1,4 @@
-"""What recurrent layers promise: any cut of the tokens, packed documents, padding, states."""
+"""Recurrent layers: cuts into calls, and states that are carried, taken and reset."""
 
 from functools import cache
 

@@ -1,4 +1,4 @@
-"""Batch and heads on eight devices: equal to one device, and no device asks another for anything.
+"""Batch and heads sharded over eight devices equal one device and need no communication.
 
 One program of its own makes the eight devices, since jax must be told of them before it starts; so
 one test reads all that it found.

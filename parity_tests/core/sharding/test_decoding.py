@@ -1,4 +1,4 @@
-"""A cache whose rows and heads lie on eight devices: equal to one, and nobody asks another.
+"""A cache with rows and heads sharded over eight devices equals one device.
 
 Its methods too, which ask others for rows and pages, and leave it sharded as it was.
 """

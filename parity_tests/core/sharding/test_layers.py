@@ -1,4 +1,4 @@
-"""Every exported layer with its batch over eight devices: equal to one, and nobody asks another.
+"""Every exported layer with its batch over eight devices equals one device.
 
 One program of its own makes the eight devices, since jax must be told of them before it starts.
 """

@@ -1,4 +1,4 @@
-"""Memory a device at T, 2 T, n and 2 n: as many tokens a device take as much, but for all_gather.
+"""Memory per device depends on the tokens per device alone, except for all_gather.
 
 One program of its own makes the eight devices, since jax must be told of them before it starts.
 """

@@ -1,4 +1,4 @@
-"""Whole models over data and model axes: equal to one device in all that they give."""
+"""Whole models over data and model axes equal one device in all outputs."""
 
 import json
 import subprocess
