@@ -107,6 +107,7 @@ TELL_MOST = ("mask for each head", "dropout for each weight", "norms of q and k"
 OF_OWN_SHAPES = ("decoding with a mask", "grouped queries, dropped", "dropout over two batch axes")
 
 
+@pytest.mark.filterwarnings("ignore:is_causal=True with one query")
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("by", "name"),
