@@ -140,3 +140,13 @@ def test_deterministic_does_what_train_and_eval_do(variant):
     assert judge.exact(run("eval", deterministic=False), noisy).ok
     assert judge.exact(noisy, plain).ok != drops
     assert drops == any(takes(case, share) for share in SHARES)
+
+
+@pytest.mark.parametrize("variant", [x for x in VARIANTS if x != "cross_layer"])  # called otherwise
+def test_tabulate_has_a_row_for_each_submodule(variant):
+    """flax calls what each public method takes and returns through `jax.jit`."""
+    case = first_cases()[variant]
+    layer = case.flax_module()
+    table = nnx.tabulate(layer, *(jnp.asarray(x) for x in case.arrays().values()))
+    assert type(layer).__name__ in table
+    assert all(name in table for name, x in vars(layer).items() if isinstance(x, nnx.Linear))

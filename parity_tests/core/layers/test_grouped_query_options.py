@@ -96,7 +96,6 @@ def test_sinks_start_at_zero_in_the_dtype_of_the_parameters():
 
 @pytest.mark.nightly
 def test_tabulate_shows_the_mask_of_a_layer():
-    options = {"mask": CAUSAL & Window(3, 0) | Prefix(2), "rules": Rules(score=Softcap(3.0))}
-    layer = build(**options, rotary=Rotary(), sinks=True)
-    table = nnx.tabulate(layer, jnp.ones((2, 5, 11)))
+    layer = build(rotary=Rotary(), sinks=True, rules=Rules(score=Softcap(3.0)))
+    table = nnx.tabulate(layer, jnp.ones((2, 5, 11)), mask=CAUSAL & Window(3, 0) | Prefix(2))
     assert "q_proj" in table and "Prefix" in table
