@@ -148,13 +148,6 @@ def same(got, want, call=None):
             assert judge.same_function(x, y).ok, judge.same_function(x, y)
 
 
-def equal_state(one, other):
-    first, second = one.state_dict(), other.state_dict()
-    assert first.keys() == second.keys()
-    wrong = [k for k, x in first.items() if not judge.exact(x.numpy(), second[k].numpy()).ok]
-    assert not wrong
-
-
 @of_all_and_more
 def test_a_folder_is_opened(small, transformers):
     """Outputs at two lengths or sizes, with padding, and with types of tokens or masked patches."""

@@ -77,11 +77,6 @@ class NoWindowAtOne(Mine):
         return (key >= 0) & (key <= query) & (query - key < window)
 
 
-class MaskOfStep(Mine):
-    def seen(self, query, key):
-        return super().seen(query - query.min(2, keepdims=True), key)
-
-
 class ReadFirst(Mine):
     def read(self, old, new, written):
         return old

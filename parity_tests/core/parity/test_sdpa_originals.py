@@ -21,7 +21,6 @@ X = np.random.RandomState(0).standard_normal((B, T, D))
 QUICK = {"dtypes": ("float64",), "jit": False}
 FUTURE = np.triu(np.ones((T, T), bool), 1)
 BIAS = np.random.RandomState(1).standard_normal((N, T, T))
-POINTS = {"query", "key", "scores", "weights", "value", "context"}
 
 
 class Projected(torch.nn.Module):
