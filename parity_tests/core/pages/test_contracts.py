@@ -134,15 +134,18 @@ def tonight(night, tmp_path, monkeypatch):
     return begin
 
 
-def test_red_comes_first_then_what_never_ran_then_the_stalest(night, tonight):
+def test_red_comes_first_then_promises_that_are_due_then_the_stalest(night, tonight, monkeypatch):
     green = night.Run("2030-01-01", "0123", 1.0, "green")
     lines = {"old": green, "gone": green, "new": green._replace(date="2030-01-02")}
     lines |= {"red": night.Run("2030-01-03", "0123", 1.0, "red: it")}
-    begun = tonight(lines, 2.0, old="true", new="true", red="false", fresh="true")
+    monkeypatch.setattr(night, "promised", lambda: ("a promise", "new"))
+    commands = dict.fromkeys(("old", "new", "red", "fresh", "a promise", "of a record"), "true")
+    begun = tonight(lines, 2.0, **commands)
+    begun.items["of a record"] = night.Item("of a record", reads=night.WORK / "no record")
     order = []
     while batch := begun.next():
         order += [item.name for item in batch]
-    assert order == ["red", "fresh", "old", "new"]
+    assert order == ["red", "a promise", "fresh", "old", "new"]
 
 
 def test_a_night_ends_with_its_minutes_and_writes_its_ledger(night, tonight):
@@ -154,11 +157,8 @@ def test_a_night_ends_with_its_minutes_and_writes_its_ledger(night, tonight):
     commands = {"fast": "true", "bad": "echo it broke; false", "slow": "sleep 60", "long": "true"}
     tonight(lines, 0.03, **commands).lane(whole=False)
     runs = night.read()
-    assert [runs[name].outcome for name in ("fast", "bad", "slow")] == [
-        "green",
-        "red: it broke",
-        "cut",
-    ]
+    ends = [runs[name].outcome for name in ("fast", "bad", "slow")]
+    assert ends == ["green", "red: it broke", "cut"]
     assert runs["long"] == lines["long"]  # which would not have ended in time
 
 
