@@ -201,11 +201,14 @@ def is_class_of(architecture: str, name: str) -> bool:
 
     >>> is_class_of("Gemma3ForCausalLM", "gemma3_text"), is_class_of("Llama4ForCausalLM", "llama")
     (True, False)
+    >>> is_class_of("Dinov2WithRegistersModel", "dinov2_with_registers")
+    True
     """
     stems = {name, *(name.removesuffix(end) for ends in ENDS.values() for end in ends)}
-    base = re.split("For[A-Z]|LMHead|PreTrained|Model|Encoder|With[A-Z]", architecture)[0]
-    base = base.removesuffix("Text").removesuffix("Vision")
-    return _letters(base) in map(_letters, stems)
+    ends = "For[A-Z]|LMHead|PreTrained|Model|Encoder|Backbone"
+    bases = (re.split(end, architecture)[0] for end in (ends, f"{ends}|With[A-Z]"))
+    letters = {_letters(base.removesuffix("Text").removesuffix("Vision")) for base in bases}
+    return not letters.isdisjoint(map(_letters, stems))
 
 
 def _letters(name: str) -> str:

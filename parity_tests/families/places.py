@@ -15,7 +15,7 @@ PLACES = Places(
         "bloom": Place("bloom", "Bloom", block="Block", gives="tuple"),
         "clip_text_model": Place("clip", "CLIP", "Text", whole=False, causal=True),
         "clip_vision_model": Place("clip", "CLIP", "Vision", whole=False),
-        "codegen": Place("codegen", "CodeGen", block="Block", gives="tuple"),
+        "codegen": Place("codegen", "CodeGen", block="Block"),
         "deberta": Place(
             "deberta", "Deberta", attention="DisentangledSelfAttention", called=text_calls.DEBERTA
         ),
@@ -38,7 +38,7 @@ PLACES = Places(
         "gpt_bigcode": Place("gpt_bigcode", "GPTBigCode", block="Block"),
         "gpt_neo": Place("gpt_neo", "GPTNeo", block="Block", gives="tuple"),
         "gpt_neox": Place("gpt_neox", "GPTNeoX", block="Layer"),
-        "gptj": Place("gptj", "GPTJ", block="Block", gives="tuple"),
+        "gptj": Place("gptj", "GPTJ", block="Block"),
         "hubert": Place("hubert", "Hubert", whole=False, path="encoder.layers.{}.attention"),
         "idefics3_vision": Place("idefics3", "Idefics3", "Vision", whole=False),
         "internlm3": Place("llama", "Llama", config="internlm3.InternLM3"),

@@ -23,6 +23,7 @@ EACH = {(small.name, small.part): small for small in reversed(PARTS)}
 NOW = [pair for pair in TURNS if titled(pair[0]) + pair[1] in ("gemma-0new", "olmo2-1old")]
 
 
+@pytest.mark.filterwarnings("ignore:.*transformers:UserWarning")  # that both read it otherwise
 @pytest.mark.nightly
 @pytest.mark.parametrize(("small", "spelling"), with_nightly(TURNS, commit=NOW), ids=titled)
 def test_no_field_is_ignored(small, spelling, transformers):
