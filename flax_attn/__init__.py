@@ -240,16 +240,6 @@ _HOMES = {
     "T5Bias": ".scores",
     "State": ".cache",
 }
-# Old public names, and what they are called now.
-_RENAMED = {
-    "Fn": "MaskFn",
-    "Keep": "DropoutMask",
-    "additive": "Additive",
-    "aim": "assume_platform",
-    "alibi": "Alibi",
-    "modify": "ScoreFn",
-    "softcap": "Softcap",
-}
 
 __all__ = [name for name in _HOMES if name != "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -1,5 +1,6 @@
 """`Rules`: mask, score, scale, sinks, dropout and positions; `Request`: arrays and their rules."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -7,12 +8,11 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.core import Tracer
 
 from ._internal.arrays import INT32_MAX, check_number, ids_dtype
 from ._internal.silent import FEW, RATIO, warn_if_heads_first
-from ._internal.types import FROZEN, Sizes, frozen
+from ._internal.types import FROZEN, Sizes, frozen, variable_types
 from .dropout import Drop
 from .masks import FULL, Mask, Segments, as_mask
 from .masks.at_positions import at_positions
@@ -182,7 +182,8 @@ def rules_of(
     """
     mask = FULL if mask is None else checked_mask(mask)
     score = IDENTITY if score is None else score
-    scale, sinks = (x[...] if isinstance(x, nnx.Variable) else x for x in (scale, sinks))
+    variables = variable_types(sys.modules.get("flax.nnx"))
+    scale, sinks = (x[...] if isinstance(x, variables) else x for x in (scale, sinks))
     if not isinstance(score, Score):
         raise TypeError(
             f"score must be one of flax_attn's scores; got {type(score).__name__}. A bias goes to "

@@ -183,8 +183,7 @@ def checked_arguments(
         takes = signature_of(function)
         owner, rest = (args[0], args[1:]) if method else (None, args)
         if takes is not None:
-            named = kwargs.keys() - getattr(owner, "renamed_arguments", ())
-            passed = {*takes.positional[: len(rest)], *named}
+            passed = {*takes.positional[: len(rest)], *kwargs}
             known = passed.issubset(takes.names) and len(rest) <= len(takes.positional)
             if not (known and passed.issuperset(takes.required)):
                 built = signature_of(type(owner).__init__) if method else None

@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-from .moved import MOVED, old_module, warn_renamed
+from .renamed import warn_renamed
 
 
 class Lazy(type(sys)):  # ModuleType, without importing `types`
@@ -11,14 +11,15 @@ class Lazy(type(sys)):  # ModuleType, without importing `types`
 
     `_HOMES` maps a name to its module, as in an import: ".attend", "..errors"; "." means the
     submodule of that name. The package's imports under TYPE_CHECKING repeat it for type checkers
-    and editors. `_RENAMED` maps old names to new ones; an old name works, with a
-    DeprecationWarning. A submodule that is in neither table is imported on first access too.
+    and editors. `_RENAMED` maps an old name to the new one and the release with which it goes; an
+    old name works, with a DeprecationWarning. A submodule that is in neither table is imported on
+    first access too.
 
     Set as the class of a package: `sys.modules[__name__].__class__ = Lazy`.
     """
 
     _HOMES: dict[str, str]
-    _RENAMED: dict[str, str]
+    _RENAMED: dict[str, tuple[str, str]] = {}  # noqa: RUF012
     __all__: list[str]
 
     def __getattr__(self, name: str) -> object:
@@ -27,12 +28,12 @@ class Lazy(type(sys)):  # ModuleType, without importing `types`
         home = self._HOMES.get(name)
         if home is not None:
             whole = home == "."
-            module = import_module(f".{name}" if whole else home, self.__name__)
+            module = self._imported(f".{name}" if whole else home)
             value = self.__dict__[name] = module if whole else getattr(module, name)
             return value
         full = f"{self.__name__}.{name}"
-        if full in MOVED or name.startswith("_"):  # a private name is an error, else
-            return old_module(self.__name__, name, stacklevel=3)
+        if name.startswith("_"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         from importlib.util import find_spec
 
         if find_spec(full) is not None:
@@ -50,7 +51,17 @@ class Lazy(type(sys)):  # ModuleType, without importing `types`
     def __dir__(self) -> list[str]:
         return sorted(self.__all__)
 
+    def _imported(self, home: str) -> object:
+        try:
+            return import_module(home, self.__name__)
+        except (AttributeError, ImportError) as error:  # as of a flax that is too old for this jax
+            from .versions import does_not_fit
+
+            if does_not_fit():
+                raise ImportError(does_not_fit()) from error
+            raise
+
     def _renamed(self, name: str) -> object:
-        new = self._RENAMED[name]
-        warn_renamed(f"{self.__name__}.{name}", f"{self.__name__}.{new}", stacklevel=3)
+        new, goes = self._RENAMED[name]
+        warn_renamed(f"{self.__name__}.{name}", f"{self.__name__}.{new}", goes, stacklevel=3)
         return getattr(self, new)

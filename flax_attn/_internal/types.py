@@ -7,13 +7,13 @@ of batch axes, none included. One-name shapes are written with a leading space.
 
 import dataclasses
 import math
+import sys
+from functools import cache
 from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
-from flax.nnx import summary
 from jax.core import Tracer
 
 from .checks import checked_arguments
@@ -89,7 +89,8 @@ def frozen(cls: C) -> C:
     FROZEN.add(cls)
     setattr(cls, "__hash__", _hash)  # noqa: B010
     setattr(cls, "__getstate__", _state)  # noqa: B010
-    _show_in_tables(cls)
+    if "flax.nnx" in sys.modules:
+        _show_in_tables(cls)
     jax.tree_util.register_pytree_with_keys(
         cls, _flatten, lambda aux, leaves: _unflatten(cls, aux, leaves)
     )
@@ -128,20 +129,37 @@ def _is_readable(x: Any) -> bool:
     return is_here and not jnp.issubdtype(x.dtype, jax.dtypes.extended)
 
 
+@cache
+def variable_types(nnx: Any) -> tuple[type, ...]:
+    """`nnx.Variable`, or nothing where `sys.modules.get("flax.nnx")`, which is passed, is None.
+
+    >>> variable_types(None)  # attention needs no flax
+    ()
+    """
+    if nnx is None:
+        return ()
+    for cls in FROZEN:  # those that were made before flax.nnx was imported among them
+        _show_in_tables(cls)
+    return (nnx.Variable,)
+
+
 def _show_in_tables(cls: type) -> None:
     """Registers the class with `nnx.tabulate`, which has no public API for it."""
+    from flax.nnx import summary
+
     dumper = getattr(summary, "NoneDumper", None)
     if dumper is not None:  # other versions of flax need no registration
         dumper.add_representer(cls, lambda dumper, self: dumper.represent_str(repr(self)))
 
 
 def _checked(self: Any, checks: Any) -> None:
+    variables = variable_types(sys.modules.get("flax.nnx"))
     for name, value in vars(self).items():
         was_checked = type(value) in FROZEN and "_children" not in vars(value)
         if was_checked or isinstance(value, _PLAIN):
             continue
-        parts = jax.tree.leaves(value, is_leaf=lambda x: isinstance(x, nnx.Variable))
-        kinds = [type(part).__name__ for part in parts if isinstance(part, nnx.Variable)]
+        parts = jax.tree.leaves(value, is_leaf=lambda x: isinstance(x, variables))
+        kinds = [type(part).__name__ for part in parts if isinstance(part, variables)]
         if kinds:
             who = type(self).__name__
             raise TypeError(
@@ -199,6 +217,7 @@ def _is_plain_value(value: Any) -> bool:
 
 
 def _flatten(self: Any) -> tuple[list[tuple[Any, Any]], tuple]:
+    variable_types(sys.modules.get("flax.nnx"))  # nnx.tabulate, which flattens first, knows each
     fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
     names = vars(self).get("_children")  # set on unflattened objects, whose leaves may be anything
     if names is None:

@@ -1,6 +1,6 @@
 """Reads results from JSON: of this format, and of the first, which 0.3.0 wrote.
 
-The first goes with the next release.
+The first goes with 0.6.0.
 """
 
 import json
@@ -55,7 +55,7 @@ def _row(fields: dict[str, Any]) -> Row:
 
 def _row_1(fields: dict[str, Any]) -> Row:
     """Converts a row, whose task was a workload with a field for every kind."""
-    workload, name = fields["workload"], fields.get("competitor") or fields["contender"]
+    workload, name = fields["workload"], fields["competitor"]
     task = task_of(workload, fields["which"])
     if workload.get("devices"):
         name = name if workload["devices"] == 1 else f"{workload['devices']} x {name}"

@@ -1,8 +1,5 @@
 """Caches of keys and values: attention of new tokens over all tokens so far."""
 
-from functools import partial
-
-from .._internal.moved import old_module
 from ..quantized import Float8 as Float8
 from ..quantized import Int8 as Int8
 from .attention import attend_cached as attend_cached
@@ -11,5 +8,3 @@ from .memory import Memory as Memory
 from .paged import PagedCache as PagedCache
 from .slots import Cache as Cache
 from .state import State as State
-
-__getattr__ = partial(old_module, __name__)

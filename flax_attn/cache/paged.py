@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from .._internal.arrays import reshaped
 from .._internal.checks import check_positive
-from .._internal.moved import RenamedAttribute
+from .._internal.renamed import RenamedAttribute
 from .._internal.types import frozen
 from ..masks import Mask
 from ..quantized import Float8, Int8
@@ -174,7 +174,7 @@ class PagedCache:
         """False: masks with an axis of S are refused, since pages decide a row's slots."""
         return False
 
-    next_places = RenamedAttribute("next_positions")
+    next_places = RenamedAttribute("next_positions", goes="0.6.0")
 
     def next_positions(
         self, T: int, valid: Bool[Array, "*#B T"] | Mask | None = None

@@ -14,7 +14,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
 from .._internal.checks import check_positive
-from .._internal.moved import RenamedAttribute
+from .._internal.renamed import RenamedAttribute
 from .._internal.types import frozen
 from ..masks import Mask
 from ..quantized import Float8, Int8
@@ -156,7 +156,7 @@ class Cache:
         """Whether token p is in slot p, so that masks with an axis of S apply."""
         return self.window is None
 
-    next_places = RenamedAttribute("next_positions")
+    next_places = RenamedAttribute("next_positions", goes="0.6.0")
 
     def next_positions(
         self, T: int, valid: Bool[Array, "*#B T"] | Mask | None = None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import arguments, identify_command
-from .options import Parser, Version, missing
+from .options import Parser, Version, cannot_run
 from .wrap import wrapped
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def _interrupt_once(*_: object) -> None:
 
 def _dispatch(argv: Sequence[str]) -> int:
     options = _parser(argv).parse_args(argv)
-    if missing():
-        print(missing(), file=sys.stderr)
+    if cannot_run():
+        print(cannot_run(), file=sys.stderr)
         return 2
     from rich.console import Console
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .._internal.nearest import did_you_mean
+from .._internal.versions import does_not_fit
 from .wrap import wrapped
 
 # Packages that every command needs; their distributions have the same names.
@@ -76,10 +77,12 @@ class Version(argparse.Action):
         parser.exit()
 
 
-def missing() -> str:
-    """One sentence listing required packages that are not installed, or ""."""
+def cannot_run() -> str:
+    """One sentence about packages that are missing, or do not fit each other; or ""."""
     names = " ".join(name for name in REQUIRED if find_spec(name) is None)
-    return f"flax-attn needs packages that are not installed: pip install {names}" if names else ""
+    if names:
+        return f"flax-attn needs packages that are not installed: pip install {names}"
+    return does_not_fit()
 
 
 def check_file(option: str, name: str) -> None:

@@ -4,9 +4,3 @@ Each part is a separate process that writes each row to its file as soon as it i
 or a timeout in one part does not affect the others. The command itself computes nothing, so that
 every part can use the whole device.
 """
-
-from functools import partial
-
-from .._internal.moved import old_module
-
-__getattr__ = partial(old_module, __name__)

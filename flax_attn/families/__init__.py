@@ -9,26 +9,47 @@ says: defaults, paths, and which type has the same attention. `parity_tests/fami
 configs of each type with its class.
 """
 
-from ._choose import attention as attention
-from ._choose import kv_shared_layer_index as kv_shared_layer_index
-from ._choose import parts as parts
-from ._naming import rules as rules
-from ._published import ALIASES as ALIASES
-from ._table import TYPES as TYPES
-from .models.build import model as model
-from .models.decoder import Decoder as Decoder
-from .models.encoder import Encoded as Encoded
-from .models.encoder import Encoder as Encoder
-from .models.files import load as load
-from .models.files import rules_of as rules_of
-from .models.files import save as save
-from .models.generate import generate as generate
-from .models.rows import WHOLE as WHOLE
+import sys
 
-__all__ = ["ALIASES", "TYPES", "attention", "kv_shared_layer_index", "parts", "rules"]
-__all__ += ["WHOLE", "Decoder", "Encoded", "Encoder", "generate", "load", "model", "rules_of"]
-__all__ += ["save"]
+from .._internal.lazy import Lazy
 
+TYPE_CHECKING = False  # what type checkers take for true; typing itself is not imported
+if TYPE_CHECKING:
+    from ._choose import attention as attention
+    from ._choose import kv_shared_layer_index as kv_shared_layer_index
+    from ._choose import parts as parts
+    from ._naming import rules as rules
+    from ._published import ALIASES as ALIASES
+    from ._table import TYPES as TYPES
+    from .models.build import model as model
+    from .models.decoder import Decoder as Decoder
+    from .models.encoder import Encoded as Encoded
+    from .models.encoder import Encoder as Encoder
+    from .models.files import load as load
+    from .models.files import rules_of as rules_of
+    from .models.files import save as save
+    from .models.generate import generate as generate
+    from .models.rows import WHOLE as WHOLE
 
-def __dir__() -> list[str]:
-    return sorted(__all__)
+# The module that defines each public name. Imported on first use.
+_HOMES = {
+    "ALIASES": "._published",
+    "TYPES": "._table",
+    "attention": "._choose",
+    "kv_shared_layer_index": "._choose",
+    "parts": "._choose",
+    "rules": "._naming",
+    "WHOLE": ".models.rows",
+    "Decoder": ".models.decoder",
+    "Encoded": ".models.encoder",
+    "Encoder": ".models.encoder",
+    "generate": ".models.generate",
+    "load": ".models.files",
+    "model": ".models.build",
+    "rules_of": ".models.files",
+    "save": ".models.files",
+}
+
+__all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+sys.modules[__name__].__class__ = Lazy

@@ -16,7 +16,6 @@ from jaxtyping import Array, Bool, Float, Int
 from ..attend import Empty
 from ..cache import Memory
 from ..cache.checks import refuse_later
-from ..dropout import AttentionDropout
 from ..masks import Mask
 from ..scores import IDENTITY
 from ._cached import (
@@ -30,6 +29,7 @@ from ._cached import (
     with_cache,
 )
 from ._common import merge_heads, split_heads
+from ._dropout import AttentionDropout
 from ._inputs import tokens, zero_padding
 from ._layer import Layer
 from ._self_attention import NormFn

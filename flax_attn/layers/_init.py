@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.typing import Initializer
 
-from ..dropout import AttentionDropout
 from ._common import dot_general_sharded, torch_uniform
+from ._dropout import AttentionDropout
 
 InitFn = TypeVar("InitFn", bound=Callable[..., Any])
 

@@ -33,7 +33,6 @@ class Layer(nnx.Module):
     """A module whose constructor and call say what they take if an argument does not fit."""
 
     mask_is_of: ClassVar[str] = "pairs"  # one of `other_names.MASKS`
-    renamed_arguments: ClassVar[frozenset[str]] = frozenset()  # old ones, still taken
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -28,12 +28,12 @@ from .._internal.checks import (
 from ..attend import Empty, dispatch
 from ..cache.attention import Stored, attend_cached_by_rules, attend_stored
 from ..cache.checks import check_kind, check_no_mean, check_rules, refuse_later
-from ..dropout import AttentionDropout
 from ..masks import CAUSAL, Mask
 from ..masks.algebra import And
 from ..rules import Request, Rules, checked_mask, nan_beyond, rules_of
 from ._cached import AnyCache, C, CacheOptions, Call, arithmetic_dtype, new_cache
 from ._common import as_module_data, check_tokens, merge_heads, split_heads
+from ._dropout import AttentionDropout
 from ._init import LayerInit, LayerInitKeywords, keywords_of, layer_init_signature
 from ._layer import Layer
 from ._token_indices import (

@@ -7,12 +7,12 @@ from jaxtyping import Array, Float
 
 from .._internal.checks import check_context, check_input, check_positive, check_rate
 from ..cache import attend_cached
-from ..dropout import LayerDropout
 from ..masks import CAUSAL
 from ..reference import softmax
 from ..taps import tap
 from ._cached import AnyCache, C, CacheOptions, arithmetic_dtype, check_eval, new_cache
 from ._common import merge_heads, split_heads
+from ._dropout import LayerDropout
 from ._init import InitKeywords, InitWithoutDropout, init_signature
 from ._layer import Layer
 

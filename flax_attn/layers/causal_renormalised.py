@@ -6,9 +6,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .._internal.checks import check_context, check_input, check_positive, check_rate
-from ..dropout import LayerDropout
 from ..reference import softmax
 from ..taps import tap
+from ._dropout import LayerDropout
 from ._init import InitKeywords, InitWithoutDropout, init_signature
 from ._layer import Layer
 

@@ -9,12 +9,12 @@ from jaxtyping import Array, Bool, Float
 from .._internal.arrays import aligned
 from .._internal.checks import check_divides, check_input, check_positive, check_rate
 from .._internal.types import wide
-from ..dropout import LayerDropout
 from ..masks import Mask
 from ..norms import l2_norm
 from ..reference import softmax
 from ..taps import tap
 from ._common import check_tokens, merge_heads
+from ._dropout import LayerDropout
 from ._init import LayerInit, LayerInitKeywords, layer_init_signature
 from ._inputs import zero_padding
 from ._layer import Layer

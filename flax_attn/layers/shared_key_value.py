@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from typing import Any, Unpack
-from warnings import warn
 
 from jaxtyping import Array, Bool, Float, Int
 
@@ -18,7 +17,7 @@ from ._self_attention import (
     Tokens,
     grouped_signature,
 )
-from .cross_layer import CrossLayerAttention, KeysAndValues
+from .cross_layer import KeysAndValues
 
 
 class SharedKeyValueAttention(DecodingHeads, SelfAttention):
@@ -51,8 +50,6 @@ class SharedKeyValueAttention(DecodingHeads, SelfAttention):
     (2, 5, 12)
     """
 
-    renamed_arguments = frozenset({"across_layers"})
-
     @grouped_signature
     def __init__(
         self,
@@ -65,14 +62,9 @@ class SharedKeyValueAttention(DecodingHeads, SelfAttention):
         own_values: bool = False,
         **grouped: Unpack[Grouped],
     ):
-        sizes = (in_features, num_heads, num_kv_heads, head_dim)
-        if "across_layers" in grouped and _renamed_argument(grouped, v_norm, own_values):
-            # nnx calls `__init__` on whatever `__new__` returns, so the class is set here.
-            object.__setattr__(self, "__class__", CrossLayerAttention)
-            return CrossLayerAttention.__init__(self, *sizes, **grouped)
         self.kv_projections = ("k_proj", "v_proj") if own_values else ("k_proj",)
         self.v_norm = v_norm
-        super().__init__(*sizes, **grouped)
+        super().__init__(in_features, num_heads, num_kv_heads, head_dim, **grouped)
 
     def with_keys_and_values(
         self, x: Float[Array, "*B T D"], *, cache: Any = None, **call: Unpack[Call]
@@ -118,20 +110,3 @@ class SharedKeyValueAttention(DecodingHeads, SelfAttention):
         v = split_heads(self.v_proj(tokens.x), self.head_dim) if has_values else k  # *B T K H
         v = v if self.v_norm is None else self.v_norm(v)  # *B T K H
         return self.norm_and_rotate(k, self.k_norm, tokens.positions), v
-
-
-def _renamed_argument(grouped: Any, v_norm: NormFn | None, own_values: bool) -> bool:
-    """Removes the deprecated `across_layers` from `grouped`, with a warning; returns it."""
-    warn(
-        "SharedKeyValueAttention(across_layers=True) is now called CrossLayerAttention, and "
-        "across_layers=False is left out; the old argument will be removed in the next release.",
-        DeprecationWarning,
-        stacklevel=7,  # three frames of nnx and one of Layer are between constructor and caller
-    )
-    across_layers = grouped.pop("across_layers")
-    if across_layers and (v_norm is not None or own_values):
-        raise ValueError(
-            "across_layers=True reads the values of another layer; leave v_norm and "
-            "own_values=True out."
-        )
-    return across_layers

@@ -6,9 +6,9 @@ from jaxtyping import Array, Float
 
 from .._internal.checks import check_divides, check_input, check_positive
 from ..attend import attend
-from ..dropout import AttentionDropout
 from ..masks import FULL, Mask
 from ._common import merge_heads, split_heads
+from ._dropout import AttentionDropout
 from ._init import InitKeywords, InitWithoutDropout, init_signature
 from ._layer import Layer
 

@@ -7,9 +7,6 @@ fully masked blocks. `runs` has the masks with one contiguous range of keys per 
 `documents` the others, `algebra` the operators, and `ranges` validates the results of masks.
 """
 
-from functools import partial
-
-from .._internal.moved import old_module
 from .algebra import And as And
 from .algebra import Dense as Dense
 from .algebra import Mask as Mask
@@ -29,5 +26,3 @@ from .runs import Full as Full
 from .runs import Lengths as Lengths
 from .runs import Prefix as Prefix
 from .runs import Window as Window
-
-__getattr__ = partial(old_module, __name__)

@@ -52,8 +52,6 @@ _HOMES = {
     "Row": ".report",
     "report_schema": ".report",
 }
-# Deprecated public names and their replacements.
-_RENAMED: dict[str, str] = {}
 
 __all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -8,7 +8,6 @@ against the float64 truth is at most k times torch's own error against that trut
 Fill values are compared by position, and huge values separately from all others (`groups`).
 """
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .._internal.moved import warn_renamed
 from .groups import fills, groups
 
 SAME_FUNCTION = 1e-12
@@ -70,12 +68,6 @@ class Verdict:
     note: str = ""
     noise: float | None = None
     shows: bool = True
-
-    def __getattr__(self, name: str) -> Any:
-        if name != "own":
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        warnings.warn("Verdict.own is called other_error.", DeprecationWarning, stacklevel=2)
-        return self.other_error
 
     @property
     def ok(self) -> bool:
@@ -440,10 +432,3 @@ def _pattern(got: np.ndarray, want: np.ndarray) -> np.ndarray:
 def _at(verdict: Verdict, got: np.ndarray, want: np.ndarray, badness: np.ndarray) -> Verdict:
     index = tuple(int(i) for i in np.unravel_index(int(np.argmax(badness)), got.shape))
     return replace(verdict, index=index, got=float(got[index]), want=float(want[index]))
-
-
-def __getattr__(name: str) -> Any:
-    if name != "alike":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warn_renamed("judge.alike", "judge.allclose", stacklevel=2)
-    return allclose

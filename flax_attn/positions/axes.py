@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from .._internal.arrays import is_count
-from .._internal.moved import RenamedAttribute
 from .._internal.types import frozen
 
 
@@ -62,8 +61,6 @@ class Sections:
     def lists(self) -> int:
         """Number of separate lists of rates; here all axes share one."""
         return 1
-
-    deal = RenamedAttribute("assign")
 
     def assign(self, pairs: int) -> PairAxes:
         if sum(self.sizes) != pairs:
@@ -120,8 +117,6 @@ class Axial:
     def lists(self) -> int:
         """Number of separate lists of rates."""
         return 1 if self.shared else self.count
-
-    deal = RenamedAttribute("assign")
 
     def assign(self, pairs: int) -> PairAxes:
         if pairs % self.count:

@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from .._internal.arrays import iota, vmap_leading
-from .._internal.moved import RenamedAttribute
 from .._internal.types import frozen, wide
 from ..token_layouts import positions_of
 from .axes import Axial, Sections
@@ -179,8 +178,6 @@ class Rotary:
     def needs_length(self) -> bool:
         """Whether the rates depend on the length of a sequence."""
         return self.scaling is not None and self.scaling.needs_length
-
-    of_places = RenamedAttribute("positions_from_indices")
 
     def positions_from_indices(self, indices: Any) -> Any:
         """Positions from token indices: equal on all axes, as for text.

@@ -24,8 +24,6 @@ _HOMES = {
     "positions": "..token_layouts",
     "unplace": "..token_layouts",
 }
-# Old public names, and what they are called now.
-_RENAMED: dict[str, str] = {}
 
 __all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 

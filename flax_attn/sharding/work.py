@@ -58,7 +58,8 @@ def work_of(request: Request, sequence: Sequence | None, positioned: bool) -> Wo
     block = math.gcd(shard, sizes.S, BLOCK)
     q, k = (_ends(length, block, sequence) for length in (sizes.T, sizes.S))
     q = [x.reshape(sequence.devices, -1, 1) for x in q]
-    # Devices, blocks of queries, blocks of keys: some pair of a block may lie in the band.
+    # Axes: devices, blocks of queries, blocks of keys. A block is visible if the distance of some
+    # key from some query in it lies in the band.
     visible_blocks = (k[0] - q[1] <= hi) & (k[1] - q[0] >= lo)
     is_most = len(known) < len(bands) or any(x.kv is not None or x.rows is not None for x in known)
     return Work(tuple(map(int, visible_blocks.sum((1, 2)))), visible_blocks[0].size, block, is_most)

@@ -31,8 +31,6 @@ _HOMES = {
     "save": ".save",
     "save_lora": ".lora",
 }
-# Old public names and their replacements.
-_RENAMED: dict[str, str] = {}
 
 __all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 

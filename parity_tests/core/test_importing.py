@@ -3,6 +3,7 @@
 import copy
 import pickle
 import pydoc
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,12 @@ from pathlib import Path
 import pytest
 
 import flax_attn
-from flax_attn import parity, weights
+from flax_attn import drop_in, families, parity, sharding, weights
+from flax_attn._internal import lazy, versions
+from flax_attn.command import cli
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = (flax_attn, parity, weights)
+PACKAGES = (flax_attn, drop_in, families, parity, sharding, weights)
 NAMES = [(package, name) for package in PACKAGES for name in package.__all__]
 of_all_packages = pytest.mark.parametrize("package", PACKAGES, ids=lambda p: p.__name__)
 
@@ -84,7 +87,7 @@ def test_importing_flax_attn_imports_no_other_package():
         "flax_attn",
         "flax_attn._internal",
         "flax_attn._internal.lazy",
-        "flax_attn._internal.moved",
+        "flax_attn._internal.renamed",
         "flax_attn.parity",
     }
     assert "typing" not in run.stdout.split()
@@ -111,8 +114,9 @@ def test_a_submodule_is_there_without_being_imported():
 @of_all_packages
 def test_an_old_name_is_the_new_one_and_says_so(package, monkeypatch):
     new = package.__all__[-1]
-    monkeypatch.setitem(package._RENAMED, "before", new)
-    told = rf"^{package.__name__}\.before is now called {package.__name__}\.{new}; "
+    monkeypatch.setattr(package, "_RENAMED", {"before": (new, "9.0.0")}, raising=False)
+    name = rf"{package.__name__}\."
+    told = rf"^{name}before is now called {name}{new}; the old name goes with 9\.0\.0\.$"
     with pytest.warns(DeprecationWarning, match=told) as caught:
         assert package.before is getattr(package, new)
     assert caught[0].filename == __file__
@@ -120,6 +124,69 @@ def test_an_old_name_is_the_new_one_and_says_so(package, monkeypatch):
         exec(f"from {package.__name__} import before")
     assert caught[0].filename == "<string>"
     assert "before" not in dir(package) and "before" not in package.__all__
+
+
+def test_no_old_name_has_outlived_its_releases():
+    now = versions._numbers(flax_attn.__version__)
+    sources = [path.read_text("utf-8") for path in (ROOT / "flax_attn").rglob("*.py")]
+    goes = [release for text in sources for release in re.findall(r'goes="([\d.]+)"', text)]
+    goes += [release for package in PACKAGES for _, release in package._RENAMED.values()]
+    assert goes and all(versions._numbers(release) > now for release in goes)
+
+
+def test_attention_and_masks_import_no_flax():
+    code = """
+import jax, jax.numpy as jnp, sys
+from flax_attn import CAUSAL, Alibi, Dropout, alibi_slopes, attend, dot_product_attention, frozen
+from flax_attn import Cache, Mask, attend_cached
+@frozen
+class Even(Mask):
+    def __call__(self, b, n, q, k): return k % 2 == 0
+q = jnp.ones((1, 5, 2, 4))
+drop, bend = Dropout(0.1, jax.random.key(0)), Alibi(alibi_slopes(2))
+attend(q, q, q, mask=CAUSAL & Even(), score=bend, dropout=drop)
+dot_product_attention(q, q, q, is_causal=True)
+print(*sorted({"flax", "optax", "flax_attn.layers"} & {*sys.modules}))
+from flax import nnx
+class Own(nnx.Module):
+    def __init__(self): self.by = nnx.Param(jnp.ones(2))
+    def __call__(self, q, mask): return attend(q, q, q, mask=mask)
+nnx.tabulate(Own(), q, CAUSAL)
+try: Alibi(nnx.Param(jnp.ones(2)))
+except TypeError as error: print(error)
+"""
+    run = fresh(code)
+    assert run.returncode == 0, run.stderr
+    none, refused = run.stdout.split("\n", 1)
+    assert not none and refused.startswith("Alibi.slopes holds an nnx.Param")
+
+
+FITTING = [("0.10.0", "0.12.8"), ("0.11.0", "0.12.8"), ("0.11.1", "0.12.9"), ("0.12.0.1", "0.13.0")]
+NOT_FITTING = [
+    ("0.9.2", "0.12.12"),
+    ("0.11.1", "0.12.8"),
+    ("0.11.2", "0.12.9"),
+    ("0.12.0.dev1", "0.12.9"),
+]
+
+
+def test_a_flax_that_does_not_import_under_a_jax_is_said_before_its_own_error(monkeypatch):
+    for jax, flax in (*FITTING, *NOT_FITTING):
+        monkeypatch.setattr(versions, "version", {"jax": jax, "flax": flax}.get)
+        assert bool(versions.does_not_fit()) is ((jax, flax) in NOT_FITTING)
+    told = r"^flax 0\.12\.9 does not import under jax .*, which needs flax 0\.12\.10 or newer: "
+
+    def fails(home, package):
+        raise AttributeError("module 'jax.experimental.hijax' has no attribute 'HiPrimitive'")
+
+    monkeypatch.setattr(lazy, "import_module", fails)
+    vars(weights).pop("load", None)  # what was imported before
+    with pytest.raises(ImportError, match=told):
+        weights.load  # noqa: B018
+    assert cli.main(["parity"]) == 2
+    monkeypatch.setattr(versions, "version", {"jax": "0.12.0", "flax": "0.12.10"}.get)
+    with pytest.raises(AttributeError, match="HiPrimitive"):
+        weights.load  # noqa: B018
 
 
 def test_names_can_be_replaced_for_a_test(monkeypatch):

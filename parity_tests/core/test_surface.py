@@ -26,7 +26,7 @@ def public(module: Any) -> dict[str, Any]:
     homes = {name: getattr(x, "__module__", "") for name, x in vars(module).items()}
     mine = [n for n, home in homes.items() if n[0] != "_" and home.startswith(module.__name__)]
     new = dir(module) if hasattr(module, "__all__") else mine
-    old = getattr(module, "_RENAMED", {})
+    old = {n: name for n, (name, _) in getattr(module, "_RENAMED", {}).items()}
     return {f"{module.__name__}.{n}": getattr(module, old.get(n, n)) for n in [*new, *old]}
 
 

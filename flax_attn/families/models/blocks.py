@@ -11,8 +11,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from ..._internal.arrays import aligned
 from ..._internal.checks import is_known
-from ...dropout import LayerDropout
 from ...layers._common import check_tokens, dot_general_sharded
+from ...layers._dropout import LayerDropout
 from ...layers._init import LayerInit
 from ...layers._token_indices import indices_of
 from ...norms import LayerNorm, RMSNorm

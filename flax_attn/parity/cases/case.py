@@ -15,7 +15,6 @@ from warnings import catch_warnings, simplefilter
 import numpy as np
 from flax import nnx
 
-from ..._internal.moved import RenamedAttribute, warn_renamed
 from ...errors import ParityError
 from ...weights.rule import Rule
 from .. import draw
@@ -94,8 +93,6 @@ class Case:
         name: str = "",
         **inputs: tuple[int, ...] | np.ndarray,
     ):
-        reference = _old_name(inputs, "witness", "reference", reference)
-        reference_config = _old_name(inputs, "witness_config", "reference_config", reference_config)
         self.flax_class: Any = flax_class
         self.config, self.inputs = config, inputs
         if made_by and not reference:
@@ -114,9 +111,6 @@ class Case:
         self.name, self.eager, self.tells_class = name, True, self.is_function
         self.decode = decode
         self.home, self._first_seed = caller_of(self), seed
-
-    witness = RenamedAttribute("reference")
-    witness_config = RenamedAttribute("reference_config")
 
     @property
     def variant(self) -> str:
@@ -295,11 +289,3 @@ def _imported(path: str) -> Any:
     with catch_warnings():  # packages may warn on import
         simplefilter("ignore")
         return getattr(import_module(package), name)
-
-
-def _old_name(inputs: dict[str, Any], old: str, new: str, value: Any) -> Any:
-    """Returns an argument that may be passed under its deprecated name, with a warning."""
-    if old not in inputs or isinstance(inputs[old], tuple | np.ndarray):
-        return value
-    warn_renamed(f"Case({old}=)", f"{new}=", stacklevel=3)
-    return inputs.pop(old)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from flax_attn import Dropout, DropoutMask, attend, attention_weights
 from flax_attn._internal.types import Sizes
-from flax_attn.dropout import AttentionDropout
+from flax_attn.layers._dropout import AttentionDropout
 from flax_attn.parity import judge
 from parity_tests.core.backends.flash import normal
 

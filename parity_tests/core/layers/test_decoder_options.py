@@ -8,7 +8,6 @@ from flax_attn import (
     CrossLayerAttention,
     IndexedSparseAttention,
     LatentAttention,
-    RMSNorm,
     SharedKeyValueAttention,
     Window,
 )
@@ -44,30 +43,6 @@ def test_keys_and_values_are_checked_by_both_layers_that_share_them():
         later(X, keys_and_values=(k, v[:, :6]))
     with refused(TypeError, "keys_and_values must be floating; got int32"):
         later(X, keys_and_values=(k, v.astype(np.int32)))
-
-
-OLD = r"^SharedKeyValueAttention\(across_layers=True\) is now called CrossLayerAttention"
-
-
-@pytest.mark.nightly
-def test_across_layers_builds_cross_layer_attention_and_warns():
-    with pytest.warns(DeprecationWarning, match=OLD) as caught:
-        before = SharedKeyValueAttention(11, 6, 2, 4, across_layers=True, rngs=nnx.Rngs(0))
-    assert caught[0].filename == __file__
-    after = grouped(CrossLayerAttention)
-    assert nnx.graphdef(before) == nnx.graphdef(after)
-    pair = grouped(SharedKeyValueAttention).keys_and_values_of(X)
-    assert judge.exact(before(X, keys_and_values=pair), after(X, keys_and_values=pair)).ok
-    with pytest.warns(DeprecationWarning, match=OLD):
-        first = grouped(SharedKeyValueAttention, across_layers=False, own_values=True)
-    assert type(first) is SharedKeyValueAttention and "across_layers" not in vars(first)
-
-
-def test_across_layers_refuses_own_values_and_v_norm():
-    for own in ({"own_values": True}, {"v_norm": RMSNorm(4, eps=1e-6)}):
-        with pytest.warns(DeprecationWarning, match=OLD):
-            with refused(ValueError, "leave v_norm and own_values=True out"):
-                nnx.eval_shape(lambda: grouped(SharedKeyValueAttention, across_layers=True, **own))  # noqa: B023
 
 
 @pytest.mark.nightly

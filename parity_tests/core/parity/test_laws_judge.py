@@ -51,22 +51,6 @@ def test_the_ratio_is_over_torchs_own_error_where_there_is_one():
     assert judge.Verdict("exact", 3.0, 1.0, other_error=0.0).ratio is None
 
 
-def test_the_other_error_has_its_old_name_for_a_release():
-    verdict = judge.Verdict("exact", 3.0, 1.0, other_error=2.0)
-    with pytest.warns(DeprecationWarning, match="is called other_error"):
-        assert verdict.own == 2.0
-    with pytest.raises(AttributeError, match="'Verdict' object has no attribute 'owned'"):
-        getattr(verdict, "owned")  # noqa: B009
-
-
-def test_allclose_has_its_old_name_for_a_release():
-    with pytest.warns(DeprecationWarning, match="judge.alike is now called judge.allclose; ") as it:
-        old = judge.alike
-    assert old is judge.allclose and it[0].filename == __file__
-    with pytest.raises(AttributeError, match="has no attribute 'alikes'"):
-        getattr(judge, "alikes")  # noqa: B009
-
-
 def test_verdicts_are_frozen_and_equal_by_value():
     verdict = judge.Verdict("exact", 0.0, 1.0)
     assert verdict == judge.Verdict("exact", 0.0, 1.0) and hash(verdict)

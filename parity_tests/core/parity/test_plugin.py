@@ -87,7 +87,7 @@ def test_nothing_was_imported():
     foreign = {name.split(".")[0] for name in sys.modules}
     assert not foreign & {"jax", "flax", "torch", "numpy"}, foreign
     ours = {name for name in sys.modules if name.startswith("flax_attn")}
-    inner = {"_internal", "_internal.lazy", "_internal.moved", "command", "command.pytest_plugin"}
+    inner = {"_internal", "_internal.lazy", "_internal.renamed", "command", "command.pytest_plugin"}
     assert ours == {"flax_attn", *(f"flax_attn.{name}" for name in inner)}, ours
 """
 

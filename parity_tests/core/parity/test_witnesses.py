@@ -149,23 +149,3 @@ def test_a_file_is_loaded_without_its_package():
     for _ in range(2):  # what could not be loaded is not kept
         with pytest.raises(ModuleNotFoundError, match=r"rich has no file rich/absent\.py"):
             by_path("rich", "rich/absent.py")
-
-
-def test_the_old_names_of_the_reference_warn():
-    config, call = {"in_features": 3, "out_features": 2}, lambda m, input: m(input)
-    sizes = {"flax_call": call, "input": (4, 3), "dtypes": ("float64",)}
-    with pytest.warns(DeprecationWarning) as caught:
-        old = Case(nnx.Linear, config, witness="torch.nn.Linear", witness_config=config, **sizes)
-    assert [str(w.message).split("; ")[0] for w in caught] == [
-        "Case(witness=) is now called reference=",
-        "Case(witness_config=) is now called reference_config=",
-    ]
-    assert {w.filename for w in caught} == {__file__}
-    assert str(old) == str(Case(nnx.Linear, config, reference="torch.nn.Linear", **sizes))
-    with pytest.warns(DeprecationWarning, match="Case.witness is now called reference; ") as caught:
-        assert old.witness == "torch.nn.Linear"
-    assert caught[0].filename == __file__
-    with pytest.warns(
-        DeprecationWarning, match="Case.witness_config is now called reference_config; "
-    ):
-        assert old.witness_config == config

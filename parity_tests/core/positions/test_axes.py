@@ -206,18 +206,3 @@ ONE = jnp.ones((2, 5, 1, 8))
 def test_wrong_axes_are_named_in_the_error(make, words):
     with pytest.raises(ValueError, match=words):
         make()
-
-
-def test_old_names_warn():
-    for axes, pairs in ((Sections((4, 2, 2)), 8), (Axial(), 4)):
-        with pytest.warns(
-            DeprecationWarning, match=rf"{type(axes).__name__}.deal is now called assign; "
-        ):
-            old = axes.deal(pairs)
-        assert judge.exact(old.axis, axes.assign(pairs).axis).ok
-    rotary = Rotary(axes=Sections((4, 2, 2)))
-    with pytest.warns(
-        DeprecationWarning, match="Rotary.of_places is now called positions_from_indices; "
-    ):
-        old = rotary.of_places(np.arange(3))
-    assert judge.exact(old, rotary.positions_from_indices(np.arange(3))).ok

@@ -1,6 +1,5 @@
-"""What users wrote before modules moved: old names of modules, and pickles, which hold paths."""
+"""Pickles of earlier releases, which hold the paths of modules."""
 
-import importlib
 import pickle
 import warnings
 import zipfile
@@ -8,10 +7,8 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import pytest
 
 import flax_attn
-from flax_attn._internal.moved import MOVED
 from flax_attn.parity import judge
 from parity_tests.core.layers.test_rngs import VARIANTS
 from parity_tests.tables import each
@@ -41,22 +38,6 @@ def test_a_pickle_of_the_previous_release_is_read(name):
 
 def test_the_pickles_cover_every_layer():
     assert {f"layer {variant}" for variant in VARIANTS} <= {*NAMES}
-
-
-@each("old", MOVED)
-def test_an_old_path_leads_to_the_new_module_with_a_warning(old):
-    package, _, name = old.rpartition(".")
-    names: dict[str, object] = {}
-    with pytest.warns(DeprecationWarning, match=f"{old} is now called {MOVED[old]}; ") as caught:
-        exec(f"from {package} import {name} as module", names)
-    assert names["module"] is importlib.import_module(MOVED[old])
-    assert {warning.filename for warning in caught} == {"<string>"}
-
-
-@each("package", sorted({old.rpartition(".")[0] for old in MOVED}))
-def test_a_name_that_no_module_had_is_an_error(package):
-    with pytest.raises(ImportError, match=f"cannot import name 'missing' from '{package}'"):
-        exec(f"from {package} import missing")
 
 
 def test_the_root_has_a_version():
