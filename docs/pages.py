@@ -26,6 +26,7 @@ GUIDES = {
     "gallery": "Masks and scores, each drawn by the library from one line.",
     "silent": "Twenty mistakes that raise no error, and what happens to them here and elsewhere.",
     "moving": "From flax.nnx, Linen, torch and transformers to these layers.",
+    "migrating": "From 0.3.0 to 0.4.0: names, and what computes something else.",
     "porting": "From a torch module that you have never seen to a port that is proven equal.",
     "mistakes": "Forty common mistakes in ports, and what the report says of each.",
     "models": "A published config.json or checkpoint, as a whole model or as layers; and generate.",

@@ -15,6 +15,9 @@ BLOCKS = blocks(TEXT)
 WORDS = 1100  # that a reader reads in some minutes
 
 
+BLOCKS += blocks(text_of("docs/migrating.md"))
+
+
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
 def test_code_blocks_of_the_readme_run(block):
     if absent := missing(block):
@@ -50,6 +53,16 @@ def test_the_first_screen_holds_what_it_is_a_layer_a_picture_and_commands():
     assert [line.partition("  ")[0] for line in lines] == [*COMMANDS]
     assert all(re.search(r"# (a minute|\d+ minutes): ", line) for line in lines[1:])
     assert len(first.splitlines()) <= 40
+
+
+def test_every_page_says_the_same_version_and_the_changelog_is_short():
+    changes, citation = text_of("CHANGELOG.md"), text_of("CITATION.cff")
+    (now, day), *_ = re.findall(r"^## (\S+) \((\S+)\)$", changes, re.MULTILINE)
+    assert f'version = "{now}"' in text_of("pyproject.toml")
+    assert f"version: {now}\n" in citation and f"date-released: {day}\n" in citation
+    assert f"Version {now}, a beta" in TEXT
+    assert f'git tag -a v{now} -m "flax_attn {now}"' in text_of("CONTRIBUTING.md")
+    assert len(changes.split()) <= 1200
 
 
 def test_the_readme_is_short_and_no_line_of_code_is_cut_at_838_pixels():
