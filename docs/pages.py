@@ -46,7 +46,7 @@ LANDING = {
     "docs/index.md": ("Guides", "How to use, move to, port to and scale attention.", GUIDES),
     "docs/evidence.md": ("Evidence", "What was proven and measured, with the commands.", EVIDENCE),
 }
-WORKSHOP = ("docs/way.md", "docs/night.md")
+WORKSHOP = ("docs/way.md", "docs/night.md", "CHANGELOG.md", "SECURITY.md")
 LAYERS = "|".join(name for _, names in reference.FAMILIES.values() for name in names.split())
 ROW = re.compile(rf"^\| ({LAYERS}) \|", re.MULTILINE)  # of a table, that begins with a layer
 COURSE = (ROOT / "docs/course.md").read_text("utf-8")
@@ -75,7 +75,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         {"Course": ["docs/course.md", *(f"notebooks/{path.stem}.md" for path in NOTEBOOKS)]},
         {"Reference": reference.menu()},
         {"Evidence": ["docs/evidence.md", *(f"docs/{name}.md" for name in EVIDENCE)]},
-        {"For contributors": ["CONTRIBUTING.md", "AGENTS.md", *WORKSHOP, "CHANGELOG.md"]},
+        {"For contributors": ["CONTRIBUTING.md", "AGENTS.md", *WORKSHOP]},
     ]
     config.copyright = f"flax_attn {version('flax_attn')}, Apache-2.0"
     return config
@@ -90,7 +90,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     own = [file for file in files if file.src_dir == config.docs_dir]
     # layers.md stands in the reference.
     docs = [f"docs/{file.src_uri}" for file in own if file.src_uri != "layers.md"]
-    root = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "AGENTS.md")
+    root = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "AGENTS.md", "SECURITY.md")
     found = [there(path) for path in (*root, *docs)]
     for path in NOTEBOOKS:
         found += _notebook(path, config)
