@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import arguments, identify_command
-from .options import Parser, Version, cannot_run
+from .options import Parser, Version, missing
 from .wrap import wrapped
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def _interrupt_once(*_: object) -> None:
 
 def _dispatch(argv: Sequence[str]) -> int:
     options = _parser(argv).parse_args(argv)
-    if cannot_run():
-        print(cannot_run(), file=sys.stderr)
+    if missing():
+        print(missing(), file=sys.stderr)
         return 2
     from rich.console import Console
 
@@ -58,6 +58,13 @@ def _dispatch(argv: Sequence[str]) -> int:
         return _run_command(options, console)
     except (ValueError, ModuleNotFoundError) as error:
         _say(Console(stderr=True), f"flax-attn {options.command}: {error}")
+        return 2
+    except (AttributeError, ImportError):  # as of a flax that is too old for this jax
+        from .._internal.versions import does_not_fit
+
+        if not does_not_fit():
+            raise
+        _say(Console(stderr=True), f"flax-attn {options.command}: {does_not_fit()}")
         return 2
     except ParityError as error:
         _say(console, str(error))

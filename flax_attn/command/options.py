@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from .._internal.nearest import did_you_mean
-from .._internal.versions import does_not_fit
 from .wrap import wrapped
 
 # Packages that every command needs; their distributions have the same names.
@@ -77,12 +76,10 @@ class Version(argparse.Action):
         parser.exit()
 
 
-def cannot_run() -> str:
-    """One sentence about packages that are missing, or do not fit each other; or ""."""
+def missing() -> str:
+    """One sentence listing required packages that are not installed, or ""."""
     names = " ".join(name for name in REQUIRED if find_spec(name) is None)
-    if names:
-        return f"flax-attn needs packages that are not installed: pip install {names}"
-    return does_not_fit()
+    return f"flax-attn needs packages that are not installed: pip install {names}" if names else ""
 
 
 def check_file(option: str, name: str) -> None:

@@ -61,7 +61,7 @@ def test_an_unknown_word_is_answered_by_the_nearest(arguments, said, capsys):
 def test_packages_that_are_missing_are_named_before_anything_else(monkeypatch, capsys):
     text = (Path(cli.__file__).parents[2] / "pyproject.toml").read_text("utf-8")
     wanted = tomllib.loads(text)["project"]["dependencies"]
-    assert [re.split("[<>=]", name)[0] for name in wanted] == [*_options.REQUIRED]
+    assert {re.split("[<>=]", name)[0] for name in wanted} == {*_options.REQUIRED}
     monkeypatch.setattr(
         _options, "find_spec", lambda name: None if name in ("einops", "rich") else 1
     )
