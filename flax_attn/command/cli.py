@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .._internal.versions import does_not_fit
 from . import arguments, identify_command
 from .options import Parser, Version, missing
 from .wrap import wrapped
@@ -45,6 +46,9 @@ def _interrupt_once(*_: object) -> None:
 
 
 def _dispatch(argv: Sequence[str]) -> int:
+    if not missing() and (told := does_not_fit()):
+        print(f"flax-attn: {told}", file=sys.stderr)
+        return 2
     options = _parser(argv).parse_args(argv)
     if missing():
         print(missing(), file=sys.stderr)
@@ -58,13 +62,6 @@ def _dispatch(argv: Sequence[str]) -> int:
         return _run_command(options, console)
     except (ValueError, ModuleNotFoundError) as error:
         _say(Console(stderr=True), f"flax-attn {options.command}: {error}")
-        return 2
-    except (AttributeError, ImportError):  # as of a flax that is too old for this jax
-        from .._internal.versions import does_not_fit
-
-        if not does_not_fit():
-            raise
-        _say(Console(stderr=True), f"flax-attn {options.command}: {does_not_fit()}")
         return 2
     except ParityError as error:
         _say(console, str(error))

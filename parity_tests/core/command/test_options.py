@@ -101,6 +101,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_any_work(
 def test_a_file_that_cannot_be_opened_is_named(command, tmp_path, monkeypatch, capsys):
     (tmp_path / "old.json").write_text("kept")
     with monkeypatch.context() as patch:
+        patch.setattr(cli, "does_not_fit", str)  # which opens files too
         patch.setattr(Path, "open", refused)
         assert cli.main([command, "--json", str(tmp_path / "old.json")]) == 2
     assert capsys.readouterr().err.endswith("old.json cannot be written: read-only file system.\n")

@@ -234,6 +234,7 @@ def test_a_file_that_may_not_be_written_is_refused(tmp_path, monkeypatch, capsys
     def refused(*_):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
+    monkeypatch.setattr(cli, "does_not_fit", str)  # which opens files too
     monkeypatch.setattr(Path, "open", refused)
     assert cli.main(["parity", "--html", str(page)]) == 2
     assert capsys.readouterr().err.endswith("page.html cannot be written: permission denied.\n")
