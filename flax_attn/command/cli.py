@@ -46,8 +46,8 @@ def _interrupt_once(*_: object) -> None:
 
 
 def _dispatch(argv: Sequence[str]) -> int:
-    if not missing() and (told := does_not_fit()):
-        print(f"flax-attn: {told}", file=sys.stderr)
+    if not missing() and (conflict := does_not_fit()):
+        print(f"flax-attn: {conflict}", file=sys.stderr)
         return 2
     options = _parser(argv).parse_args(argv)
     if missing():

@@ -62,7 +62,8 @@ class Call:
             shapes = [getattr(x, "shape", type(x).__name__) for x in leaves]
             raise ValueError(
                 "identify takes the tokens as a floating array of three axes, such as `B T D`; "
-                f"got {shapes}."
+                f"got {shapes}. Attention over images it does not name: docs/layers.md lists such "
+                "layers, as WindowAttention, and plan maps their weights."
             )
         first, *others = by_rank[3] or by_rank[2]
         call = replace(call, groups=(call._equal_to(first),))

@@ -81,6 +81,9 @@ class WindowAttention(Layer):
     If the window does not divide the image's sides, zeros are padded on the right and below; these
     are not masked, as in the published code.
 
+    Its weights are `q_proj`, `k_proj`, `v_proj`, `o_proj` and `relative_position_bias_table`, which
+    is Swin's, `(2 h - 1) (2 w - 1)` rows of N; where it is zero, attention has no bias.
+
     Shapes: x `*B Y X dim` -> `*B Y X dim`.
 
     Args:

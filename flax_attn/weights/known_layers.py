@@ -355,9 +355,10 @@ def unstacked(module: nnx.Module, path: str) -> tuple[str, int | None]:
 def _is_stack(node: Any, rest: list[str]) -> bool:
     """Whether a module may be a stack of layers that contain the first component of `rest`."""
     counted = isinstance(node, nnx.List | nnx.Dict | nnx.Sequential)
+    one = isinstance(node, nnx.Linear) and node.kernel.ndim == 2
     return (
         isinstance(node, nnx.Module)
-        and not counted
+        and not (counted or one)
         and len(rest) > 0
         and (len(rest) == 1 or rest[0] in _children(node))
     )

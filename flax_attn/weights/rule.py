@@ -76,7 +76,8 @@ class Rule:
         for side in names.split("->"):
             if len(_BRACES.findall(side)) > 1 or not side.strip():
                 raise ParityError(
-                    f"One {{a,b,c}} a side at most, and a name on each; got {names!r}."
+                    f"One {{a,b,c}} a side at most, and a name on each; got {names!r}. Write a "
+                    "rule for the weights and another for the biases."
                 )
         left, right = map(spread, self.sides)
         if layout is None and len(left) != len(right):

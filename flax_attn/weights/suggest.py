@@ -259,7 +259,9 @@ def _fitting(draft: Draft, stars: bool) -> dict[tuple[str, str], float]:
     roles, torch_roles = _roles(draft.sources), _roles(draft.state)
     likeness = {}
     for mine in _names((_owner(name) for name in draft.unplaced), stars):
-        inside = [name for name in draft.unplaced if _owner(name) == mine.first]
+        inside = [name for name in draft.sources if _owner(name) == mine.first]
+        if not {*inside} <= {*draft.unplaced}:
+            continue  # a part of the module has gone elsewhere, and the rest goes there too
         for it in layers:
             if mine.text and it.text and mine.numbers == it.numbers:
                 meet = roles.may_meet(mine.first, torch_roles, it.first)

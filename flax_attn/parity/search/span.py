@@ -81,10 +81,12 @@ class Outcome:
 
     def __str__(self) -> str:
         """How much was tried in vain, and for how long."""
-        counts = plural(self.tried, "change"), plural(self.operations, "operation")
+        if not self.tried:
+            return "torch computes nothing there that could be changed"
+        of = f" of {plural(self.operations, 'operation')}" if self.operations else ""
         taken = f"{math.ceil(self.seconds)} s of CPU time"
         stop = f"stopped after {taken}" if self.stopped else f"in {taken}: none explains it"
-        return f"{counts[0]} of {counts[1]} tried, {stop}"
+        return f"{plural(self.tried, 'change')}{of} tried, {stop}"
 
 
 @dataclass

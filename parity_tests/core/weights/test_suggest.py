@@ -163,6 +163,17 @@ def test_of_two_fitting_names_the_more_similar_is_proposed():
 
 
 @pytest.mark.nightly
+def test_what_is_left_of_a_fused_layer_goes_where_its_weight_went():
+    ada = T.Sequential(T.SiLU(), T.Linear(7, 36))  # whose bias is as long as that of qkv
+    source = Torch(ada=ada, attn=Torch(qkv=T.Linear(12, 36)))
+    parts = {f"{name}_proj": linear(12, 12) for name in "qkv"}
+    flax = Flax(ada=linear(7, 36), attn=Flax(num_heads=3, **parts))
+    found = {rule.names for rule in suggest(source, flax)}
+    to = "attn.{q_proj,k_proj,v_proj}"
+    whole = {f"attn.qkv.{one} -> {to}.{it}" for one, it in (("weight", "kernel"), ("bias", "bias"))}
+    assert found == {"ada.1 -> ada", *whole}
+
+
 def test_proposals_stay_few_and_quick():
     source = Torch(**{f"a_{chr(97 + i)}": T.Linear(2, 3) for i in range(20)})
     flax = Flax(**{f"b_{chr(97 + i)}": linear(2, 3) for i in range(20)})
