@@ -138,9 +138,11 @@ def variable_types(nnx: Any) -> tuple[type, ...]:
     """
     if nnx is None:
         return ()
+    from flax.nnx import Variable  # which waits, if another thread is importing it
+
     for cls in FROZEN:  # those that were made before flax.nnx was imported among them
         _show_in_tables(cls)
-    return (nnx.Variable,)
+    return (Variable,)
 
 
 def _show_in_tables(cls: type) -> None:
@@ -217,7 +219,8 @@ def _is_plain_value(value: Any) -> bool:
 
 
 def _flatten(self: Any) -> tuple[list[tuple[Any, Any]], tuple]:
-    variable_types(sys.modules.get("flax.nnx"))  # nnx.tabulate, which flattens first, knows each
+    # nnx.tabulate flattens what it prints, and so finds classes made before flax was imported.
+    variable_types(sys.modules.get("flax.nnx"))
     fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
     names = vars(self).get("_children")  # set on unflattened objects, whose leaves may be anything
     if names is None:

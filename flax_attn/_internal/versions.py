@@ -1,7 +1,7 @@
 """Which flax imports under which jax; docs/limits.md has the versions that were tried."""
 
 import re
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 # Under a jax from the first version on, flax imports from the second on.
 OLDEST_FLAX = {"0.11.2": "0.12.10", "0.11.1": "0.12.9", "0.10.0": "0.12.8"}
@@ -9,7 +9,10 @@ OLDEST_FLAX = {"0.11.2": "0.12.10", "0.11.1": "0.12.9", "0.10.0": "0.12.8"}
 
 def does_not_fit() -> str:
     """One sentence if the installed flax is known not to import under the installed jax, or ""."""
-    jax, flax = version("jax"), version("flax")
+    try:
+        jax, flax = version("jax"), version("flax")
+    except PackageNotFoundError:  # its import says that it is missing
+        return ""
     for since, oldest in OLDEST_FLAX.items():
         if _numbers(jax) >= _numbers(since):
             if _numbers(flax) >= _numbers(oldest):

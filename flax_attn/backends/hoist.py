@@ -157,19 +157,14 @@ def _index(logit: jax.Array) -> list[jax.Array]:
 
 @singledispatch
 def _as_pure_function(node: Any, logit: jax.Array) -> Any:
-    return _of_pure_functions(node, logit) if is_dataclass(node) else node
-
-
-def _of_pure_functions(node: Any, logit: jax.Array) -> Any:
+    if not is_dataclass(node):
+        return node
+    if isinstance(node, Score) and jax.tree.leaves(node):
+        node = with_wide_arrays(node, logit.dtype)
     parts = {field.name: getattr(node, field.name) for field in fields(node)}
     pure = {name: _as_pure_function(part, logit) for name, part in parts.items()}
     changed = {name: part for name, part in pure.items() if part is not parts[name]}
     return replace(node, **changed) if changed else node  # pyright: ignore[reportArgumentType]
-
-
-@_as_pure_function.register
-def _(node: Score, logit):
-    return _of_pure_functions(with_wide_arrays(node, logit.dtype), logit)
 
 
 @_as_pure_function.register

@@ -1,8 +1,7 @@
 """The base of all layers."""
 
-from functools import update_wrapper
+from functools import lru_cache
 from inspect import isfunction
-from types import MethodType
 from typing import Any, ClassVar
 
 import jax
@@ -13,20 +12,6 @@ from .._internal.silent import warn_if_padding
 
 # Steps of layers, whose arguments and results are not all arrays.
 STEPS = ("tokens", "project", "attention", "read", "output", "projections")
-
-
-class _Step:
-    """A method of other things than arrays: `nnx.tabulate` calls each function by `jax.jit`."""
-
-    def __init__(self, method: Any):
-        self.method = method
-        update_wrapper(self, method)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.method(*args, **kwargs)
-
-    def __get__(self, layer: Any, owner: Any = None) -> Any:
-        return self if layer is None else MethodType(self.method, layer)
 
 
 class Layer(nnx.Module):
@@ -41,7 +26,9 @@ class Layer(nnx.Module):
                 setattr(cls, name, checked_arguments(vars(cls)[name], look))
         for name in filter(vars(cls).__contains__, STEPS):
             if isfunction(vars(cls)[name]):
-                setattr(cls, name, _Step(vars(cls)[name]))
+                # nnx.tabulate calls each function of a class by jax.jit. This is none, and it
+                # keeps nothing at size 0.
+                setattr(cls, name, lru_cache(maxsize=0)(vars(cls)[name]))
 
 
 def _look_at_mask(layer: Layer, *inputs: Any, mask: Any, **call: Any) -> None:

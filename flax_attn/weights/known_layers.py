@@ -355,13 +355,29 @@ def unstacked(module: nnx.Module, path: str) -> tuple[str, int | None]:
 def _is_stack(node: Any, rest: list[str]) -> bool:
     """Whether a module may be a stack of layers that contain the first component of `rest`."""
     counted = isinstance(node, nnx.List | nnx.Dict | nnx.Sequential)
-    one = isinstance(node, nnx.Linear) and node.kernel.ndim == 2
     return (
         isinstance(node, nnx.Module)
-        and not (counted or one)
+        and not counted
+        and not _is_one_layer(node)
         and len(rest) > 0
         and (len(rest) == 1 or rest[0] in _children(node))
     )
+
+
+def _is_one_layer(node: Any) -> bool:
+    """Whether a layer of nnx has the axes of one layer; a stack of them has one axis more."""
+    match node:
+        case nnx.Linear():
+            weight, axes = node.kernel, 2
+        case nnx.Conv():
+            weight, axes = node.kernel, 2 + len(node.kernel_size)
+        case nnx.Embed():
+            weight, axes = node.embedding, 2
+        case nnx.LayerNorm() | nnx.RMSNorm() | nnx.GroupNorm() | nnx.BatchNorm():
+            weight, axes = node.scale, 1
+        case _:
+            return False
+    return weight is not None and weight.ndim == axes
 
 
 def _children(node: Any) -> dict[str, Any]:

@@ -244,6 +244,11 @@ def _likeliest(candidates: Iterable[tuple[float, Rule]]) -> Iterator[Rule]:
 def _modules(draft: Draft, stars: bool) -> Iterator[Rule]:
     """Yields rules from modules to Flax modules of a matching type that take all their values."""
     likeness = _fitting(draft, stars)
+    if stars:  # a module whose numbers the pattern hides may be likelier: a.1 for a
+        best: dict[str, float] = {}
+        for (_, it), value in _fitting(draft, False).items():
+            best[it] = max(value, best.get(it, 0.0))
+        likeness = {pair: x for pair, x in likeness.items() if x >= best.get(pair[1], 0.0)}
     pairs = _in_order(draft, likeness, stars)
     return _likeliest(
         (CERTAIN if pairs.get(mine) == it else value, Rule(f"{mine} -> {it}"))
@@ -257,10 +262,11 @@ def _fitting(draft: Draft, stars: bool) -> dict[tuple[str, str], float]:
     owners = [_owner(path) for path in draft.unfilled]
     layers = _names([*owners, *map(_owner, owners)], stars)  # cells and attention contain layers
     roles, torch_roles = _roles(draft.sources), _roles(draft.state)
+    begun = {_owner(name) for move in draft.moves for name in move.sources}
     likeness = {}
     for mine in _names((_owner(name) for name in draft.unplaced), stars):
-        inside = [name for name in draft.sources if _owner(name) == mine.first]
-        if not {*inside} <= {*draft.unplaced}:
+        inside = [name for name in draft.unplaced if _owner(name) == mine.first]
+        if mine.first in begun:
             continue  # a part of the module has gone elsewhere, and the rest goes there too
         for it in layers:
             if mine.text and it.text and mine.numbers == it.numbers:

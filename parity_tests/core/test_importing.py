@@ -6,6 +6,7 @@ import pydoc
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,8 @@ NOT_FITTING = [
 
 
 def test_a_flax_that_does_not_import_under_a_jax_is_said_before_its_own_error(monkeypatch, capsys):
+    monkeypatch.setattr(versions, "version", lambda name: version("flax-attn-absent"))
+    assert versions.does_not_fit() == ""  # the import of what is missing says so
     for jax, flax in (*FITTING, *NOT_FITTING):
         monkeypatch.setattr(versions, "version", {"jax": jax, "flax": flax}.get)
         assert bool(versions.does_not_fit()) is ((jax, flax) in NOT_FITTING)

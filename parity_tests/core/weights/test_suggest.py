@@ -162,18 +162,42 @@ def test_of_two_fitting_names_the_more_similar_is_proposed():
     assert found == {"first -> first_layer", "second -> second_layer"}
 
 
+def test_a_layer_of_a_sequential_is_no_layer_of_a_stack():
+    layers = [
+        (T.Linear(7, 5), linear(7, 5)),
+        (T.LayerNorm(5), nnx.LayerNorm(5, rngs=rngs())),
+        (T.Embedding(6, 5), nnx.Embed(6, 5, rngs=rngs())),
+        (T.Conv2d(3, 5, (2, 4)), nnx.Conv(3, 5, (2, 4), rngs=rngs())),
+        (T.BatchNorm1d(5), nnx.BatchNorm(5, rngs=rngs())),
+    ]
+    for theirs, mine in layers:
+        pair = Torch(a=T.Sequential(T.SiLU(), theirs)), Flax(a=mine)
+        assert [str(rule) for rule in suggest(*pair)] == ['Rule("a.1 -> a")']
+        with pytest.raises(ParityError, match=r"a\.1\.weight .* a\.1\.\w+, which Flax does not"):
+            plan(*pair)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_proposals_exchange_no_layers_whose_sizes_agree(seed):
+    draw = np.random.RandomState(seed)
+    dim, others = (
+        draw.choice([6, 12]),
+        draw.choice(["mod", "film", "head", "pre", "skip"], 3, False),
+    )
+    theirs = {"attn": Torch(qkv=T.Linear(dim, 3 * dim))}
+    mine = {"attn": Flax(**{f"{name}_proj": linear(dim, dim) for name in "qkv"}, num_heads=3)}
+    for at, name in enumerate(others[: draw.randint(1, 4)]):
+        layer = T.Linear(dim + at, 3 * dim)  # as long a bias as that of qkv, and the first as wide
+        theirs[name] = T.Sequential(T.SiLU(), layer) if draw.rand() < 0.6 else layer
+        mine[f"{name}{draw.choice(['', '_fc'])}"] = linear(dim + at, 3 * dim)
+    pair = Torch(**{name: theirs[name] for name in draw.permutation([*theirs])}), Flax(**mine)
+    rules = suggest(*pair)
+    for source, target in (rule.sides for rule in rules):
+        assert source.split(".")[0] == target.split(".")[0].removesuffix("_fc")
+    assert plan(*pair, [rule for rule in rules if "(h n k)" not in (rule.layout or "")])
+
+
 @pytest.mark.nightly
-def test_what_is_left_of_a_fused_layer_goes_where_its_weight_went():
-    ada = T.Sequential(T.SiLU(), T.Linear(7, 36))  # whose bias is as long as that of qkv
-    source = Torch(ada=ada, attn=Torch(qkv=T.Linear(12, 36)))
-    parts = {f"{name}_proj": linear(12, 12) for name in "qkv"}
-    flax = Flax(ada=linear(7, 36), attn=Flax(num_heads=3, **parts))
-    found = {rule.names for rule in suggest(source, flax)}
-    to = "attn.{q_proj,k_proj,v_proj}"
-    whole = {f"attn.qkv.{one} -> {to}.{it}" for one, it in (("weight", "kernel"), ("bias", "bias"))}
-    assert found == {"ada.1 -> ada", *whole}
-
-
 def test_proposals_stay_few_and_quick():
     source = Torch(**{f"a_{chr(97 + i)}": T.Linear(2, 3) for i in range(20)})
     flax = Flax(**{f"b_{chr(97 + i)}": linear(2, 3) for i in range(20)})
