@@ -357,8 +357,7 @@ def _is_stack(node: Any, rest: list[str]) -> bool:
     counted = isinstance(node, nnx.List | nnx.Dict | nnx.Sequential)
     return (
         isinstance(node, nnx.Module)
-        and not counted
-        and not _is_one_layer(node)
+        and not (counted or _is_one_layer(node))
         and len(rest) > 0
         and (len(rest) == 1 or rest[0] in _children(node))
     )

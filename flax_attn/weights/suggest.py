@@ -246,8 +246,9 @@ def _modules(draft: Draft, stars: bool) -> Iterator[Rule]:
     likeness = _fitting(draft, stars)
     if stars:  # a module whose numbers the pattern hides may be likelier: a.1 for a
         best: dict[str, float] = {}
-        for (_, it), value in _fitting(draft, False).items():
-            best[it] = max(value, best.get(it, 0.0))
+        for pair, value in _fitting(draft, False).items():
+            if pair not in likeness:
+                best[pair[1]] = max(value, best.get(pair[1], 0.0))
         likeness = {pair: x for pair, x in likeness.items() if x >= best.get(pair[1], 0.0)}
     pairs = _in_order(draft, likeness, stars)
     return _likeliest(
