@@ -19,8 +19,7 @@ pytestmark = pytest.mark.usefixtures("promotion")
 @pytest.mark.nightly
 def test_the_preset_runs_and_prints(tmp_path, capsys):
     path = tmp_path / "steps.json"
-    given = ["--seq", "12", "--heads", "8", "--width", "4", "--rounds", "2", "--seconds", "0.01"]
-    given += ["--all"]
+    given = "--seq 12 --heads 8 --width 4 --rounds 2 --seconds 0.01 --all".split()
     assert cli.main(["bench", "--preset", "decode", *given, "--json", str(path)]) == 0
     told = capsys.readouterr().out
     assert "time over that of flax_attn: one step of a whole layer" in told

@@ -25,8 +25,7 @@ SENT["ulysses"] = (8 * SHARD + 2 * 16 * 4 * 4) * 3 / 4
 @pytest.mark.nightly
 def test_the_preset_starts_again_with_devices_and_prints(tmp_path):
     path = tmp_path / "scale.json"
-    given = ["--preset", "scale", "--seq", "64", "--heads", "4", "--width", "4", "--devices", "4"]
-    given += ["--grad", "--all"]
+    given = "--preset scale --seq 64 --heads 4 --width 4 --devices 4 --grad --all".split()
     command = [sys.executable, "-m", "flax_attn", "bench", *given, "--json", str(path)]
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert run.returncode == 0, run.stderr[-3000:]

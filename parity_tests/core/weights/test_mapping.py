@@ -55,7 +55,11 @@ def rngs():
 
 
 def linear(i, o, **kwargs):
-    return nnx.Linear(i, o, **kwargs, rngs=rngs())
+    return nnx.Linear(i, o, kernel_init=drawn, bias_init=drawn, **kwargs, rngs=rngs())
+
+
+def drawn(key, shape, dtype):  # jax's own compile a program for each shape
+    return jax.device_put(normal(*shape).astype(dtype))
 
 
 def normal(*shape):
@@ -63,7 +67,7 @@ def normal(*shape):
 
 
 def zeros(*shape):
-    return nnx.Param(jnp.zeros(shape))
+    return nnx.Param(jax.device_put(np.zeros(shape, np.float32)))
 
 
 def channels_first(module, x):
