@@ -189,8 +189,9 @@ def _nnx(of: Published) -> Call:
     """Returns a call with the same projections and rotary angles but flax.nnx's attention."""
 
     def call(layer: Any, x: Any) -> Any:
-        q, k, v, _ = layer.project(x, None)
-        return layer.output(nnx.dot_product_attention(q, k, v, is_causal=True), None)
+        tokens = layer.tokens(x)
+        q, k, v, _ = layer.project(tokens)
+        return layer.output(nnx.dot_product_attention(q, k, v, is_causal=True), tokens)
 
     return call
 

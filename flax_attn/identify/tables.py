@@ -79,9 +79,10 @@ def even_steps(array: np.ndarray, axis: int) -> np.ndarray | None:
     """The step of an array that grows evenly along an axis, which has size 1 in it; or None."""
     if array.dtype.kind not in "iuf" or array.shape[axis] < 3:
         return None
-    steps = np.diff(array.astype(np.float64) if array.dtype.kind == "f" else array, axis=axis)
-    first = steps.take([0], axis)
-    is_even = (np.abs(steps - first) <= FLOAT32 * np.abs(first)).all() and steps.any()
+    with np.errstate(over="ignore", invalid="ignore"):  # a mask holds the least number, or -inf
+        steps = np.diff(array.astype(np.float64) if array.dtype.kind == "f" else array, axis=axis)
+        first = steps.take([0], axis)
+        is_even = (np.abs(steps - first) <= FLOAT32 * np.abs(first)).all() and steps.any()
     return first if is_even else None
 
 

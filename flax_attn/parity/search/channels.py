@@ -1,5 +1,6 @@
 """Several numbers fitted to Flax's value at once: a factor or term for each place, or a mix."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from .span import Cause, Span
 
 LONGEST = 32  # places along an axis that are fitted
 SHOWN = 8  # numbers of them that a sentence lists
-DIGITS = 10  # of a number that is no measurement of the data
+DIGITS = 8  # of a number that is no measurement of the data
 ENOUGH = 64, 4  # of Flax's values: at least so many, and so many for each number
 LEAST = 0.5  # share of the gap that a step of Newton's method takes away, if it leads anywhere
 SMALLEST = 1e-6  # relative singular value of what the numbers do
@@ -114,5 +115,6 @@ def _solution(
         numbers, here = numbers + step, next_gap
         if np.abs(here).max() <= 1e3 * EXACT * span.target.size:
             break
-    short = np.round(numbers, DIGITS) + 0.0
+    before_point = math.ceil(math.log10(max(1.0, np.abs(numbers).max())))
+    short = np.round(numbers, DIGITS - before_point) + 0.0
     return short if span.explains(changes(short)) else None

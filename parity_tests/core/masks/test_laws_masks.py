@@ -205,6 +205,7 @@ def test_masks_are_frozen_trees_equal_by_value():
     for make, arrays in made.items():
         assert make() == make() and hash(make()) == hash(make())
         assert len(jax.tree.leaves(make())) == arrays
+        assert len({jax.eval_shape(make), jax.eval_shape(make)}) == 1
         with pytest.raises(AttributeError, match="cannot assign"):
             make().offset = 1
     assert (masks.FULL, masks.CAUSAL) == (masks.Full(), masks.Causal(0))
