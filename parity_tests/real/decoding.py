@@ -122,7 +122,7 @@ def told(theirs: Any, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     past, new, logits, words = DynamicCache(), torch.from_numpy(ids), [], []
     with torch.no_grad(), lifted():
         for _ in range(NEW + 1):
-            logits.append(theirs(new, past_key_values=past, use_cache=True).logits[:, -1])
+            logits.append(theirs(new, cache=past, use_cache=True).logits[:, -1])
             new = logits[-1].argmax(-1, keepdim=True)
             words.append(new[:, 0].numpy())
     return logits[0].numpy(), np.stack(words[:NEW], axis=1)
