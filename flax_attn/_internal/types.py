@@ -247,7 +247,7 @@ def _bits(leaf: Any) -> tuple:
     kind = getattr(leaf, "dtype", None)
     if kind is not None and jnp.issubdtype(kind, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
-    if isinstance(leaf, jax.ShapeDtypeStruct | jax.sharding.Sharding):  # whose bytes are an address
+    if isinstance(leaf, jax.ShapeDtypeStruct):  # whose bytes would be its address
         return (leaf,)
     array = np.asarray(leaf)
     return array.shape, str(kind or array.dtype), array.tobytes()

@@ -40,6 +40,7 @@ def published(small):
         x = rng.standard_normal((2, 7, config.hidden_size))
         handed = witness.handed(config, small.model_type, small.index, torch.tensor(x))
     names = [*inspect.signature(layer.forward).parameters][1:]
+    handed = {"residual": np.zeros_like(x), **handed}  # which Bloom's adds
     kwargs = {name: as_numpy(value) for name, value in handed.items() if name in names}
     return layer.eval(), x, kwargs
 
@@ -55,11 +56,10 @@ def equal_at(result):
     return [proof.tokens for proof in result.proofs if proof.report is not None]
 
 
-EACH = {
-    f"{x.name}-{getattr(x, 'part', '')}": x for x in (*CONFIGS[::-1], *PARTS[::-1])
-}  # first of each
+# The first of each name and part.
+EACH = {f"{x.name}-{getattr(x, 'part', '')}": x for x in (*CONFIGS[::-1], *PARTS[::-1])}
 # Modules that have no config of a served type, or more in them than the attention, or other inputs.
-OTHERS = """albert bamba bert bloom codegen falcon_h1-recurrent falcon_mamba gptj granitemoehybrid
+OTHERS = """albert bamba bert codegen falcon_h1-recurrent falcon_mamba gptj granitemoehybrid
 jamba kimi_linear mamba mamba2 nemotron_h olmo_hybrid recurrent_gemma t5gemma""".split()
 NAMED = [n for n, x in EACH.items() if is_called_by_tokens(x) and {n, x.name}.isdisjoint(OTHERS)]
 
